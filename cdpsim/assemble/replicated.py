@@ -1,0 +1,223 @@
+"""Replicated states: gradients are summed over the devices that hold a stage, new parameters go to those that read."""
+
+import numpy as np
+
+from cdpsim.assemble.build import Builder, end, start
+from cdpsim.assemble.grid import Grid
+from cdpsim.assemble.update import Updates
+from cdpsim.columns import Ints, heads, runs, sort_by
+from cdpsim.model import Model
+from cdpsim.program import Category, Content, Edge, Op
+
+
+def exchange_at_flush(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """All-reduce each stage's gradients over its holders at the end of their step; every holder updates its replica.
+
+    Nothing is pulled, so there is nothing to prefetch.
+    """
+    holders, node = grid.holders, updates.node
+    first = heads(holders.step, holders.stage)
+    count = np.diff(np.append(first, len(holders)))
+    shared = np.flatnonzero(count > 1)
+    taker = node.copy()
+    if len(shared):
+        at = first[shared]
+        group = [build.group(holders.device[a : a + k]) for a, k in zip(at, count[shared], strict=True)]
+        step, stage = holders.step[at], holders.stage[at]
+        size = model.size("gradients")[stage]
+        message = build.send(
+            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=step, src=-1, dst=np.array(group), size=size
+        )
+        rows = np.flatnonzero(np.repeat(count > 1, count))
+        taker[rows] = np.repeat(message, count[shared])
+        key, task = grid.last_in_step
+        wanted = holders.device[rows] * grid.steps + holders.step[rows]
+        for lane in range(grid.lanes if grid.schedule.placement.lanes else 1):
+            place = np.searchsorted(key, wanted) + lane
+            found = np.flatnonzero(key[np.minimum(place, len(key) - 1)] == wanted)
+            build.link(task[place[found]], taker[rows[found]])
+        build.link(taker[rows], node[rows])
+    build.link(grid.backward.ravel(), taker[holders.row.ravel()])
+    # theta_t was made on the device itself, by the update of step t-1: each reader waits for that.
+    row_of_last_step = holders.row[:-1].ravel()
+    build.link(node[row_of_last_step], grid.forward[1:].ravel())
+    by_step = holders.device.reshape(grid.steps, -1)
+    assert (by_step == by_step[0]).all(), "where steps flush, a stage stays on its devices"
+    made = np.where(holders.step > 0, end(node - len(holders) // grid.steps), -1)
+    columns = {"device": holders.device, "stage": holders.stage, "version": holders.step}
+    gradients, parameters = model.size("gradients")[holders.stage], model.size("parameters")[holders.stage]
+    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), ends=end(node), **columns)
+    build.hold(Category.PARAMETERS, size=parameters, begin=made, ends=end(node), **columns)
+    final = holders.step == grid.steps - 1
+    build.hold(
+        Category.OPTIMIZER,
+        size=model.size("optimizer")[holders.stage[final]],
+        begin=np.full(final.sum(), -1),
+        ends=end(node[final]),
+        **{name: column[final] for name, column in columns.items()},
+    )
+
+
+def pass_along(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """Partial sums go from holder to holder, the last one updates, and the new parameters go from reader to reader."""
+    _sum_gradients(grid, updates, model, build)
+    _move_optimizer(grid, updates, model, build, prefetch)
+    _hand_on_parameters(grid, updates, model, build, prefetch)
+
+
+def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -> None:
+    """Each holder sums its own micro-batches, adds what it received, and passes the sum on in micro-batch order."""
+    holders, n = grid.holders, grid.n
+    order = sort_by(holders.step, holders.stage, holders.last)
+    step, stage, device = holders.step[order], holders.stage[order], holders.device[order]
+    final = np.append(heads(step, stage)[1:], len(order)) - 1
+    sends = np.ones(len(order), dtype=bool)
+    sends[final] = False
+    sends = np.flatnonzero(sends)
+    size = model.size("gradients")[stage]
+    message = build.send(
+        Op.P2P,
+        Content.GRADIENT,
+        stage=stage[sends],
+        step=step[sends],
+        src=device[sends],
+        dst=device[sends + 1],
+        size=size[sends],
+    )
+    taker = np.empty(len(order), dtype=np.int64)
+    taker[sends] = message
+    taker[final] = updates.node[step[final] * n + stage[final]]
+    build.link(message, taker[sends + 1])
+    taker_of_row = np.empty_like(taker)
+    taker_of_row[order] = taker
+    build.link(grid.backward.ravel(), taker_of_row[holders.row.ravel()])
+    if updates.barrier is not None:
+        build.link(updates.barrier, updates.node, Edge.BARRIER)
+    columns = {"device": device, "stage": stage, "version": step, "size": size}
+    build.hold(Category.GRADIENTS, begin=start(holders.first_task[order]), ends=end(taker), **columns)
+    arriving = {name: column[sends + (name == "device")] for name, column in columns.items()}
+    build.hold(Category.COMMUNICATION, begin=start(message), ends=start(taker[sends + 1]), **arriving)
+
+
+def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """The optimizer state follows the updates of its stage from device to device."""
+    n, node = grid.n, updates.node
+    assert updates.anchor is not None
+    moved, size = model.moved_optimizer[updates.stage], model.size("optimizer")[updates.stage]
+    now = np.arange(len(updates) - n)
+    travels = (updates.device[now] != updates.device[now + n]) & (moved[now] > 0)
+    stays, goes = now[~travels], now[travels]
+    message = build.send(
+        Op.P2P,
+        Content.STATE,
+        stage=updates.stage[goes],
+        step=updates.step[goes],
+        src=updates.device[goes],
+        dst=updates.device[goes + n],
+        size=moved[goes],
+    )
+    build.link(node[goes], message)
+    build.link(message, node[goes + n])
+    some, task = grid.before(grid.rank[updates.anchor[goes + n]] + 1, prefetch)
+    build.link(task, message[some], Edge.ROOM)
+    # A state is on its device from its arrival, or from where it was before, until it leaves or is last used.
+    arrival, leaving = np.full(len(updates), -1), end(node)
+    arrival[stays + n] = end(node[stays])
+    arrival[goes + n] = end(message)
+    leaving[goes] = end(message)
+    columns = {"stage": updates.stage, "version": updates.step}
+    build.hold(Category.OPTIMIZER, device=updates.device, size=size, begin=arrival, ends=leaving, **columns)
+    arriving = {name: column[goes] for name, column in columns.items()}
+    build.hold(
+        Category.COMMUNICATION,
+        device=updates.device[goes + n],
+        size=size[goes],
+        begin=start(message),
+        ends=end(message),
+        **arriving,
+    )
+
+
+def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
+    """Who needs a version where: rows of version, stage, device, order, node, its last use, place in its lane.
+
+    A forward reads for its backward too; an update reads what it replaces; a maker holds what it makes, read or not.
+    """
+    assert updates.anchor is not None
+    last = 2 * int(grid.position.max()) + 2
+    _, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
+    forward, backward = grid.forward.ravel(), grid.backward.ravel()
+    follows = updates.anchor if updates.barrier is None else updates.barrier
+    made = updates.step < grid.steps - 1
+    make, nobody = np.flatnonzero(made), np.full(made.sum(), -1)
+    rows = (
+        (grid.version.ravel(), updates.step, updates.step[make] + 1),
+        (j, updates.stage, updates.stage[make]),
+        (grid.device.ravel(), updates.device, updates.device[make]),
+        (2 * grid.position[forward], 2 * grid.position[follows] + 1, np.full(len(make), last)),
+        (forward, updates.node, nobody),
+        (end(backward), end(updates.node), end(updates.node[make])),
+        (grid.rank[forward], grid.rank[updates.anchor] + 1, nobody),
+    )
+    columns = [np.concatenate(parts) for parts in rows]
+    order = sort_by(*columns[:4])
+    return tuple(column[order] for column in columns)
+
+
+def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """A new version goes from its maker to the first reader and from reader to reader; a device reads it once."""
+    n = grid.n
+    version, stage, device, order, node, last_use, place = _readers(grid, updates)
+    copy_head = heads(version, stage, device)  # a copy: one version of one stage on one device
+    copy_of = runs(copy_head, len(version))
+    v, j, d, place = version[copy_head], stage[copy_head], device[copy_head], place[copy_head]
+    maker_node = updates.node[np.maximum(v - 1, 0) * n + j]
+    is_made = (v > 0) & (d == updates.device[maker_node - updates.first_node])
+    provider = np.where(is_made, maker_node, -1)
+
+    chain = sort_by(v, j, order[copy_head])
+    follows = np.zeros(len(chain), dtype=bool)  # in the chain, comes after another reader of its version
+    follows[1:] = (v[chain][1:] == v[chain][:-1]) & (j[chain][1:] == j[chain][:-1])
+    maker = np.full((grid.steps + 1) * n, -1)
+    maker[v[is_made] * n + j[is_made]] = np.flatnonzero(is_made)
+    source = np.where(follows, np.roll(chain, 1), maker[v[chain] * n + j[chain]])
+    needs = (v[chain] > 0) & ~is_made[chain]
+    receiver, sender = chain[needs], source[needs]
+
+    size = model.size("parameters")[j]
+    message = build.send(
+        Op.P2P,
+        Content.PARAMETERS,
+        stage=j[receiver],
+        step=v[receiver] - 1,
+        src=d[sender],
+        dst=d[receiver],
+        size=size[receiver],
+        versions=1,
+    )
+    provider[receiver] = message
+    build.link(provider[sender], message)
+    some, task = grid.before(place[receiver], prefetch)
+    build.link(task, message[some], Edge.ROOM)
+    reads = np.flatnonzero((node >= 0) & (provider[copy_of] >= 0))
+    build.link(provider[copy_of[reads]], node[reads])
+
+    build.hold(
+        Category.PARAMETERS,
+        device=d,
+        stage=j,
+        version=v,
+        size=size,
+        begin=end(provider),
+        ends=np.concatenate([last_use, end(message)]),
+        owner=np.concatenate([copy_of, sender]),
+    )
+    build.hold(
+        Category.COMMUNICATION,
+        device=d[receiver],
+        stage=j[receiver],
+        version=v[receiver],
+        size=size[receiver],
+        begin=start(message),
+        ends=end(message),
+    )

@@ -1,0 +1,34 @@
+"""Sorting and grouping rows of integer columns."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.signedinteger[Any]]
+
+
+def sort_by(*columns: Ints) -> Ints:
+    """The permutation that sorts rows by their columns, the first one most significant; equal rows in any order."""
+    spans = [int(column.max(initial=0)) + 1 for column in columns]
+    if np.prod(np.array(spans, dtype=float)) >= 2.0**62:
+        return np.lexsort(columns[::-1])
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column, span in zip(columns, spans, strict=True):
+        key *= span
+        key += column
+    return np.argsort(key)
+
+
+def heads(*columns: Ints) -> Ints:
+    """The first row of each run of equal rows."""
+    changed = np.zeros(len(columns[0]), dtype=bool)
+    changed[:1] = True
+    for column in columns:
+        changed[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changed)
+
+
+def runs(first: Ints, rows: int) -> Ints:
+    """The number of its run, for each of `rows` rows whose runs begin at `first`."""
+    return np.repeat(np.arange(len(first)), np.diff(np.append(first, rows)))

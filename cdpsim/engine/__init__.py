@@ -1,0 +1,28 @@
+"""Two interpreters of a program: the same times from both."""
+
+from collections.abc import Callable
+
+from cdpsim.costs import Costs, Times
+from cdpsim.engine import fast
+from cdpsim.errors import RequestError, nearest
+from cdpsim.program import Program
+
+Engine = Callable[[Program, Costs], tuple[Times, Times]]  # the start and the end of every node
+
+
+def _discrete(program: Program, costs: Costs) -> tuple[Times, Times]:
+    from cdpsim.engine import discrete  # simpy costs 40 ms to import
+
+    return discrete.run(program, costs)
+
+
+ENGINES: dict[str, Engine] = {"fast": fast.run, "simpy": _discrete}
+
+
+def find_engine(name: str) -> Engine:
+    """The engine of that name; `auto` is the fast one, which serves all fixed costs without contention."""
+    if name == "auto":
+        return fast.run
+    if name not in ENGINES:
+        raise RequestError("engine", f"unknown engine {name!r}; {nearest(name, ['auto', *ENGINES])}")
+    return ENGINES[name]

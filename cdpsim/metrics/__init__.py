@@ -1,0 +1,1 @@
+"""What a run shows: pure functions of a program and its times."""

@@ -1,0 +1,93 @@
+"""What travels: copies that must leave a device, bytes on the wire, rounds between two slots."""
+
+from bisect import bisect_left
+from fractions import Fraction
+
+import numpy as np
+
+from cdpsim.collectives import algorithm
+from cdpsim.columns import Ints
+from cdpsim.costs import Times
+from cdpsim.paths import by_predecessor, longest
+from cdpsim.program import Content, Edge, Kind, Op, Program
+
+
+def bytes_sent(program: Program, collective: str) -> Ints:
+    """What each device puts on the wire; all-reduces use the algorithm named `collective`."""
+    messages = program.messages
+    sent = np.zeros(program.devices, dtype=np.int64)
+    single = messages.op == Op.P2P
+    np.add.at(sent, messages.src[single], messages.size[single])
+    together = np.flatnonzero(~single)
+    kinds = np.stack([messages.op, messages.src, messages.dst])[:, together]
+    for op, src, group in np.unique(kinds, axis=1).T.tolist():
+        rows = together[((op, src, group) == kinds.T).all(axis=1)]
+        members = program.groups[group]
+        how = algorithm(Op(op), collective)
+        root = int(np.flatnonzero(members == src)[0]) if src >= 0 else 0
+        payload = int(messages.size[rows].sum())
+        sent[np.roll(members, -root)] += how.sends(len(members)) * payload // how.parts(len(members))
+    return sent
+
+
+def full_version(program: Program) -> int:
+    """The first made version that every micro-batch reads at every stage; 0 if the run is too short for one."""
+    tasks = program.tasks
+    forward = np.flatnonzero(tasks.kind == Kind.F)
+    readers = np.bincount(tasks.version[forward], minlength=program.steps + 1)
+    full = np.flatnonzero(readers[1:] == program.m * program.n)
+    return int(full[0]) + 1 if len(full) else 0
+
+
+def volumes(program: Program) -> dict[str, Fraction]:
+    """Gradient, parameter and boundary volume per micro-batch and training step, on the first full version.
+
+    In units of the model's parameters and of the sum of its boundaries. What counts is what must leave a device
+    whatever algorithm carries it: with k members, a reduction or a broadcast is k-1 copies, an all-reduce both.
+    """
+    messages, step = program.messages, full_version(program) - 1
+    now = messages.step == step
+    copies = np.ones(len(messages), dtype=np.int64)
+    for k in np.flatnonzero(messages.op != Op.P2P).tolist():
+        copies[k] = len(program.groups[messages.dst[k]]) - 1
+    reduced = (messages.op == Op.ALL_REDUCE) | (messages.op == Op.REDUCE) | (messages.content == Content.GRADIENT)
+    spread = (messages.op == Op.ALL_REDUCE) | (messages.versions > 0)
+    forth = messages.content == Content.ACTIVATION
+    per_model = program.m * program.n
+    return {
+        "gradient": Fraction(int(copies[now & reduced].sum()), per_model),
+        "parameter": Fraction(int(copies[now & spread].sum()), per_model),
+        "boundary": Fraction(int(copies[now & forth].sum()), program.m * max(program.n - 1, 1)),
+    }
+
+
+def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> int:
+    """The most rounds that have to fall between two slots.
+
+    A datum that is ready at e (the end of the task that made it) and needed at s, after m rounds of successive
+    messages, has s - e + 1 slot boundaries for them. This is the smallest q for which no chain of messages, through
+    updates too, has m > q (s - e + 1): one longest-path sweep for each q tried. All rounds of one collective fall
+    on one boundary.
+    """
+    if not len(program.messages):
+        return 0
+    compute, count = len(program.lane_tasks), program.nodes - len(program.lane_tasks)
+    edges = program.edges
+    data = edges.kind == Edge.DATA
+    before, after = edges.before[data].astype(np.int64), edges.after[data].astype(np.int64)
+    made = (before < compute) & (after >= compute)
+    passed = (before >= compute) & (after >= compute)
+    needed = before >= compute
+    own = np.concatenate([np.zeros(len(program.tasks) - compute, dtype=np.int64), message_rounds])
+    successors = by_predecessor(before[passed] - compute, after[passed] - compute, count)
+
+    def enough(q: int) -> bool:
+        ready = np.zeros(count, dtype=np.int64)
+        np.maximum.at(ready, after[made] - compute, q * end[before[made]])
+        _, delivered, _ = longest(successors, own, ready)
+        return bool((delivered[before[needed] - compute] <= q * (start[after[needed]] + 1)).all())
+
+    together = message_rounds[program.messages.op != Op.P2P]
+    least = max(1, int(together.max(initial=0)))
+    _, chain, _ = longest(successors, own, np.zeros(count, dtype=np.int64))
+    return bisect_left(range(int(chain.max()) + 1), True, lo=least, key=enough)

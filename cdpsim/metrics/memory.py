@@ -1,0 +1,105 @@
+"""What devices hold, over time: step functions from the buffers of a program."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.costs import Times
+from cdpsim.errors import RequestError
+from cdpsim.program import Buffers, Category, Program
+
+Columns = Mapping[str, np.ndarray]
+
+
+def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
+    """From when until when each buffer is held."""
+    moments = np.append(np.stack([start, end], axis=1).ravel(), start.dtype.type(0))  # moment -1: the run's start
+    begin, ends = moments[buffers.begin], moments[buffers.ends]
+    return begin, np.maximum.reduceat(ends, buffers.first_end[:-1]) if len(buffers) else begin
+
+
+def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
+    """Sum what is held for each key: (key, time, size) from each time on, one row per change.
+
+    What ends at a time is freed before what starts then is held, so only the net shows.
+    """
+    kept = np.flatnonzero((end > begin) & (size > 0))
+    if size[kept].sum(dtype=float) > 2.0**62:
+        raise RequestError("model", "sizes add up to more than 2**62 bytes; give them in the right unit")
+    keys = np.concatenate([key[kept], key[kept]])
+    time = np.concatenate([begin[kept], end[kept]])
+    change = np.concatenate([size[kept], -size[kept]])
+    order = sort_by(keys, time) if time.dtype.kind == "i" else np.lexsort((time, keys))
+    keys, time, change = keys[order], time[order], change[order]
+    first = heads(keys, time)
+    net = np.add.reduceat(change, first) if len(first) else change
+    # Everything held is freed, so the running sum is back at 0 where the next key begins.
+    rows = np.flatnonzero(net)
+    return keys[first[rows]], time[first[rows]], np.cumsum(net)[rows]
+
+
+def curves(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
+    """The columns of memory.csv, the category as its number."""
+    buffers = program.buffers
+    begin, finish = held(buffers, start, end)
+    key = buffers.device.astype(np.int64) * len(Category) + buffers.category
+    key, time, size = step_function(key, begin, finish, buffers.size)
+    return {"device": key // len(Category), "category": key % len(Category), "time": time, "size": size}
+
+
+def totals(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """What each device holds in all: (device, time, size) from each time on."""
+    begin, finish = held(program.buffers, start, end)
+    return step_function(program.buffers.device.astype(np.int64), begin, finish, program.buffers.size)
+
+
+def peaks(program: Program, start: Times, end: Times) -> np.ndarray:
+    """The most that each device holds: a row per device, a column per category and one for the total."""
+    result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
+    curve = curves(program, start, end)
+    np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
+    device, _, size = totals(program, start, end)
+    np.maximum.at(result[:, -1], device, size)
+    return result
+
+
+def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> int:
+    """The largest value that any key's step function takes in [low, high)."""
+    last = np.append(heads(key)[1:], len(key)) - 1
+    until = np.append(time[1:], 0)
+    until[last] = time[last]
+    seen = (time < high) & (until > low)
+    return int(size[seen].max(initial=0))
+
+
+def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
+    """From the last micro-batch's first task to the first micro-batch's last one."""
+    step = program.m * program.phases
+    first = start[: step : program.phases].max()
+    last = end[len(program.lane_tasks) - step : len(program.lane_tasks)]
+    return first.item(), last[program.phases - 1 :: program.phases].min().item()
+
+
+def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
+    """How many versions of each stage each device holds: device, stage, and from each time on the versions."""
+    rows = np.flatnonzero(program.buffers.category == Category.PARAMETERS)
+    begin, finish = held(program.buffers, start, end)
+    key = program.buffers.device[rows].astype(np.int64) * program.n + program.buffers.stage[rows]
+    key, time, count = step_function(key, begin[rows], finish[rows], np.ones(len(rows), dtype=np.int64))
+    return {"device": key // program.n, "stage": key % program.n, "time": time, "versions": count}
+
+
+def stages_held(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """How many stages each device holds parameters of, in any version: (device, time, stages) from each time on."""
+    live = live_versions(program, start, end)
+    some = (live["versions"] > 0).astype(np.int64)
+    first = heads(live["device"], live["stage"])
+    before = np.append(0, some[:-1])
+    before[first] = 0
+    change = some - before
+    order = sort_by(live["device"], live["time"])
+    device, time = live["device"][order], live["time"][order]
+    at = heads(device, time)
+    net = np.add.reduceat(change[order], at) if len(at) else change
+    return device[at], time[at], np.cumsum(net)

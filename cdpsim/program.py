@@ -1,0 +1,230 @@
+"""The intermediate form that engines and replay interpret: columns of tasks, messages, buffers and dependencies.
+
+A program has no times. Everything that can happen is a *node*: first the compute tasks, numbered densely by
+(step, micro-batch, phase), then the optimizer updates, then the messages. An *edge* says that one node starts no
+earlier than another ends. The tasks of a lane (one of the things that a device can do side by side) run one after
+another in the order of `lane_tasks`; an update takes no lane, it happens as soon as everything it needs is there.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.paths import by_predecessor
+
+
+# The order of the members is the order in which rows of equal start are written: as the contract says for kinds,
+# alphabetical for the rest.
+class Kind(IntEnum):
+    """What a task does: update, forward, backward, and the weight part of a backward that is split."""
+
+    U = 0
+    F = 1
+    B = 2
+    W = 3
+
+
+class Op(IntEnum):
+    """How a message travels."""
+
+    ALL_GATHER = 0
+    ALL_REDUCE = 1
+    BROADCAST = 2
+    P2P = 3
+    REDUCE = 4
+    REDUCE_SCATTER = 5
+
+
+class Content(IntEnum):
+    """What a message carries."""
+
+    ACTIVATION = 0
+    ACTIVATION_GRADIENT = 1
+    GRADIENT = 2
+    PARAMETERS = 3
+    STATE = 4
+
+
+class Category(IntEnum):
+    """What a buffer holds."""
+
+    ACTIVATIONS = 0
+    COMMUNICATION = 1
+    GRADIENTS = 2
+    OPTIMIZER = 3
+    PARAMETERS = 4
+
+
+class Edge(IntEnum):
+    """Why one node waits for another: it needs its data, room at the receiver, or a barrier to pass."""
+
+    DATA = 0
+    ROOM = 1
+    BARRIER = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """Compute tasks, dense by (step, micro-batch, phase), then updates (micro-batch and lane -1)."""
+
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    step: Ints
+    device: Ints
+    lane: Ints
+    version: Ints  # theta_version is read; an update makes it
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch."""
+
+    op: Ints
+    content: Ints
+    stage: Ints
+    micro_batch: Ints
+    step: Ints  # the step that made the content; -1 for what was there at the start
+    src: Ints  # the root of a collective, -1 if it has none
+    dst: Ints  # the receiver; of a collective, the number of its group
+    size: Ints  # the payload that each member ends with
+    versions: Ints  # parameter versions on board
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Node `after` starts no earlier than node `before` ends."""
+
+    before: Ints
+    after: Ints
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """What devices hold. A *moment* is 2 * node for its start, 2 * node + 1 for its end, -1 for the start of the run.
+
+    A buffer is held from its `begin` moment to the latest of its `ends` moments, which stand side by side:
+    those of buffer b are `ends[first_end[b]:first_end[b + 1]]`.
+    """
+
+    category: Ints
+    device: Ints
+    stage: Ints
+    version: Ints  # of parameters, the version; else the step
+    size: Ints
+    begin: Ints
+    ends: Ints
+    first_end: Ints
+
+    def __len__(self) -> int:
+        return len(self.category)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A schedule assembled for a model: who does what, in which order, and who waits for whom."""
+
+    n: int  # stages
+    m: int  # micro-batches
+    steps: int
+    devices: int
+    tasks: Tasks
+    messages: Messages
+    groups: tuple[Ints, ...]  # the members of collectives
+    edges: Edges
+    buffers: Buffers
+    lane_tasks: Ints  # compute tasks, lane after lane, each lane in its order
+    lane_start: Ints  # lane k runs lane_tasks[lane_start[k]:lane_start[k + 1]]
+    releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.tasks) + len(self.messages)
+
+    @property
+    def phases(self) -> int:
+        """How many compute tasks a micro-batch has in a step."""
+        return len(self.lane_tasks) // (self.steps * self.m)
+
+    @cached_property
+    def lane_edges(self) -> tuple[Ints, Ints]:
+        """Each task of a lane waits for the one before it: (before, after)."""
+        inner = np.ones(len(self.lane_tasks), dtype=bool)
+        inner[self.lane_start[:-1]] = False
+        at = np.flatnonzero(inner)
+        return self.lane_tasks[at - 1], self.lane_tasks[at]
+
+    def successors(self) -> tuple[Ints, Ints, Ints]:
+        """How many nodes each one waits for, and who waits for it: `after[first[node]:first[node + 1]]`."""
+        lane_before, lane_after = self.lane_edges
+        before = np.concatenate([self.edges.before, lane_before])
+        after = np.concatenate([self.edges.after, lane_after])
+        return by_predecessor(before, after, self.nodes)
+
+    def members(self, message: int) -> Ints:
+        """The devices that take part in a message."""
+        if self.messages.op[message] == Op.P2P:
+            return np.array([self.messages.src[message], self.messages.dst[message]], dtype=np.int64)
+        return self.groups[self.messages.dst[message]]
+
+    def describe(self, node: int) -> str:
+        """Name a node as a person would: `F(t=0,i=1,j=2)`, `U(t=0,j=2) on device 3`, `p2p gradient(t=0,j=1) 0->1`."""
+        count = len(self.tasks)
+        if node < count:
+            tasks = self.tasks
+            kind = Kind(int(tasks.kind[node])).name
+            where = f"t={tasks.step[node]}"
+            if tasks.micro_batch[node] >= 0:
+                return f"{kind}({where},i={tasks.micro_batch[node]},j={tasks.stage[node]})"
+            return f"{kind}({where},j={tasks.stage[node]}) on device {tasks.device[node]}"
+        k, messages = node - count, self.messages
+        op, content = Op(int(messages.op[k])).name.lower(), Content(int(messages.content[k])).name.lower()
+        place = f"t={messages.step[k]}"
+        place += f",i={messages.micro_batch[k]}" if messages.micro_batch[k] >= 0 else ""
+        place += f",j={messages.stage[k]}" if messages.stage[k] >= 0 else ""
+        if messages.op[k] == Op.P2P:
+            return f"{op} {content}({place}) {messages.src[k]}->{messages.dst[k]}"
+        return f"{op} {content}({place})"
+
+    def rows(self, nodes: Iterable[int] | None = None) -> Iterator["Row"]:
+        """Go task by task: compute tasks and updates as rows with readable fields."""
+        tasks = self.tasks
+        for node in range(len(tasks)) if nodes is None else nodes:
+            yield Row(
+                node=int(node),
+                kind=Kind(int(tasks.kind[node])),
+                stage=int(tasks.stage[node]),
+                micro_batch=int(tasks.micro_batch[node]),
+                step=int(tasks.step[node]),
+                device=int(tasks.device[node]),
+                version=int(tasks.version[node]),
+            )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task, for whoever goes task by task."""
+
+    node: int
+    kind: Kind
+    stage: int
+    micro_batch: int
+    step: int
+    device: int
+    version: int

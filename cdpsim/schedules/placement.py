@@ -1,0 +1,79 @@
+"""Where: the device, and the lane on it, of stage j of micro-batch i in step t."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from cdpsim.columns import Ints
+
+Widths = tuple[int, ...]  # devices per stage
+Device = Callable[[Ints, Ints, Ints, int, int, Widths], Ints]  # i, j, t, stages, micro-batches, widths
+
+
+def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
+    """Devices per stage when a device keeps a micro-batch from its forward to its backward there.
+
+    `passes` is each stage's forward and backward time together. Stage j is occupied by a micro-batch while that
+    passes stages j and beyond, and m micro-batches must fit into one pass (spec section 5).
+
+    >>> pyramid_widths(3, [Fraction(2)] * 3)
+    (3, 2, 1)
+    >>> pyramid_widths(2, [Fraction(5 + 3), Fraction(5 + 6)])
+    (2, 2)
+    """
+    total = sum(passes)
+    beyond = total
+    widths = []
+    for stage in passes:
+        widths.append(ceil(m * beyond / total))
+        beyond -= stage
+    return tuple(widths)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each task runs.
+
+    `replicas`: several devices hold the same stage. `lanes`: micro-batches stand side by side on a device that can do
+    several things at once. `exclusive`: a device finishes the backward of one micro-batch before it begins the
+    forward of another.
+    """
+
+    name: str
+    device: Device
+    devices: Callable[[int, int, Widths], int]
+    replicas: bool = True
+    lanes: bool = False
+    exclusive: bool = False
+
+
+def _pyramid(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+    first = np.concatenate([[0], np.cumsum(widths)[:-1]])
+    device: Ints = first[j] + (t * m + i) % np.asarray(widths)[j]
+    return device
+
+
+def _single(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+    return 0 * (i + j + t)
+
+
+def _by_micro_batch(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+    return i + 0 * (j + t)
+
+
+def _by_both(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+    return i * n + j + 0 * t
+
+
+def _by_stage(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+    return j + 0 * (i + t)
+
+
+SINGLE = Placement("single", _single, lambda n, m, widths: 1, replicas=False, lanes=True)
+BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, lambda n, m, widths: m)
+BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, lambda n, m, widths: n * m)
+PYRAMID = Placement("pyramid", _pyramid, lambda n, m, widths: sum(widths), exclusive=True)
+BY_STAGE = Placement("by stage", _by_stage, lambda n, m, widths: n, replicas=False)

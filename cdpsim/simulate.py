@@ -1,0 +1,185 @@
+"""The front door: names and files in, trace out."""
+
+import os
+from math import isqrt
+from pathlib import Path
+
+import numpy as np
+
+from cdpsim.assemble import assemble
+from cdpsim.check import check_columns
+from cdpsim.cluster import Cluster
+from cdpsim.collectives import ALL_REDUCE
+from cdpsim.costs import Times, price
+from cdpsim.engine import find_engine
+from cdpsim.errors import RequestError, nearest
+from cdpsim.metrics import memory
+from cdpsim.model import Model
+from cdpsim.program import Program
+from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules.rule import RULES, Rule, find_rule
+from cdpsim.trace import Run, Trace
+
+SLOT_ORDERS = ("forward-first", "backward-first")
+BYTES_PER_TASK = 700  # measured at the peak of a run, messages and edges included
+
+
+def simulate(
+    schedule: str | Schedule,
+    n: int | None = None,
+    *,
+    m: int | None = None,
+    chunks: int = 1,
+    steps: int = 3,
+    rule: str | Rule | None = None,
+    engine: str = "auto",
+    prefetch: int = 0,
+    slot_order: str | None = None,
+    model: str | Path | Model = "unit",
+    cluster: str | Path | Cluster = "unit",
+    collective: str = "recursive-doubling",
+    seed: int = 0,
+    ignore_memory: bool = False,
+) -> Trace:
+    """Run one schedule and return its trace; keywords as on the command line.
+
+    `n` may be left out where the model says how many stages there are.
+    """
+    schedule = find_schedule(schedule)
+    runner = find_engine(engine)
+    steps = whole("steps", steps, at_least=1)
+    prefetch = whole("prefetch", prefetch, at_least=0)
+    seed = whole("seed", seed, at_least=0)
+    _refuse_untaken(schedule, n, m=m, chunks=chunks, prefetch=prefetch, slot_order=slot_order)
+    if collective not in ALL_REDUCE:
+        raise RequestError("collective", f"unknown collective {collective!r}; {nearest(collective, ALL_REDUCE)}")
+    if isinstance(model, str) and model == "unit":
+        n = whole("n", n, at_least=1)
+        refuse_too_large(schedule, n, steps)
+    model, cluster = _find_model(model, n), _find_cluster(cluster)
+    refuse_too_large(schedule, model.n, steps)
+    rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
+    program = assemble(
+        schedule,
+        model,
+        steps,
+        rule=rule,
+        prefetch=prefetch,
+        forward_first=slot_order != "backward-first",
+        lanes=int(cluster.lanes(1)[0]),
+        speed=cluster.speeds(1)[0],
+    )
+    cluster.require(program.devices)
+    check_columns(program)
+    costs = price(program, model, cluster, collective)
+    start, end = runner(program, costs)
+    if not ignore_memory:
+        refuse_overflow(program, start, end, cluster)
+    request = {
+        "schedule": schedule.name,
+        "n": model.n,
+        "m": program.m,
+        "steps": steps,
+        "rule": rule.name if rule.name in RULES else rule.matrix(model.n, program.m).astype(int).tolist(),
+        "prefetch": prefetch,
+        "slot_order": slot_order or SLOT_ORDERS[0],
+        "collective": collective,
+        "seed": seed,
+        "model": model.to_builtins(),
+        "cluster": cluster.to_builtins(),
+    }
+    return Trace(Run(program, costs, start, end, collective, request))
+
+
+def find_schedule(schedule: str | Schedule) -> Schedule:
+    """A schedule by its name, or itself."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if schedule not in SCHEDULES:
+        raise RequestError("schedule", f"unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+    return SCHEDULES[schedule]
+
+
+def whole(name: str, value: object, *, at_least: int) -> int:
+    """A whole number, given as one or as its digits."""
+    text = str(value)
+    digits = text.isascii() and text.removeprefix("-").isdigit()
+    if isinstance(value, bool) or not isinstance(value, (int, str, np.integer)) or not digits:
+        raise RequestError(name, f"{name}={text[:40]} must be a whole number of at least {at_least}")
+    if len(text) > 18:
+        raise RequestError(name, f"{name}={text[:18]}... is astronomically large; use a smaller one")
+    if int(text) < at_least:
+        raise RequestError(name, f"{name}={text} must be at least {at_least}")
+    return int(text)
+
+
+def refuse_too_large(schedule: Schedule, n: int, steps: int) -> None:
+    """Refuse, before any work, what cannot fit into this machine's memory."""
+    tasks = 2 * n * n * steps
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if tasks * BYTES_PER_TASK > memory_bytes:
+        fits = isqrt(memory_bytes // (2 * steps * BYTES_PER_TASK))
+        remedy = f"n={fits} fits" if fits else "take fewer steps"
+        raise RequestError(
+            "n",
+            f"n={n} with steps={steps} of {schedule.name} is {tasks:,} tasks and about "
+            f"{tasks * BYTES_PER_TASK / 1e9:,.0f} GB, more than this machine's {memory_bytes / 1e9:,.0f} GB; {remedy}",
+        )
+
+
+def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster) -> None:
+    """Refuse a run whose devices hold more than they have, by how much, where and when."""
+    limit = cluster.memory_bytes(program.devices)
+    if np.isinf(limit).all():
+        return
+    device, time, size = memory.totals(program, start, end)
+    over = np.flatnonzero(size > limit[device])
+    if len(over):
+        first = over[np.argmin(time[over])]
+        most = int(size[device == device[first]].max())
+        raise RequestError(
+            "memory",
+            f"device {device[first]} has {limit[device[first]]:,.0f} bytes, needs more from {time[first]:g} s on and "
+            f"{most:,} at its peak; take larger devices or smaller stages, or ignore the limit (--ignore-memory)",
+        )
+
+
+def _refuse_untaken(schedule: Schedule, n: int | None, *, slot_order: str | None, **numbers: int | None) -> None:
+    """Refuse an option that the schedule does not take, rather than let it do nothing."""
+    if slot_order is not None and slot_order not in SLOT_ORDERS:
+        raise RequestError("slot-order", f"unknown order {slot_order!r}; {nearest(slot_order, SLOT_ORDERS)}")
+    numbers["m"] = None if numbers["m"] in (None, n) else numbers["m"]
+    asked = {
+        "m": numbers["m"] is not None,
+        "chunks": numbers["chunks"] != 1,
+        "prefetch": bool(numbers["prefetch"]),
+        "slot-order": slot_order is not None,
+    }
+    for option, is_asked in asked.items():
+        if is_asked and option not in schedule.options:
+            takes = ", ".join(schedule.options) or "none of its kind"
+            raise RequestError(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
+
+
+def _find_model(model: str | Path | Model, n: int | None) -> Model:
+    """A model by name or file; `n`, where given, must be its number of stages."""
+    if isinstance(model, str) and model == "unit":
+        return Model.unit(whole("n", n, at_least=1))
+    found = model if isinstance(model, Model) else Model.load(_existing("model", model))
+    if n is not None and whole("n", n, at_least=1) != found.n:
+        raise RequestError("n", f"n={n}, but the model has {found.n} stages; leave n out, or change the model")
+    return found
+
+
+def _find_cluster(cluster: str | Path | Cluster) -> Cluster:
+    if isinstance(cluster, str) and cluster == "unit":
+        return Cluster.unit()
+    return cluster if isinstance(cluster, Cluster) else Cluster.load(_existing("cluster", cluster))
+
+
+def _existing(option: str, name: str | Path) -> str | Path:
+    """Tell a misspelt name from a file that is not there."""
+    text = str(name)
+    if "." not in text and "/" not in text and not Path(text).exists():
+        raise RequestError(option, f"unknown {option} {text!r}; known is unit, or give a .toml or .json file")
+    return name

@@ -1,0 +1,266 @@
+"""Table 1 of the paper, three ways: as printed, exact, and measured on the trace of a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from cdpsim.collectives import algorithm
+from cdpsim.metrics import communication, memory
+from cdpsim.program import Category, Content, Op
+from cdpsim.progress import progress
+from cdpsim.schedules import SCHEDULES
+from cdpsim.simulate import simulate, whole
+from cdpsim.trace import Trace
+
+QUANTITIES = (
+    "activations",
+    "parameters",
+    "gradient_volume",
+    "parameter_volume",
+    "boundary_volume",
+    "rounds",
+    "gpus",
+)
+Value = Callable[[int], Fraction | int]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A cell as the paper prints it, what that comes to (None for an order of growth), and why it is not exact."""
+
+    text: str
+    value: Value | None = None
+    note: str = ""
+
+
+_LEADING = "the paper prints the leading term; k devices exchange k-1 copies"
+_SENT = {"gradient_volume": Printed("ΨP", lambda n: 1, _LEADING)}
+_LOG, _ONE = Printed("O(log N)"), Printed("O(1)", lambda n: 1, "one device sends no messages")
+_BOUNDARY = Printed("BΨint", lambda n: 1, "one stage has no boundary")
+_ALL_A, _ALL_P = Printed("BΨA", lambda n: 1), Printed("ΨP", lambda n: 1)
+_STAGE_A, _STAGE_P = Printed("BΨA/N", lambda n: Fraction(1, n)), Printed("ΨP/N", lambda n: Fraction(1, n))
+_GATHERED = "a device holds its own stage and the one gathered for use"
+_TRAVELS = "gradients travel inside the state, which moves 2(N-1) times per micro-batch"
+_GATHERS = "the paper says 1.5 ΨP at most: the reduction of gradients, and two broadcasts of parameters beside it"
+_SHARED = "parameters shared by all micro-batches; early stages of CDP need two versions at once"
+
+
+def _n(n: int) -> int:
+    return n
+
+
+def _half(n: int) -> Fraction:
+    return Fraction(n + 1, 2)
+
+
+PRINTED: dict[str, dict[str, Printed]] = {
+    "single-dp": {"activations": Printed("NBΨA", _n), "parameters": Printed("NΨP", _n, _SHARED)},
+    "single-cdp": {
+        "activations": Printed("(N+1)/2 BΨA", _half),
+        "parameters": Printed("(N+1)/2 ΨP", _half, _SHARED),
+    },
+    "multi-dp": {
+        "activations": _ALL_A,
+        "parameters": _ALL_P,
+        **_SENT,
+        "rounds": _LOG,
+        "gpus": Printed("N", _n),
+    },
+    "multi-cdp": {
+        "activations": _ALL_A,
+        "parameters": _ALL_P,
+        **_SENT,
+        "rounds": _ONE,
+        "gpus": Printed("N", _n),
+    },
+    "mp-dp": {
+        "activations": _STAGE_A,
+        "parameters": _STAGE_P,
+        **_SENT,
+        "boundary_volume": _BOUNDARY,
+        "rounds": _LOG,
+        "gpus": Printed("N²", lambda n: n * n),
+    },
+    "mp-cdp": {
+        "activations": _STAGE_A,
+        "parameters": _STAGE_P,
+        "gradient_volume": Printed("ΨP/2", lambda n: Fraction(1, 2), _LEADING),
+        "boundary_volume": _BOUNDARY,
+        "rounds": _ONE,
+        "gpus": Printed("N(N+1)/2", lambda n: n * (n + 1) // 2),
+    },
+    "pp-cdp": {
+        "activations": _ALL_A,
+        "parameters": _STAGE_P,
+        "boundary_volume": _BOUNDARY,
+        "rounds": _ONE,
+        "gpus": Printed("N", _n),
+    },
+    "zero-dp": {
+        "activations": _ALL_A,
+        "parameters": Printed("ΨP/N", lambda n: Fraction(1, n), _GATHERED),
+        "gradient_volume": Printed("ΨP", lambda n: 1, _GATHERS),
+        "rounds": _LOG,
+        "gpus": Printed("N", _n),
+    },
+    "zero-cdp": {
+        "activations": _ALL_A,
+        "parameters": _STAGE_P,
+        "gradient_volume": Printed("ΨP", lambda n: 1, _TRAVELS),
+        "rounds": _ONE,
+        "gpus": Printed("N", _n),
+    },
+}
+
+
+def exact(schedule: str, n: int, collective: str, shared_parameters: bool) -> dict[str, Fraction]:
+    """The exact cells of a row, from the formulas of spec section 4; no run feeds them, and they feed no run."""
+    some = int(n > 1)  # one stage on one device sends nothing
+    share, passed = Fraction(1, n), Fraction(n - 1, n)
+    log = (n - 1).bit_length()
+    power = 1 << (n.bit_length() - 1)
+    all_reduce = {
+        "ring": 2 * (n - 1),
+        "tree": 2 * log,
+        "recursive-doubling": log if n == power else n.bit_length() + 1,
+    }[collective]
+    single_cdp = Fraction(5 * n // 3, n) if shared_parameters else Fraction(n + 1, 2)
+    rows: dict[str, tuple[Fraction | int, ...]] = {
+        "single-dp": (n, 1 if shared_parameters else n, 0, 0, 0, 0, 1),
+        "single-cdp": (Fraction(n + 1, 2), single_cdp, 0, 0, 0, 0, 1),
+        "multi-dp": (1, 1, passed, passed, 0, all_reduce, n),
+        "multi-cdp": (1, 1, passed, passed, 0, some, n),
+        "mp-dp": (share, share, passed, passed, some, all_reduce, n * n),
+        "mp-cdp": (share, share, passed / 2, passed / 2, some, some, n * (n + 1) // 2),
+        "pp-cdp": (1, share, 0, 0, some, some, n),
+        "zero-dp": (1, (1 + some) * share, passed, 2 * passed, 0, 2 * log, n),
+        "zero-cdp": (1, share, 0, 2 * passed, 0, some, n),
+    }
+    return {quantity: Fraction(value) for quantity, value in zip(QUANTITIES, rows[schedule], strict=True)}
+
+
+def measure(trace: Trace, shared_parameters: bool) -> dict[str, Fraction]:
+    """The simulated cells of a row, read off the trace of a run under unit costs."""
+    run = trace.run
+    assert run is not None
+    program, start, end = run.program, run.start, run.end
+    buffers = program.buffers
+    begin, finish = memory.held(buffers, start, end)
+    low, high = memory.steady_window(program, start, end)
+
+    def most(rows: np.ndarray, key: np.ndarray) -> Fraction:
+        curve = memory.step_function(key, begin[rows], finish[rows], buffers.size[rows])
+        return Fraction(memory.peak_within(*curve, low, high), program.n)
+
+    def of(category: Category) -> np.ndarray:
+        return np.flatnonzero(buffers.category == category)
+
+    activations, parameters = of(Category.ACTIVATIONS), of(Category.PARAMETERS)
+    lanes = SCHEDULES[run.request["schedule"]].placement.lanes
+    if lanes and shared_parameters:
+        kept = most(parameters, buffers.device[parameters])
+    elif lanes:  # a copy of the stage for each micro-batch, from its forward to its backward
+        kept = most(activations, buffers.device[activations])
+    else:  # each stage once, however many of its versions are kept
+        curve = memory.stages_held(program, start, end)
+        kept = Fraction(memory.peak_within(*curve, low, high), program.n)
+    volumes = communication.volumes(program)
+    return {
+        "activations": most(activations, buffers.device[activations]),
+        "parameters": kept,
+        "gradient_volume": volumes["gradient"],
+        "parameter_volume": volumes["parameter"],
+        "boundary_volume": volumes["boundary"],
+        "rounds": Fraction(communication.rounds(program, run.costs.rounds, start, end)),
+        "gpus": Fraction(len(np.unique(program.tasks.device))),
+    }
+
+
+def beside(trace: Trace) -> dict[str, Any]:
+    """What the table leaves out: versions kept, optimizer states that move, what the wire carries.
+
+    `versions` is the most of one stage that a device holds; `optimizer_moves` counts messages per training step;
+    `wire_volume` is gradients, parameters and states per micro-batch and step in units of the model's parameters.
+    """
+    run = trace.run
+    assert run is not None
+    program, messages = run.program, run.program.messages
+    step = communication.full_version(program) - 1
+    live = memory.live_versions(program, run.start, run.end)
+    model_sent = (messages.step == step) & (messages.content >= Content.GRADIENT)
+    wire = Fraction(int(messages.size[model_sent & (messages.op == Op.P2P)].sum()))
+    for k in np.flatnonzero(model_sent & (messages.op != Op.P2P)).tolist():
+        members = len(program.groups[messages.dst[k]])
+        how = algorithm(Op(int(messages.op[k])), run.collective)
+        wire += Fraction(int(how.sends(members).sum()) * int(messages.size[k]), how.parts(members))
+    moves = model_sent & (messages.content == Content.STATE) & (messages.versions == 0)
+    return {
+        "schedule": run.request["schedule"],
+        "versions": int(live["versions"].max(initial=0)),
+        "optimizer_moves": int(moves.sum()),
+        "wire_volume": wire / (program.m * program.n),
+    }
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table 1 for n stages and micro-batches: nine rows in the paper's order, and what stands beside each."""
+
+    n: int
+    collective: str
+    rows: list[dict[str, Any]]
+    beside: list[dict[str, Any]]
+
+
+def compute(
+    n: int | str,
+    *,
+    steps: int | str = 3,
+    collective: str = "recursive-doubling",
+    shared_parameters: bool = False,
+    engine: str = "auto",
+) -> Table:
+    """Simulate the nine rows and hold each against its formulas."""
+    n, steps = whole("n", n, at_least=1), whole("steps", steps, at_least=3)
+    table = Table(n, collective, [], [])
+    for name, printed in progress(PRINTED.items(), "table1"):
+        trace = simulate(name, n, steps=steps, collective=collective, engine=engine)
+        simulated = measure(trace, shared_parameters)
+        computed = exact(name, n, collective, shared_parameters)
+        row: dict[str, Any] = {"schedule": name, "rule": SCHEDULES[name].rule.name}
+        for quantity in QUANTITIES:
+            paper = printed[quantity].text if quantity in printed else ""
+            row[quantity] = {"paper": paper, "exact": computed[quantity], "simulated": simulated[quantity]}
+        row["agree"] = simulated == computed
+        table.rows.append(row)
+        table.beside.append(beside(trace))
+    return table
+
+
+def table1(
+    n: int,
+    *,
+    steps: int = 3,
+    collective: str = "recursive-doubling",
+    shared_parameters: bool = False,
+    engine: str = "auto",
+) -> list[dict[str, Any]]:
+    """Return Table 1's nine rows in the paper's order; exact and simulated cells are Fractions.
+
+    >>> table1(4)[5]["gradient_volume"]
+    {'paper': 'ΨP/2', 'exact': Fraction(3, 8), 'simulated': Fraction(3, 8)}
+    """
+    return compute(n, steps=steps, collective=collective, shared_parameters=shared_parameters, engine=engine).rows
+
+
+def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:
+    """Why the exact cell is not what the paper prints; empty where it is."""
+    printed = PRINTED[row["schedule"]].get(quantity)
+    if printed is None:
+        return ""
+    if printed.value is None:
+        return "a ring takes 2(N-1) rounds, which is O(N)" if collective == "ring" and n > 2 else ""
+    return printed.note if printed.value(n) != row[quantity]["exact"] else ""

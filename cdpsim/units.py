@@ -1,0 +1,145 @@
+"""Quantities with a unit, as files and options write them: "25 us", "80 GB", "312 TFLOPS", "300 GB/s"."""
+
+import functools
+import math
+import re
+from numbers import Real
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdpsim.errors import RequestError
+
+if TYPE_CHECKING:
+    from quantiphy import Quantity
+
+MOST_SECONDS = 1e9
+MOST_BYTES = 10**15
+
+
+class Work(float):
+    """FLOP, which a device's speed turns into seconds; never equal to a number of seconds."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Work) and float(self) == float(other)
+
+    def __ne__(self, other: object) -> bool:  # which float has of its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((Work, float(self)))
+
+    def __repr__(self) -> str:
+        return f"Work({float(self)!r})"
+
+
+class _Kind(NamedTuple):
+    noun: str
+    units: tuple[str, ...]
+    example: str
+    least: float
+    most: float
+    binary: bool = False  # takes Ki, Mi, Gi, Ti
+
+
+# Above zero, the least is what no machine reaches and no quotient of two bounds overflows.
+_TIME = _Kind("a time", ("s",), "5 us", 0, MOST_SECONDS)
+_DURATION = _TIME._replace(least=1e-30)
+_WORK = _Kind("work", ("FLOP",), "2.5 TFLOP", 1e-30, 1e24)
+_SIZE = _Kind("a size", ("B",), "80 GB", 0, MOST_BYTES, binary=True)
+_SPEED = _Kind("a speed", ("FLOPS", "FLOP/s"), "312 TFLOPS", 1e-9, 1e21)
+_BANDWIDTH = _Kind("a bandwidth", ("B/s",), "300 GB/s", 1e-9, 1e18, binary=True)
+
+# quantiphy alone would also take "x = 5 s", "1,000 s", "$5" and "5 s -- as measured".
+_QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)? ?[a-zµμ/]*", re.IGNORECASE | re.ASCII)
+_BITS = re.compile(r"(b|bits?)(/s|ps)?")
+_LONGEST = 60
+
+
+def seconds(given: object) -> float:
+    """Read a time in seconds, such as "5 us"."""
+    return _measure(given, _TIME)[0]
+
+
+def time_or_work(given: object) -> "float | Work":
+    """Read what a task takes: seconds, or `Work`; never nothing."""
+    amount, kind = _measure(given, _DURATION, _WORK)
+    return Work(amount) if kind is _WORK else amount
+
+
+def size_bytes(given: object) -> int:
+    """Read a size in bytes, such as "80 GB" or "16 MiB"."""
+    amount, kind = _measure(given, _SIZE)
+    whole = round(amount)
+    if abs(amount - whole) > 4 * math.ulp(amount):
+        raise _refusal(given, "a fraction of a byte", kind)
+    return whole
+
+
+def speed(given: object) -> float:
+    """Read a speed in FLOP/s, such as "312 TFLOPS"."""
+    return _measure(given, _SPEED)[0]
+
+
+def bandwidth(given: object) -> float:
+    """Read a bandwidth in bytes/s, such as "300 GB/s"; "inf" is one too."""
+    if isinstance(given, str | float) and given in ("inf", math.inf):
+        return math.inf
+    return _measure(given, _BANDWIDTH)[0]
+
+
+def text(amount: float, unit: str) -> str:
+    """Write an amount so that reading it gives the same number to the last bit: 2.5e-05, "s" as "25 us"."""
+    if amount == math.inf:
+        return "inf"
+    reader = _reader()
+    shortest, exact = (reader(amount, unit).render(prec=digits) for digits in (12, 16))
+    return shortest if float(reader(shortest)) == amount else exact
+
+
+def _measure(given: object, *kinds: _Kind) -> tuple[int | float, _Kind]:
+    """Read the amount and say of which of `kinds` it is; a number without a unit is of the first."""
+    amount: int | float
+    if isinstance(given, Work):
+        amount, unit = float(given), "FLOP"
+    elif isinstance(given, Real) and not isinstance(given, bool):
+        amount, unit = given if isinstance(given, int) else float(given), kinds[0].units[0]
+    else:
+        amount, unit = _split(given, kinds[0])
+    kind = next((kind for kind in kinds if unit in kind.units), None)
+    if kind is None:
+        raise _refusal(given, _misfit(unit, kinds), kinds[0])
+    if not kind.least <= amount <= kind.most:
+        raise _refusal(given, f"not between {kind.least:g} and {kind.most:g} {kind.units[0]}", kind)
+    return amount, kind
+
+
+def _split(given: object, kind: _Kind) -> tuple[float, str]:
+    if not (isinstance(given, str) and len(given) <= _LONGEST and _QUANTITY.fullmatch(given)):
+        raise _refusal(given, f"not {kind.noun}", kind)
+    quantity = _reader()(given, binary=kind.binary)
+    return float(quantity), quantity.units
+
+
+def _misfit(unit: str, kinds: tuple[_Kind, ...]) -> str:
+    if not unit:
+        return "no unit"
+    if kinds[0].binary and _BITS.fullmatch(unit):
+        return "bits, not bytes"
+    return f"not {' or '.join(kind.noun for kind in kinds)}"
+
+
+def _refusal(given: object, problem: str, kind: _Kind) -> RequestError:
+    huge = isinstance(given, int) and abs(given) > 10**_LONGEST  # whose digits Python may refuse to write
+    shown = "this number" if huge else repr(given)
+    clipped = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
+    return RequestError(clipped, f"{problem}; write for example {kind.example!r}")
+
+
+@functools.cache
+def _reader() -> "type[Quantity]":
+    from quantiphy import Quantity  # slow to import, and most runs read no file
+
+    class Reader(Quantity):  # its own preferences, so that those of other users of quantiphy stay theirs
+        pass
+
+    Reader.set_prefs(input_sf="YZEPTGMKkmuµμnp", output_sf="YZEPTGMkmunp")
+    return Reader

@@ -1,0 +1,324 @@
+"""A model survives its file, and a wrong file is refused with the field's path."""
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdpsim.errors import RequestError
+from cdpsim.model import SIZES, Model, Stage
+from cdpsim.units import Work
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+TOY = """
+name = "toy"
+[[stages]]
+repeat = 2
+forward = "1 s"
+backward = "2 s"
+weight_backward = "1 s"
+activation = "1.5 GB"
+boundary = "16 MB"
+parameters = "400 MB"
+[[stages]]
+forward = "2.5 TFLOP"
+backward = "5 TFLOP"
+gradients = 7
+optimizer = "8 B"
+"""
+PLAIN = Stage(forward=1.0, backward=2.0)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Model:
+    (tmp_path / "toy.toml").write_text(TOY)
+    return Model.load(tmp_path / "toy.toml")
+
+
+def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
+    assert (toy.name, toy.n, toy.is_unit) == ("toy", 3, False)
+    assert toy.forward_time(1e12).tolist() == [1, 1, 2.5]
+    assert toy.backward_time(1e12).tolist() == [2, 2, 5]
+    assert toy.weight_backward_time(1e12).tolist() == [1, 1, 0]
+    assert {kind: toy.size(kind).tolist() for kind in SIZES} == {
+        "activation": [1_500_000_000, 1_500_000_000, 0],
+        "boundary": [16_000_000, 16_000_000, 0],
+        "parameters": [400_000_000, 400_000_000, 0],
+        "gradients": [400_000_000, 400_000_000, 7],
+        "optimizer": [0, 0, 8],
+    }
+    assert toy.moved_optimizer.tolist() == [0, 0, 8]
+    assert toy.forward_time(1e12).dtype == np.float64
+    assert toy.size("gradients").dtype == np.int64
+
+
+def test_times_need_no_speed_and_work_does(toy: Model) -> None:
+    assert Model(stages=(PLAIN,)).forward_time(None).tolist() == [1]
+    assert Model(stages=(PLAIN,)).forward_time(7.0).tolist() == [1]
+    with pytest.raises(RequestError) as refusal:
+        toy.backward_time(None)
+    assert str(refusal.value) == "stage 2: backward is work; give --cluster with a speed, or times"
+    assert toy.weight_backward_time(None).tolist() == [1, 1, 0]
+
+
+def test_work_that_takes_ages_is_refused(toy: Model) -> None:
+    with pytest.raises(RequestError, match=r"^stage 2: forward takes more than 1e\+09 s at 1 FLOP/s; check both$"):
+        toy.forward_time(1.0)
+
+
+def test_the_unit_model_counts_slots_and_stages_worth() -> None:
+    model = Model.unit(3)
+    assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
+    assert [model.forward_time(None).tolist(), model.backward_time(1e12).tolist()] == [[1, 1, 1], [1, 1, 1]]
+    assert model.weight_backward_time(None).tolist() == [0, 0, 0]
+    assert [model.size(kind).tolist() for kind in SIZES] == [[1] * 3] * 4 + [[0] * 3]
+    assert model.moved_optimizer.tolist() == [1, 1, 1]
+    columns = [model.forward_time(None), model.weight_backward_time(None), model.moved_optimizer]
+    assert {column.dtype for column in columns} == {np.dtype(np.int64)}
+
+
+def test_a_large_unit_model_shares_one_stage() -> None:
+    model = Model.unit(10_000)
+    assert len({id(stage) for stage in model.stages}) == 1
+
+
+@pytest.mark.parametrize("n", [0, -1, 1_000_001])
+def test_a_unit_model_has_a_sensible_number_of_stages(n: int) -> None:
+    with pytest.raises(RequestError, match=f"^n={n}: must be at least 1 and at most 1000000$"):
+        Model.unit(n)
+
+
+@pytest.mark.parametrize("ending", ["toml", "json"])
+def test_a_saved_unit_model_is_one_of_seconds_and_bytes(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"unit.{ending}"
+    Model.unit(4).save(path)
+    loaded = Model.load(path)
+    assert (loaded.is_unit, loaded.n, loaded.stages[0]) == (False, 4, Model.unit(1).stages[0])
+    assert loaded.to_builtins() == {
+        "name": "unit",
+        "stages": [
+            {"repeat": 4, "forward": "1 s", "backward": "1 s"}
+            | {"activation": "1 B", "boundary": "1 B", "parameters": "1 B"}
+        ],
+    }
+
+
+def test_equal_neighbours_are_saved_as_one_entry(toy: Model, tmp_path: Path) -> None:
+    toy.save(tmp_path / "copy.json")
+    assert (
+        (tmp_path / "copy.json").read_text()
+        == """{
+  "name": "toy",
+  "stages": [
+    {
+      "repeat": 2,
+      "forward": "1 s",
+      "backward": "2 s",
+      "weight_backward": "1 s",
+      "activation": "1.5 GB",
+      "boundary": "16 MB",
+      "parameters": "400 MB"
+    },
+    {
+      "forward": "2.5 TFLOP",
+      "backward": "5 TFLOP",
+      "gradients": "7 B",
+      "optimizer": "8 B"
+    }
+  ]
+}
+"""
+    )
+
+
+def test_saving_overwrites_only_when_asked(toy: Model, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="already exists; --force overwrites"):
+        toy.save(tmp_path / "toy.toml")
+    toy.save(str(tmp_path / "toy.toml"), force=True)
+    assert Model.load(tmp_path / "toy.toml") == toy
+
+
+SIZE = st.integers(0, 10**12)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> Stage:
+    kind: Callable[[float], float] = draw(st.sampled_from([float, Work]))
+    most = 1e9 if kind is float else 1e24
+    backward = draw(st.floats(1e-29, most))
+    part = draw(st.none() | st.floats(1e-30, backward, exclude_max=True))
+    return Stage(
+        forward=draw(st.floats(1e-30, 1e9) | st.floats(1e-30, 1e24).map(Work)),
+        backward=kind(backward),
+        weight_backward=None if part is None else kind(part),
+        activation=draw(SIZE),
+        boundary=draw(SIZE),
+        parameters=draw(SIZE),
+        gradients=draw(st.none() | SIZE),
+        optimizer=draw(SIZE),
+    )
+
+
+RUNS = st.lists(st.builds(lambda stage, times: (stage,) * times, stages(), st.integers(1, 3)), min_size=1, max_size=5)
+NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
+
+
+@given(RUNS, NAMES, st.sampled_from(["toml", "json", "TOML"]))
+def test_load_undoes_save(runs: list[tuple[Stage, ...]], name: str, ending: str) -> None:
+    model = Model(name=name, stages=tuple(chain(*runs)))
+    with TemporaryDirectory() as folder:
+        model.save(Path(folder, f"x.{ending}"))
+        loaded = Model.load(Path(folder, f"x.{ending}"))
+    assert loaded == model
+    assert [type(stage.backward) for stage in loaded.stages] == [type(stage.backward) for stage in model.stages]
+    assert Model.from_builtins(model.to_builtins(), "x") == model
+
+
+def _stage(**fields: object) -> dict[str, object]:
+    return {"stages": [{"forward": 1, "backward": 2}, {"forward": 1, "backward": 2} | fields]}
+
+
+LAST = "$.stages[1]"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({}, "$: object missing required field `stages`"),
+        ([], "$: expected `object`, got `array`"),
+        ("unit", "$: expected `object`, got `str`"),
+        ({"stages": []}, "$.stages: expected `array` of length >= 1"),
+        ({"stages": {}}, "$.stages: expected `array`, got `object`"),
+        ({"stages": [{"forward": 1}]}, "$.stages[0]: object missing required field `backward`"),
+        ({"stagse": []}, "$: unknown field 'stagse'; did you mean 'stages'?"),
+        (_stage(forwrad=1), f"{LAST}: unknown field 'forwrad'; did you mean 'forward'?"),
+        (
+            _stage(qq=1),
+            f"{LAST}: unknown field 'qq'; known are forward, backward, weight_backward, activation",
+        ),
+        ({"is_unit": True} | _stage(), "$: unknown field 'is_unit'; "),
+        ({"name": 3} | _stage(), "$.name: expected `str`, got `int`"),
+        ({"name": "a\nb"} | _stage(), "$.name: expected `str` matching regex"),
+        ({"name": "\ud800"} | _stage(), "$.name: expected `str` matching regex"),
+        ({"name": "x" * 201} | _stage(), "$.name: expected `str` of length <= 200"),
+        (_stage(forward=0), f"{LAST}.forward: 0: not between 1e-30 and 1e+09 s; write for example '5 us'"),
+        (_stage(forward=True), f"{LAST}.forward: true: not a time; write for example '5 us'"),
+        (_stage(forward=float("nan")), f"{LAST}.forward: nan: not between"),
+        (_stage(backward=float("inf")), f"{LAST}.backward: inf: not between"),
+        (_stage(backward=-1), f"{LAST}.backward: -1: not between"),
+        (_stage(backward="5 GB"), f"{LAST}.backward: '5 GB': not a time or work; write for example '5 us'"),
+        (_stage(backward=None), f"{LAST}.backward: none: not a time"),
+        (_stage(forward=10**400), f"{LAST}.forward: this number: not between"),
+        (_stage(activation="5 s"), f"{LAST}.activation: '5 s': not a size; write for example '80 GB'"),
+        (_stage(boundary=0.5), f"{LAST}.boundary: 0.5: a fraction of a byte"),
+        (_stage(parameters=1e16), f"{LAST}.parameters: 1e+16: not between 0 and 1e+15 B"),
+        (_stage(gradients=-1), f"{LAST}.gradients: -1: not between"),
+        (_stage(optimizer=[[[]]]), f"{LAST}.optimizer: [[[]]]: not a size"),
+        (_stage(repeat=0), f"{LAST}.repeat: expected `int` >= 1"),
+        (_stage(repeat=True), f"{LAST}.repeat: expected `int`, got `bool`"),
+        (_stage(repeat=1.5), f"{LAST}.repeat: expected `int`, got `float`"),
+        (_stage(repeat="2"), f"{LAST}.repeat: expected `int`, got `str`"),
+        (_stage(repeat=1_000_001), f"{LAST}.repeat: expected `int` <= 1000000"),
+        (_stage(repeat=1_000_000), "$.stages: more than 1000000 in all; lower `repeat`"),
+        (
+            _stage(parameters="1 PB", repeat=10),
+            "$.stages: parameters sums to more than 9 PB; check the units",
+        ),
+        (_stage(weight_backward=0), f"{LAST}.weight_backward: 0: not between"),
+        (
+            _stage(weight_backward=2),
+            f"{LAST}: weight_backward: must be less than backward, of which it is a part",
+        ),
+        (_stage(weight_backward="1 FLOP"), f"{LAST}: weight_backward: must be a time where backward is one"),
+        (_stage(backward="9 FLOP", weight_backward=1), f"{LAST}: weight_backward: must be a time where"),
+    ],
+)
+def test_wrong_content_is_refused_with_the_path_of_the_field(content: object, problem: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        Model.from_builtins(content, "toy.toml")
+    assert str(refusal.value).startswith(f"toy.toml: {problem}")
+    assert str(refusal.value).isprintable()
+
+
+SYNTAX = [
+    ("json", "[" * 100_000, "nested too deeply; write plain tables"),
+    ("json", '{"stages":' * 100_000, "nested too deeply; write plain tables"),
+    ("toml", "a = " + "[" * 100_000, "nested too deeply; write plain tables"),
+    ("toml", "a = " + "{a = " * 100_000, "nested too deeply; write plain tables"),
+    ("toml", "a." * 1_000_000 + "a = 1", "nested too deeply; write plain tables"),
+    ("toml", "[" + "a." * 1_000_000 + "a]", "nested too deeply; write plain tables"),
+    ("toml", "a." * 900 + "a = 1", "$: unknown field 'a'; "),
+    ("toml", "name = 'a'\nname = 'b'\n", "not TOML: Cannot overwrite a value (at line 2, column 11)"),
+    ("toml", "name = \n", "not TOML: Invalid value (at line 1, column 8); mend it there"),
+    ("toml", "a = 1" + "0" * 5000, "not TOML: Exceeds the limit (4300 digits)"),
+    ("toml", "[[stages]]\nforward = 0x" + "f" * 5000, "$.stages[0].forward: this number: not between"),
+    (
+        "toml",
+        "[[stages]]\nforward = 1979-05-27",
+        "$.stages[0].forward: datetime.date(1979, 5, 27): not a time",
+    ),
+    ("json", '{"name": "a",\n "name": "b"}', "not JSON: 'name' is there twice"),
+    (
+        "json",
+        '{"name": 1,\n}',
+        "not JSON: Expecting property name enclosed in double quotes: line 2 column 1",
+    ),
+    ("json", "{}{}", "not JSON: Extra data: line 1 column 3"),
+    ("json", "name = 'a'", "not JSON: Expecting value: line 1 column 1"),
+    ("json", '{"stages": [{"forward": NaN}]}', "$.stages[0].forward: nan: not between"),
+    ("json", '{"name": "\\ud800", "stages": []}', "$.name: expected `str` matching regex"),
+]
+
+
+@pytest.mark.parametrize(("ending", "text", "problem"), SYNTAX, ids=range(len(SYNTAX)))
+def test_a_broken_file_is_refused_with_the_place(ending: str, text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / f"broken.{ending}"
+    path.write_text(text)
+    with pytest.raises(RequestError) as refusal:
+        Model.load(path)
+    assert str(refusal.value).startswith(f"{path}: {problem}")
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["toy", "toy.yaml", "toy.toml.gz", ".toml"])
+def test_other_endings_are_refused(name: str, tmp_path: Path) -> None:
+    problem = "its form is unknown; end its name in .toml or .json"
+    with pytest.raises(RequestError, match=problem):
+        Model.load(tmp_path / name)
+    with pytest.raises(RequestError, match=problem):
+        Model.unit(1).save(tmp_path / name)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none.toml: no such file or directory; check its spelling"):
+        Model.load(tmp_path / "none.toml")
+
+
+def test_what_is_made_in_python_obeys_the_rules_of_a_file() -> None:
+    assert Stage(forward="25 us", backward="1 FLOP") == Stage(forward=25e-6, backward=Work(1))  # type: ignore[arg-type]
+    assert Model(stages=[PLAIN]).stages == (PLAIN,)  # type: ignore[arg-type]
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: Stage(forward=-1, backward=1), "forward: -1: not between"),
+        (lambda: Stage(forward=1, backward=1, activation=True), "activation: true: not a size"),
+        (
+            lambda: Stage(forward=1, backward=1, weight_backward=1),
+            "weight_backward: must be less than backward",
+        ),
+        (lambda: Model(stages=()), "stages: expected `array` of length >= 1"),
+        (lambda: Model(stages=(PLAIN,) * 1_000_001), "stages: expected `array` of length <= 1000000"),
+    ]
+    for make, problem in refused:
+        with pytest.raises(RequestError, match=problem):
+            make()
+
+
+def test_a_stage_that_costs_the_same_in_work_is_another_stage() -> None:
+    assert Stage(forward=1.0, backward=2.0) != Stage(forward=Work(1), backward=2.0)
+    table = Model(stages=(PLAIN, Stage(forward=Work(1), backward=2.0))).to_builtins()
+    assert table == {"stages": [{"forward": "1 s", "backward": "2 s"}, {"forward": "1 FLOP", "backward": "2 s"}]}
