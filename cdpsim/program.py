@@ -177,12 +177,6 @@ class Program:
         after = np.concatenate([self.edges.after, lane_after])
         return by_predecessor(before, after, self.nodes)
 
-    def members(self, message: int) -> Ints:
-        """The devices that take part in a message."""
-        if self.messages.op[message] == Op.P2P:
-            return np.array([self.messages.src[message], self.messages.dst[message]], dtype=np.int64)
-        return self.groups[self.messages.dst[message]]
-
     def describe(self, node: int) -> str:
         """Name a node as a person would: `F(t=0,i=1,j=2)`, `U(t=0,j=2) on device 3`, `p2p gradient(t=0,j=1) 0->1`."""
         count = len(self.tasks)

@@ -1,4 +1,4 @@
-"""Schedule x model x steps -> program: every message, buffer and dependency is derived here from who needs what where."""
+"""Schedule x model x steps -> program: messages, buffers and dependencies follow from who needs what where."""
 
 from fractions import Fraction
 
@@ -79,7 +79,7 @@ def check_causal(grid: Grid) -> None:
         return
     backward = grid.backward[0, grid.m - 1] if not grid.rule.barrier else grid.backward[0, grid.m - 1, :1]
     made = grid.position[backward] + 1
-    read = timing.position(np.int64(1), np.arange(grid.m)[:, None], np.arange(grid.n), grid.n, grid.m)
+    read = timing.position(np.array(1), np.arange(grid.m)[:, None], np.arange(grid.n), grid.n, grid.m)
     late = np.argwhere(fresh & (np.broadcast_to(read, (grid.m, grid.n)) < made))
     if len(late):
         i, j = late[0].tolist()

@@ -60,7 +60,8 @@ def _devices_by_stage(grid: Grid) -> tuple[Ints, Ints]:
 
 def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
     shape = (grid.steps, grid.m, 2 * grid.n)
-    reader = np.arange(len(grid.kind)).reshape(shape).transpose(0, 2, 1)  # by (step, phase), all micro-batches together
+    # By (step, phase), all micro-batches together.
+    reader = np.arange(len(grid.kind)).reshape(shape).transpose(0, 2, 1).ravel()
     phase = np.tile(np.arange(2 * grid.n), grid.steps)
     step = np.repeat(np.arange(grid.steps), 2 * grid.n)
     stage = np.where(phase < grid.n, phase, 2 * grid.n - 1 - phase)
@@ -78,7 +79,7 @@ def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, bui
     )
     later = step > 0
     build.link(updates.node[update[later] - grid.n], message[later])
-    each, reader = np.repeat(message, grid.m), reader.ravel()
+    each = np.repeat(message, grid.m)
     build.link(each, reader)
     some, task = grid.before(grid.rank[reader], prefetch)
     build.link(task, each[some], Edge.ROOM)
@@ -198,11 +199,19 @@ class _Carried:
         replaced = self.read == self.summed_to
         after_read = np.where(replaced, end(node), end(user[self.read]))
         last = np.append(self.begins[1:], len(user)) - 1
+        always = np.full((1, self.grid.n), -1)
         spans = (
             (Category.PARAMETERS, "parameters", self.made, self.read, made, after_read),
-            (Category.GRADIENTS, "gradients", self.summed_from, self.summed_to, start(user[self.summed_from]), end(node)),
-            (Category.OPTIMIZER, "optimizer", self.begins[None], last[None], np.full((1, self.grid.n), -1), end(user[last])[None]),
-        )  # fmt: skip
+            (
+                Category.GRADIENTS,
+                "gradients",
+                self.summed_from,
+                self.summed_to,
+                start(user[self.summed_from]),
+                end(node),
+            ),
+            (Category.OPTIMIZER, "optimizer", self.begins[None], last[None], always, end(user[last])[None]),
+        )
         for category, kind, first, final, begin, finish in spans:
             count = (final - first + 1).ravel()
             span = np.repeat(np.arange(len(count)), count)

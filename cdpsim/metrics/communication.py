@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 
 from cdpsim.collectives import algorithm
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
 from cdpsim.paths import by_predecessor, longest
 from cdpsim.program import Content, Edge, Kind, Op, Program
@@ -19,9 +19,10 @@ def bytes_sent(program: Program, collective: str) -> Ints:
     single = messages.op == Op.P2P
     np.add.at(sent, messages.src[single], messages.size[single])
     together = np.flatnonzero(~single)
-    kinds = np.stack([messages.op, messages.src, messages.dst])[:, together]
-    for op, src, group in np.unique(kinds, axis=1).T.tolist():
-        rows = together[((op, src, group) == kinds.T).all(axis=1)]
+    order = together[sort_by(messages.op[together], messages.src[together] + 1, messages.dst[together])]
+    first = heads(messages.op[order], messages.src[order], messages.dst[order])
+    for rows in np.split(order, first[1:]) if len(order) else []:
+        op, src, group = (int(column[rows[0]]) for column in (messages.op, messages.src, messages.dst))
         members = program.groups[group]
         how = algorithm(Op(op), collective)
         root = int(np.flatnonzero(members == src)[0]) if src >= 0 else 0
