@@ -1,7 +1,5 @@
 """How long a run takes, how often it repeats, and how idle its devices are."""
 
-import numpy as np
-
 from cdpsim.costs import Times
 from cdpsim.program import Program
 
@@ -27,11 +25,3 @@ def bubble(program: Program, start: Times, end: Times) -> float:
     busy: float = (end[:compute] - start[:compute]).sum().item()
     lanes = len(program.lane_start) - 1
     return 1 - busy / (lanes * makespan(program, end))
-
-
-def busy_seconds(program: Program, start: Times, end: Times) -> np.ndarray:
-    """How long each device computes."""
-    compute = len(program.lane_tasks)
-    busy = np.zeros(program.devices, dtype=start.dtype)
-    np.add.at(busy, program.tasks.device[:compute], end[:compute] - start[:compute])
-    return busy

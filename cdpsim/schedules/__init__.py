@@ -1,4 +1,19 @@
-"""Schedules as declarations: order x placement x rule x state policy, and the dict of all that have a name."""
+"""Schedules as declarations: order x placement x rule x state policy, and the dict of all that have a name.
+
+Cyclic timing on the pyramid, N = 3: a device is free for another micro-batch when it has done the backward of one.
+`F1.0` is the forward of micro-batch 1 on stage 0; `/` marks what reads an older version than the newest.
+
+>>> from cdpsim import simulate
+>>> from cdpsim.draw.text import timetable
+>>> print(timetable(simulate("mp-cdp", 3, steps=2)))
+slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14   15
+0    F0.0                     B0.0 F0.0                      B0.0/
+1              F1.0                     B1.0 F1.0                       B1.0/
+2                        F2.0                     B2.0 F2.0                        B2.0
+3         F0.1           B0.1 F2.1           B2.1 F1.1             B1.1
+4                   F1.1           B1.1 F0.1           B0.1/ F2.1             B2.1
+5              F0.2 B0.2 F1.2 B1.2 F2.2 B2.2 F0.2 B0.2 F1.2  B1.2  F2.2 B2.2
+"""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,0 +1,1 @@
+"""Pictures of traces; they know nothing of particular schedules."""

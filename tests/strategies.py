@@ -1,0 +1,81 @@
+"""What hypothesis draws: requests for runs, from the slot model to uneven stages on uneven devices and links."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES, Cluster, Model, Stage
+from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.collectives import ALL_REDUCE
+from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
+from cdpsim.units import Work
+
+seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
+sizes = st.integers(0, 10**9)
+
+
+@st.composite
+def stages(draw: st.DrawFn, work: bool) -> Stage:
+    """One stage, its tasks as times or as work."""
+    cost = seconds.map(Work) if work else seconds
+    return Stage(
+        forward=draw(cost),
+        backward=draw(cost),
+        activation=draw(sizes),
+        boundary=draw(sizes),
+        parameters=draw(sizes),
+        gradients=draw(st.none() | sizes),
+        optimizer=draw(sizes),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, n: int) -> Model:
+    """A model of n uneven stages."""
+    work = draw(st.booleans())
+    return Model(stages=tuple(draw(stages(work)) for _ in range(n)))
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    """A link with or without latency, with or without a limit to its bandwidth."""
+    return Link(latency=draw(st.just(0.0) | seconds), bandwidth=draw(st.just(float("inf")) | st.floats(1e3, 1e12)))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Devices of several speeds, and pairs of them with links of their own."""
+    groups = st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=st.integers(1, 3))
+    several = (*draw(st.lists(groups, min_size=1, max_size=3)), Devices(count=1000, speed=1.0))
+    pairs = draw(st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3))
+    own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(pairs))
+    return Cluster(devices=several, link=draw(links()), links=own)
+
+
+@st.composite
+def causal_rules(draw: st.DrawFn, n: int) -> Rule:
+    """Any rule that reads fresh parameters only where CDP-v2 does; or v1, with its barrier."""
+    i, j = np.indices((n, n))
+    fresh = np.array(draw(st.lists(st.booleans(), min_size=n * n, max_size=n * n))).reshape(n, n)
+    return draw(st.sampled_from([CDP_V1, CDP_V2, matrix_rule(fresh & (i + j >= n - 1))]))
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
+    schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    n = draw(st.integers(1, most))
+    request: dict[str, Any] = {"schedule": schedule, "n": n, "steps": draw(st.integers(1, 4))}
+    request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
+    if not schedule.order.flush:
+        request["rule"] = draw(causal_rules(n))
+    if "prefetch" in schedule.options:
+        request["prefetch"] = draw(st.integers(0, 3))
+    if "slot-order" in schedule.options:
+        request["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
+    if draw(st.booleans()):
+        request["model"], request["cluster"] = draw(models(n)), draw(clusters())
+    elif draw(st.booleans()):
+        request["cluster"] = Cluster(devices=(Devices(lanes=draw(st.integers(1, 3))),), link=draw(links()))
+    return request

@@ -1,0 +1,173 @@
+"""Every rule of a program, each with a fault that breaks it and the name that the refusal must say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdpsim import Model, RequestError, simulate
+from cdpsim.assemble import assemble
+from cdpsim.check import check, find_cycle
+from cdpsim.costs import Costs
+from cdpsim.engine import ENGINES
+from cdpsim.program import Buffers, Edge, Edges, Kind, Program
+from cdpsim.schedules import SCHEDULES
+
+
+def program(schedule: str = "multi-cdp", n: int = 3) -> Program:
+    """A sound program to break."""
+    run = simulate(schedule, n).run
+    assert run is not None
+    return run.program
+
+
+def node(of: Program, name: str) -> int:
+    """The node that describes itself so."""
+    return next(k for k in range(of.nodes) if of.describe(k) == name)
+
+
+def with_task(of: Program, name: str, **changes: int) -> Program:
+    """Change columns of one task."""
+    columns = {}
+    for column, value in changes.items():
+        columns[column] = getattr(of.tasks, column).copy()
+        columns[column][node(of, name)] = value
+    return replace(of, tasks=replace(of.tasks, **columns))
+
+
+def with_edge(of: Program, before: int, after: int, kind: Edge = Edge.DATA) -> Program:
+    """Add a dependency."""
+    edges = of.edges
+    ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, kind))
+    return replace(of, edges=Edges(*ends))
+
+
+def without_edges(of: Program, keep: Any) -> Program:
+    """Keep only some dependencies."""
+    edges = of.edges
+    return replace(of, edges=Edges(edges.before[keep], edges.after[keep], edges.kind[keep]))
+
+
+def swapped_lane(of: Program) -> Program:
+    """Let a device's second task stand in another device's lane, and the other's second task here."""
+    tasks = of.lane_tasks.copy()
+    a, b = of.lane_start[0] + 1, of.lane_start[1] + 1
+    tasks[[a, b]] = tasks[[b, a]]
+    return replace(of, lane_tasks=tasks)
+
+
+def unused_buffer(of: Program) -> Program:
+    """Take its ends from the first buffer."""
+    buffers = of.buffers
+    first_end = buffers.first_end.copy()
+    first_end[1:] -= 1
+    return replace(of, buffers=replace(buffers, ends=buffers.ends[1:], first_end=first_end))
+
+
+def message_named(of: Program, content: str) -> int:
+    """The first message of that content that some task makes."""
+    return next(k for k in range(len(of.tasks), of.nodes) if content in of.describe(k))
+
+
+def unread(of: Program) -> Program:
+    """Let nobody wait for the first parameters message."""
+    return without_edges(of, of.edges.before != message_named(of, "parameters"))
+
+
+def unsent(of: Program) -> Program:
+    """Let the first gradient message wait for nothing."""
+    return without_edges(of, of.edges.after != message_named(of, "gradient"))
+
+
+def no_update(of: Program) -> Program:
+    """Let the updates of the last step and stage 0 be of stage 1."""
+    tasks = of.tasks
+    stage = np.where((tasks.kind == Kind.U) & (tasks.step == 2) & (tasks.stage == 0), 1, tasks.stage)
+    device = np.where((tasks.kind == Kind.U) & (tasks.step == 2) & (tasks.stage == 0), 0, tasks.device)
+    return replace(of, tasks=replace(tasks, stage=stage, device=device))
+
+
+FAULTS: list[tuple[Callable[[], Program], str]] = [
+    (lambda: with_task(program(), "F(t=1,i=1,j=1)", stage=2), r"F\(t=1,i=1,j=2\) stands there twice"),
+    (lambda: with_task(program(), "B(t=1,i=1,j=1)", device=0), r"B\(t=1,i=1,j=1\) is on device 0 but in another"),
+    (lambda: with_task(program(), "B(t=1,i=1,j=1)", kind=Kind.F), r"F\(t=1,i=1,j=1\) stands there twice"),
+    (
+        lambda: with_task(program(), "B(t=1,i=1,j=1)", version=0),
+        r"F\(t=1,i=1,j=1\) and B\(.*differ in version: 1 and 0",
+    ),
+    (lambda: with_task(program(), "F(t=1,i=1,j=1)", version=2), r"differ in version|reads version 2"),
+    (lambda: with_edge(program(), 0, 10**6), r"dependency \d+ names node 1000000 as its 'after'"),
+    (lambda: with_edge(program(), -3, 0), r"dependency \d+ names node -3 as its 'before'"),
+    (lambda: swapped_lane(program()), r"F\(t=0,i=1,j=1\) is on device 1 but in another device's lane"),
+    (lambda: replace(program(), lane_tasks=np.roll(program().lane_tasks[[0, *range(53)]], 1)), "places in lanes"),
+    (lambda: no_update(program()), r"the gradient of B\(t=2,i=0,j=0\) never reaches an update"),
+    (lambda: unread(program()), r"nobody waits for p2p parameters\(t=0,j=\d\)"),
+    (lambda: unsent(program()), r"p2p gradient\(t=0,j=\d\) \d->\d has nothing to send"),
+    (lambda: unused_buffer(program()), r"on device 0 are never freed"),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS)
+def test_a_broken_rule_is_refused_by_the_name_of_its_task(fault: Callable[[], Program], message: str) -> None:
+    """Each fault is caught, and the error says where it is."""
+    with pytest.raises(RequestError, match=message):
+        check(fault())
+
+
+def test_a_version_that_nobody_makes_is_refused() -> None:
+    """Both passes may agree on a version that does not exist."""
+    broken = with_task(program(), "F(t=1,i=2,j=1)", version=3)
+    broken = with_task(broken, "B(t=1,i=2,j=1)", version=3)
+    with pytest.raises(RequestError, match=r"F\(t=1,i=2,j=1\) reads version 3, which does not exist for it"):
+        check(broken)
+
+
+def test_a_missing_backward_is_refused() -> None:
+    """Forwards and backwards come in equal numbers."""
+    broken = with_task(program(n=1), "B(t=2,i=0,j=0)", kind=Kind.W)
+    with pytest.raises(RequestError, match="3 forwards but 2 backwards"):
+        check(broken)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_deadlock_is_shown_as_its_cycle(engine: str) -> None:
+    """The error contains the cycle, in order, and both engines notice it."""
+    sound = program("single-cdp", 2)
+    first, last = node(sound, "F(t=0,i=1,j=0)"), node(sound, "B(t=0,i=1,j=0)")
+    stuck = with_edge(sound, last, first)
+    cycle = r"F\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=0\)$"
+    with pytest.raises(RequestError, match="schedule deadlocks: " + cycle):
+        check(stuck)
+    costs = Costs(np.ones(stuck.nodes), np.ones(len(stuck.messages)), np.zeros(len(stuck.releases)))
+    with pytest.raises(RequestError, match=cycle):
+        ENGINES[engine](stuck, costs)
+
+
+def test_a_long_cycle_is_cut() -> None:
+    """A cycle of hundreds of tasks still fits into a line."""
+    sound = program("multi-dp", 8)
+    stuck = with_edge(sound, node(sound, "B(t=2,i=3,j=0)"), node(sound, "F(t=0,i=3,j=0)"))
+    assert len(find_cycle(stuck)) > 8
+    with pytest.raises(RequestError, match=r"\.\.\. \d+ more -> F\(t=0,i="):
+        check(stuck)
+
+
+def test_a_sound_program_has_no_cycle() -> None:
+    """Nothing to say."""
+    assert find_cycle(program()) == []
+
+
+def test_rows_name_tasks() -> None:
+    """A program can be gone through task by task."""
+    rows = list(program().rows([0, 5]))
+    assert [(row.kind.name, row.micro_batch, row.stage) for row in rows] == [("F", 0, 0), ("B", 0, 0)]
+    assert len(list(program().rows())) == len(program().tasks)
+
+
+def test_a_buffer_belongs_to_a_category() -> None:
+    """The first buffers of an assembled program are what its first messages need."""
+    made = assemble(SCHEDULES["pp-cdp"], Model.unit(2), 1)
+    assert isinstance(made.buffers, Buffers)
+    assert len(made.buffers) == len(made.buffers.first_end) - 1

@@ -1,0 +1,118 @@
+"""Metrics by hand on runs small enough to count."""
+
+import pytest
+
+from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim.cluster import Devices, Link
+from cdpsim.metrics import communication, memory
+from cdpsim.trace import Run
+
+
+def run_of(trace: Trace) -> Run:
+    """The run behind a trace."""
+    assert trace.run is not None
+    return trace.run
+
+
+def test_bubble_is_the_idle_share() -> None:
+    """A pipeline of 3 stages and one step: 18 tasks on 3 lanes in 2*3 + 2*2 slots."""
+    assert simulate("pp-cdp", 3, steps=1).summary()["bubble"] == pytest.approx(1 - 18 / 30)
+    assert simulate("multi-dp", 3).summary()["bubble"] == 0
+
+
+def test_the_period_is_a_training_step() -> None:
+    """2N slots in the steady state; none for a single step."""
+    assert simulate("mp-cdp", 5).summary()["period"] == 10
+    assert simulate("mp-cdp", 5, steps=1).summary()["period"] is None
+    assert simulate("mp-cdp", 5, steps=1).summary()["mean_staleness"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Sums of three stages in two steps: 0 -> 1 -> 2. Versions made by device 2 in step 0 and read in step 1:
+        # of stage 1 by device 1; of stage 2 by device 0, which hands it to device 1.
+        ("multi-cdp", [6 + 1, 6, 2]),
+        # Three all-reduces in two steps; on a ring of three a member sends 2 * 2 thirds.
+        ("multi-dp", [8, 8, 8]),
+        ("pp-cdp", [6, 6 + 6, 6]),
+    ],
+)
+def test_bytes_sent_by_hand(name: str, expected: list[int]) -> None:
+    """Two steps, three stages, unit sizes."""
+    sent = simulate(name, 3, steps=2, collective="ring").summary()["bytes_sent"]
+    assert [row["bytes"] for row in sent] == expected
+
+
+def test_a_memory_curve_holds_between_its_rows() -> None:
+    """Two stages, one micro-batch: activations 3 and 5 bytes, by hand."""
+    model = Model(
+        stages=(
+            Stage(forward=1.0, backward=1.0, activation=3, parameters=10),
+            Stage(forward=1.0, backward=1.0, activation=5, parameters=20),
+        )
+    )
+    trace = simulate("multi-dp", 2, steps=1, model=model)
+    rows = (trace.memory["device"] == 0) & (trace.memory["category"] == "activations")
+    assert trace.memory["time"][rows].tolist() == [0, 1, 3, 4]
+    assert trace.memory["size"][rows].tolist() == [3, 8, 3, 0]
+    # At the most: during the backward of stage 0, both gradients, both stages' parameters, 3 bytes of activations.
+    assert trace.summary()["peak_memory"][0] == {
+        "device": 0,
+        "activations": 8,
+        "communication": 0,
+        "gradients": 30,
+        "optimizer": 0,
+        "parameters": 30,
+        "total": 63,
+    }
+
+
+def test_a_message_is_held_at_both_ends() -> None:
+    """A boundary of 7 bytes: at the sender until it has left, at the receiver until it is used."""
+    stage = Stage(forward=1.0, backward=1.0, boundary=7)
+    trace = simulate("pp-cdp", 2, steps=1, model=Model(stages=(stage, stage)), cluster=Cluster(link=Link(latency=1.0)))
+    rows = (trace.memory["category"] == "communication") & (trace.memory["device"] == 1) & (trace.memory["time"] < 4)
+    assert trace.memory["time"][rows].tolist() == [1, 2, 3]
+    assert trace.memory["size"][rows].tolist() == [7, 0, 7]
+
+
+def test_a_device_that_needs_more_than_it_has_is_refused() -> None:
+    """By how much, on which device, from when; unless the limit is to be ignored."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, activation=60, parameters=50),) * 2)
+    small = Cluster(devices=(Devices(memory=200),))
+    with pytest.raises(
+        RequestError, match=r"memory: device 0 has 200 bytes, needs more from 1 s on and 270 at its peak"
+    ):
+        simulate("multi-dp", 2, model=model, cluster=small)
+    assert simulate("multi-dp", 2, model=model, cluster=small, ignore_memory=True).summary()["devices"] == 2
+
+
+def test_sizes_beyond_counting_are_refused() -> None:
+    """Sums stay exact integers or are not given."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, activation=10**15),) * 9)
+    with pytest.raises(RequestError, match="sizes add up to more than"):
+        simulate("multi-cdp", 9, steps=80, model=model).memory  # noqa: B018
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_short_run_has_no_full_version(steps: int) -> None:
+    """Under CDP-v2 the first version that every micro-batch reads takes three steps."""
+    assert communication.full_version(run_of(simulate("multi-cdp", 3, steps=steps)).program) == 0
+    assert communication.full_version(run_of(simulate("multi-cdp", 3, steps=3)).program) == 1
+
+
+def test_versions_alive_follow_from_the_trace() -> None:
+    """Spec section 2: PP with v2 keeps two on every stage but the last."""
+    run = run_of(simulate("pp-cdp", 4, steps=5))
+    live = memory.live_versions(run.program, run.start, run.end)
+    most = [int(live["versions"][live["stage"] == j].max()) for j in range(4)]
+    assert most == [2, 2, 2, 1]
+
+
+def test_rounds_count_every_chain() -> None:
+    """With a message that has to wait for two others between two slots, three rounds fall there."""
+    run = run_of(simulate("multi-cdp", 4))
+    program = run.program
+    assert communication.rounds(program, run.costs.rounds, run.start, run.end) == 1
+    assert communication.rounds(program, 3 * run.costs.rounds, run.start, run.end) == 3
