@@ -146,7 +146,7 @@ def _messages(program: Program) -> Iterator[str]:
 def _buffers(program: Program) -> Iterator[str]:
     """Every buffer is used, and so freed, at least once."""
     buffers = program.buffers
-    unused = np.flatnonzero(np.diff(buffers.first_end) == 0)
+    unused = np.flatnonzero(buffers.end < 0)
     if len(unused):
         k = int(unused[0])
         category = Category(int(buffers.category[k])).name.lower()

@@ -1,19 +1,70 @@
 """The command line: data to stdout, everything else to stderr, one line and exit 2 for what cannot be served."""
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from cdpsim.errors import RequestError, nearest
 from cdpsim.version import __version__
 
+_ABOUT = """Simulate training schedules: when every task runs, what devices hold, what links carry.
+
+A schedule says in which order, on which devices and with which version of the parameters the micro-batches of a
+training step pass through the stages of a model. Without a model and a cluster, a run is in slots: every forward
+and every backward of a stage takes one, and messages are free.
+"""
 _EXAMPLES = """examples:
+  cdpsim schedules                           what there is to simulate
   cdpsim table1 -n 8                         the paper's Table 1, as printed, exact and simulated
   cdpsim simulate mp-cdp -n 4 -o traces      when every task runs, what devices hold, what links carry
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
 
-`cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no, 2 the request cannot be served.
+`cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no, 2 the request cannot be served
+(with one line on stderr that says why and what to do), 130 interrupted.
+"""
+_SCHEDULES = """columns:
+  order       simultaneous: all micro-batches do the same at once; cyclic: one starts every second slot
+  placement   what a device is responsible for
+  rule        which parameters are read: dp the newest everywhere, cdp-v1 those of the step before everywhere,
+              cdp-v2 the newest wherever they exist in time
+  state       replicated: on every device that uses it; sharded: in one place at a time
+  options     those of `cdpsim simulate` that not every schedule takes
+"""
+_TABLE1 = """Nine rows, one for each implementation. A cell shows what the paper prints, the exact value, and what a run
+measures; a footnote says why the exact value is not the printed one. N is the number of stages and of
+micro-batches, A what activations take, P parameters, B the size of a micro-batch.
+
+examples:
+  cdpsim table1 -n 8
+  cdpsim table1 -n 8 --collective ring --format markdown
+  cdpsim table1 -n 64 --format json > table.json
+
+Exits with 1 if exact and simulated values of a row disagree.
+"""
+_SIMULATE = """DIR then holds, all of them or none:
+  tasks.csv      a row for each forward (F), backward (B) and update (U): on which device, from when until when,
+                 which version of the parameters it reads, and whether a newer one existed (stale)
+  messages.csv   a row for each message or collective: what, from where, to where, how large, when, how many rounds
+  memory.csv     what each device holds of each category from each time on, a row per change
+  summary.json   makespan, period, bubble, staleness, peak memory and bytes sent of each device, and the request
+Times are slots and sizes are stages' worth, or seconds and bytes if a model or a cluster is given.
+
+examples:
+  cdpsim simulate mp-cdp -n 4 -o traces
+  cdpsim simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force
+  cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
+
+toy.toml:                            box.toml:
+  [[stages]]                           [devices]
+  repeat = 8                           memory = "80 GB"
+  forward = "10 ms"                    [link]
+  backward = "20 ms"                   latency = "5 us"
+  activation = "1.5 GB"                bandwidth = "300 GB/s"
+  boundary = "16 MB"
+  parameters = "400 MB"
 """
 
 
@@ -21,76 +72,135 @@ class _Parser(argparse.ArgumentParser):
     """Reports a mistake as every other refusal: one line."""
 
     def error(self, message: str) -> NoReturn:
-        subject, _, problem = message.removeprefix("argument ").partition(": ")
-        if not problem or not message.startswith("argument "):
+        subject, _, problem = message.partition(": ")
+        if subject == "the following arguments are required":
+            subject, problem = problem, "is missing" if ", " not in problem else "are missing"
+        elif not problem:
             subject, problem = "arguments", message
-        raise RequestError(subject, f"{problem}; see {self.prog} --help")
+        raise RequestError(subject.removeprefix("argument "), f"{problem}; see {self.prog} --help")
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Refuse what no option or argument has taken."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("-"):
+                raise RequestError(name, f"unknown option; {nearest(name, options)}; see {self.prog} --help")
+            raise RequestError(repr(word), f"is one argument too many; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        _write(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
     try:
-        options = _parse(list(sys.argv[1:] if arguments is None else arguments))
-        code: int = options.serve(options)
-        sys.stdout.flush()
+        return _serve(list(sys.argv[1:] if arguments is None else arguments))
     except RequestError as error:
-        print(f"cdpsim: error: {error}", file=sys.stderr)
-        return 2
+        problem = str(error)
+    except MemoryError:
+        problem = "memory: there is not enough of it; take fewer stages or steps"
+    except OSError as error:
+        problem = str(RequestError(str(error.filename or "system"), f"{error.strerror or error}; mend that, try again"))
     except KeyboardInterrupt:
-        print("cdpsim: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output, `head` perhaps, has seen enough
-        sys.stdout = None
+    _say(f"error: {problem}")
+    return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    parser, commands = _parser()
+    first = arguments[0] if arguments else ""
+    if arguments and not first.startswith("-") and first not in commands:
+        raise RequestError("command", f"unknown command {first[:80]!r}; {nearest(first, commands)}")
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except SystemExit:  # --help and --version have been served
         return 0
-    except OSError as error:  # such as standard output on a full disk
-        print(f"cdpsim: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        return 2
+    commands[options.command].refuse_unknown(unknown)
+    code: int = options.serve(options)
     return code
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def _write(text: str) -> None:
+    """Write data to stdout, the same bytes everywhere, and at once: later nobody could report a failure."""
+    if sys.stdout is None:
+        raise RequestError("standard output", "is closed; open it, or redirect it into a file")
+    try:
+        if hasattr(sys.stdout, "buffer"):  # else it takes text only, as io.StringIO does
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output, `head` perhaps, has seen enough
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        raise RequestError("standard output", f"{error.strerror or error}; redirect it to where it fits") from None
+
+
+def _say(line: str) -> None:
+    """Write one line to stderr, if anybody listens."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"cdpsim: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Let what a stream still holds go nowhere: Python writes it as it exits, and would fail again."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="cdpsim",
-        description="Simulate training schedules: when every task runs, what devices hold, what links carry.",
+        description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cdpsim {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=_Parser)
     _add_schedules(commands)
     _add_table1(commands)
     _add_simulate(commands)
-    known = list(commands.choices)
-    first = next((word for word in arguments if not word.startswith("-")), None)
-    if first is not None and first not in known and not arguments[0].startswith("-"):
-        raise RequestError("command", f"unknown command {first!r}; {nearest(first, known)}")
-    return parser.parse_args(arguments)
+    return parser, dict(commands.choices)
 
 
-def _command(
-    commands: Any, name: str, serve: Callable[[argparse.Namespace], int], about: str, **more: str
+def _add_command(
+    commands: Any, name: str, serve: Callable[[argparse.Namespace], int], about: str, more: str
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=about,
         description=f"{about[0].upper()}{about[1:]}.",
+        epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        **more,
     )
     parser.set_defaults(serve=serve)
     return parser
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", default="text", metavar="FORM", help="text, json, csv, markdown or latex")
+    parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse._ActionsContainer) -> None:
     """Options that every command that runs schedules takes."""
     parser.add_argument("--steps", default="3", metavar="T", help="training steps to simulate (default 3)")
-    parser.add_argument("--engine", default="auto", help="auto, fast or simpy (default auto); the times are the same")
+    parser.add_argument(
+        "--engine", default="auto", metavar="ENGINE", help="auto (default), fast or simpy; both give the same times"
+    )
     parser.add_argument(
         "--collective",
         default="recursive-doubling",
@@ -100,7 +210,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_schedules(commands: Any) -> None:
-    parser = _command(commands, "schedules", _serve_schedules, "every schedule by name, one line each")
+    about = "every schedule by name, one line each"
+    parser = _add_command(commands, "schedules", _serve_schedules, about, _SCHEDULES)
     _add_format(parser)
 
 
@@ -111,30 +222,26 @@ def _serve_schedules(options: argparse.Namespace) -> int:
     form = tables.check_format(options.format)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
-        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.value, " ".join(s.options), s.about)
+        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.value, s.options, s.about)
         for s in SCHEDULES.values()
     ]
     if form == "json":
-        print(tables.as_json([dict(zip(header, row, strict=True)) for row in rows]), end="")
+        _write(tables.as_json([dict(zip(header, row, strict=True)) for row in rows]))
     else:
-        print(tables.FORMATS[form](header, rows), end="")
+        _write(tables.FORMATS[form](header, [(*row[:5], " ".join(row[5]), row[6]) for row in rows]))
     return 0
 
 
 def _add_table1(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "table1",
-        _serve_table1,
-        "the paper's Table 1 for any N: paper | exact | simulated",
-        epilog="Exits with 1 if a row's exact and simulated cells disagree.",
-    )
+    about = "the paper's Table 1 for any N: paper | exact | simulated"
+    parser = _add_command(commands, "table1", _serve_table1, about, _TABLE1)
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
     _add_run(parser)
     parser.add_argument(
         "--shared-parameters",
         action="store_true",
-        help="single-*: micro-batches share the parameters, instead of a copy each from forward to backward",
+        help="single-*: all micro-batches use one copy of the parameters (default: a copy each, from a stage's "
+        "forward to its backward)",
     )
     _add_format(parser)
 
@@ -151,47 +258,52 @@ def _serve_table1(options: argparse.Namespace) -> int:
         shared_parameters=options.shared_parameters,
         engine=options.engine,
     )
-    print(table1_forms.FORMS[form](table), end="")
+    _write(table1_forms.FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if not row["agree"]]
     if disagreeing:
-        print(f"cdpsim: exact and simulated disagree: {', '.join(disagreeing)}", file=sys.stderr)
+        _say(f"exact and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
 
 
 def _add_simulate(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "simulate",
-        _serve_simulate,
-        "run one schedule and write its traces",
-        epilog="Writes tasks.csv, messages.csv, memory.csv and summary.json into DIR, all or none.",
-    )
+    about = "run one schedule and write its traces"
+    parser = _add_command(commands, "simulate", _serve_simulate, about, _SIMULATE)
     parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
-    parser.add_argument("-m", metavar="M", help="micro-batches (default N)")
-    parser.add_argument("--chunks", default="1", metavar="V", help="stages per device (default 1)")
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     _add_run(parser)
-    parser.add_argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2, or a CSV file of 0/1: row i, column j")
-    parser.add_argument(
-        "--prefetch",
-        default="0",
-        metavar="K",
-        help="let parameters arrive K tasks before their reader (default 0)",
-    )
-    parser.add_argument(
-        "--slot-order",
-        metavar="ORDER",
-        help="what one device does first in a slot: forward-first (default) or backward-first",
-    )
     parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
     parser.add_argument(
         "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
     )
-    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
     parser.add_argument(
         "--ignore-memory", action="store_true", help="run although a device would need more than it has"
+    )
+    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
+    _add_schedule(parser)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    """Options that change a schedule; one that does not take an option refuses it."""
+    group = parser.add_argument_group(
+        "options that change the schedule (`cdpsim schedules` says which one takes which)"
+    )
+    group.add_argument(
+        "--rule",
+        metavar="RULE",
+        help="which parameters are read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in row i, column j lets "
+        "micro-batch i read the newest parameters of stage j (default: the schedule's own)",
+    )
+    group.add_argument("-m", metavar="M", help="micro-batches (default N)")
+    group.add_argument("--chunks", default="1", metavar="V", help="stages per device (default 1)")
+    group.add_argument(
+        "--prefetch", default="0", metavar="K", help="let parameters arrive K tasks before their reader (default 0)"
+    )
+    group.add_argument(
+        "--slot-order",
+        metavar="ORDER",
+        help="what a device does first if a slot has several tasks for it: forward-first (default) or backward-first",
     )
 
 
@@ -200,6 +312,8 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.simulate import simulate, whole
     from cdpsim.trace import FILES
 
+    if options.n is None and options.model == "unit":
+        raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
     files.check_writable(options.output, FILES, options.force)
     trace = simulate(
         options.schedule,

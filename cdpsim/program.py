@@ -118,8 +118,7 @@ class Edges:
 class Buffers:
     """What devices hold. A *moment* is 2 * node for its start, 2 * node + 1 for its end, -1 for the start of the run.
 
-    A buffer is held from its `begin` moment to the latest of its `ends` moments, which stand side by side:
-    those of buffer b are `ends[first_end[b]:first_end[b + 1]]`.
+    A buffer is held from its `begin` moment to its `end` moment, and to each moment that `kept_until` has for it.
     """
 
     category: Ints
@@ -128,8 +127,9 @@ class Buffers:
     version: Ints  # of parameters, the version; else the step
     size: Ints
     begin: Ints
-    ends: Ints
-    first_end: Ints
+    end: Ints
+    kept: Ints  # buffers with further uses, in any order, as often as they have some
+    kept_until: Ints
 
     def __len__(self) -> int:
         return len(self.category)

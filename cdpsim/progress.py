@@ -12,7 +12,7 @@ class _Finite(Sized, Iterable[Item], Protocol[Item]): ...
 
 def progress(items: _Finite[Item], about: str) -> Iterable[Item]:
     """Go through items and show how far that is."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: it is closed
         return items
     from tqdm import tqdm  # 40 ms that only a terminal needs
 

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,6 @@ MESSAGES = (
 MEMORY = ("device", "category", "time", "size")
 TABLES = {"tasks": TASKS, "messages": MESSAGES, "memory": MEMORY}
 FILES = (*(f"{name}.csv" for name in TABLES), "summary.json")
-_WORDS: Mapping[str, type[Kind | Op | Content | Category]] = {
-    "kind": Kind,
-    "op": Op,
-    "content": Content,
-    "category": Category,
-}
 _WHOLE = re.compile("[0-9]{1,18}")
 _TIME = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _MEMBERS = re.compile(r"[0-9]+(\|[0-9]+)*")
@@ -41,6 +37,14 @@ _REMEDY = "write the trace again"
 _LARGEST_BYTES = 2**34
 _MAY_BE_NONE = {"micro_batch", "stage", "src"}  # -1 in these columns, nothing in their files
 _ROWS_AT_ONCE = 50_000
+
+
+def _names(kinds: type[IntEnum]) -> np.ndarray:
+    return np.array([member.name if kinds is Kind else member.name.lower() for member in kinds])
+
+
+_WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
+_NUMBERS = {name: {word: k for k, word in enumerate(_names(kinds).tolist())} for name, kinds in _WORDS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +162,6 @@ def load(directory: str | Path) -> Trace:
     return trace
 
 
-def _names(kinds: type[Kind | Op | Content | Category]) -> np.ndarray:
-    return np.array([member.name if kinds is Kind else member.name.lower() for member in kinds])
-
-
 def _places(groups: Sequence[Ints]) -> Ints:
     """Where each group stands when they are sorted by their members."""
     ranked = sorted(range(len(groups)), key=lambda group: groups[group].tolist())
@@ -202,42 +202,41 @@ def _read(path: Path, header: tuple[str, ...]) -> Columns:
 
 def _parse_rows(path: Path, header: tuple[str, ...], lines: list[str], first: int) -> Columns:
     """Some rows of a file as columns; `first` is the number of the first line."""
-    rows = [line.split(",") for line in lines]
-    for number, row in enumerate(rows, start=first):
-        if len(row) != len(header):
-            raise RequestError(str(path), f"line {number} has {len(row)} cells instead of {len(header)}; {_REMEDY}")
+    width = len(header)
+    for number, line in enumerate(lines, start=first):
+        if line.count(",") != width - 1:
+            found = line.count(",") + 1
+            raise RequestError(str(path), f"line {number} has {found} cells instead of {width}; {_REMEDY}")
+    cells = ",".join(lines).split(",") if lines else []
     columns = {}
-    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
-        column = _parse(name, cells)
-        if column is None:
-            wrong = next(k for k, cell in enumerate(cells) if _parse(name, (cell,)) is None)
-            raise RequestError(str(path), f"line {first + wrong}: {name} is {cells[wrong][:40]!r}; {_REMEDY}")
-        columns[name] = column
+    for c, name in enumerate(header):
+        column = cells[c::width]
+        values = {cell: _value(name, cell) for cell in set(column)}  # most cells are there many times
+        if None in values.values():
+            wrong = next(k for k, cell in enumerate(column) if values[cell] is None)
+            raise RequestError(str(path), f"line {first + wrong}: {name} is {column[wrong][:40]!r}; {_REMEDY}")
+        kind = object if any(isinstance(value, str) for value in values.values()) else None if column else np.int64
+        columns[name] = np.array(list(map(values.__getitem__, column)), dtype=kind)
+        if name in _WORDS:
+            columns[name] = _names(_WORDS[name])[columns[name]]
     return columns
 
 
-def _parse(name: str, cells: tuple[str, ...]) -> np.ndarray | None:
-    """A column of a file, or None if a cell cannot belong there."""
+def _value(name: str, cell: str) -> int | float | str | None:
+    """What a cell says, a word as its number; None if it cannot belong into that column."""
     if name in _WORDS:
-        names = _names(_WORDS[name])
-        known = {str(word): k for k, word in enumerate(names)}
-        numbers = [known.get(cell, -1) for cell in cells]
-        return None if -1 in numbers else names[np.array(numbers, dtype=np.int64)]
-    whole = all(map(_WHOLE.fullmatch, cells))
-    if name in ("start", "end", "time") and not whole:
-        times = np.array([float(cell) if _TIME.fullmatch(cell) else np.nan for cell in cells])
-        return times if np.isfinite(times).all() else None
-    if name == "dst" and not whole:
-        return np.array(cells, dtype=object) if all(map(_MEMBERS.fullmatch, cells)) else None
-    if not whole:
-        none = {"": -1} if name in _MAY_BE_NONE else {"-1": -1} if name == "step" else {}
-        cells = tuple("-1" if cell in none else cell for cell in cells)
-        whole = all(cell == "-1" or _WHOLE.fullmatch(cell) for cell in cells)
-    return np.array(list(map(int, cells)), dtype=np.int64) if whole else None
+        return _NUMBERS[name].get(cell)
+    if _WHOLE.fullmatch(cell):
+        return int(cell)
+    if (name in _MAY_BE_NONE and not cell) or (name == "step" and cell == "-1"):
+        return -1
+    if name in ("start", "end", "time") and _TIME.fullmatch(cell) and isfinite(float(cell)):
+        return float(cell)
+    return cell if name == "dst" and _MEMBERS.fullmatch(cell) else None
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:
     """One column of its parts; destinations are all text if some are."""
-    if len({part.dtype.kind for part in parts} & {"i", "O"}) == 2:
-        parts = [part if part.dtype.kind == "O" else part.astype(np.str_).astype(object) for part in parts]
+    if any(part.dtype == object for part in parts):
+        parts = [np.array(list(map(str, part.tolist())), dtype=object) for part in parts]
     return np.concatenate(parts)

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import Model, RequestError, simulate
-from cdpsim.assemble import assemble
+from cdpsim import RequestError, simulate
 from cdpsim.check import check, find_cycle
 from cdpsim.costs import Costs
 from cdpsim.engine import ENGINES
-from cdpsim.program import Buffers, Edge, Edges, Kind, Program
-from cdpsim.schedules import SCHEDULES
+from cdpsim.program import Edge, Edges, Kind, Program
 
 
 def program(schedule: str = "multi-cdp", n: int = 3) -> Program:
@@ -59,11 +57,10 @@ def swapped_lane(of: Program) -> Program:
 
 
 def unused_buffer(of: Program) -> Program:
-    """Take its ends from the first buffer."""
-    buffers = of.buffers
-    first_end = buffers.first_end.copy()
-    first_end[1:] -= 1
-    return replace(of, buffers=replace(buffers, ends=buffers.ends[1:], first_end=first_end))
+    """Take its end from the first buffer."""
+    end = of.buffers.end.copy()
+    end[0] = -1
+    return replace(of, buffers=replace(of.buffers, end=end))
 
 
 def message_named(of: Program, content: str) -> int:
@@ -140,7 +137,7 @@ def test_a_deadlock_is_shown_as_its_cycle(engine: str) -> None:
     cycle = r"F\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=0\)$"
     with pytest.raises(RequestError, match="schedule deadlocks: " + cycle):
         check(stuck)
-    costs = Costs(np.ones(stuck.nodes), np.ones(len(stuck.messages)), np.zeros(len(stuck.releases)))
+    costs = Costs(np.ones(stuck.nodes), np.ones(len(stuck.messages), dtype=np.int64), np.zeros(len(stuck.releases)))
     with pytest.raises(RequestError, match=cycle):
         ENGINES[engine](stuck, costs)
 
@@ -164,10 +161,3 @@ def test_rows_name_tasks() -> None:
     rows = list(program().rows([0, 5]))
     assert [(row.kind.name, row.micro_batch, row.stage) for row in rows] == [("F", 0, 0), ("B", 0, 0)]
     assert len(list(program().rows())) == len(program().tasks)
-
-
-def test_a_buffer_belongs_to_a_category() -> None:
-    """The first buffers of an assembled program are what its first messages need."""
-    made = assemble(SCHEDULES["pp-cdp"], Model.unit(2), 1)
-    assert isinstance(made.buffers, Buffers)
-    assert len(made.buffers) == len(made.buffers.first_end) - 1

@@ -165,7 +165,8 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     place = schedule.placement.device
 
     def relabelled(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: tuple[int, ...]) -> Ints:
-        return np.array(label)[place(i, j, t, n, m, widths)]
+        device: Ints = np.array(label)[place(i, j, t, n, m, widths)]
+        return device
 
     moved = replace(schedule, placement=replace(schedule.placement, device=relabelled))
     other = run_of(simulate(**request | {"schedule": moved}))

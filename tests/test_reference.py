@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import CYCLIC, SCHEDULES, Matrix, Reference, Row, Task, constant, largest
 
 import cdpsim
 from cdpsim import Cluster, Trace
 from cdpsim.cluster import Devices
+from tests.reference import CYCLIC, SCHEDULES, Matrix, Reference, Row, Task, constant, largest
 
 CATEGORIES = ("activations", "gradients", "parameters")
 SIMULTANEOUS = tuple(name for name in SCHEDULES if name not in CYCLIC)

@@ -114,8 +114,8 @@ def _pass_through_stages(grid: Grid, model: Model, build: Builder) -> None:
         build.link(sender, message)
         build.link(message, sender + 1)
         held = {"stage": picked["stage"], "version": picked["step"], "size": size[rows]}
-        build.hold(Category.COMMUNICATION, device=src, begin=end(sender), ends=end(message), **held)
-        build.hold(Category.COMMUNICATION, device=dst, begin=start(message), ends=start(sender + 1), **held)
+        build.hold(Category.COMMUNICATION, device=src, begin=end(sender), end=end(message), **held)
+        build.hold(Category.COMMUNICATION, device=dst, begin=start(message), end=start(sender + 1), **held)
     t, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
     build.hold(
         Category.ACTIVATIONS,
@@ -124,7 +124,7 @@ def _pass_through_stages(grid: Grid, model: Model, build: Builder) -> None:
         version=t,
         size=model.size("activation")[j],
         begin=start(grid.forward.ravel()),
-        ends=end(grid.backward.ravel()),
+        end=end(grid.backward.ravel()),
     )
 
 

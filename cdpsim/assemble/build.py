@@ -31,7 +31,8 @@ class Builder:
         self._messages: list[MessageColumns] = []
         self._edges: list[tuple[Ints, Ints, int]] = []
         self._buffers: list[tuple[Ints, ...]] = []
-        self._ends: list[tuple[Ints, Ints]] = []
+        self._held = 0
+        self._kept: list[tuple[Ints, Ints]] = []
 
     def group(self, members: Ints) -> int:
         """The number of the group of these devices."""
@@ -74,40 +75,44 @@ class Builder:
         version: Ints,
         size: Ints,
         begin: Ints,
-        ends: Ints,
-        owner: Ints | None = None,
+        end: Ints,
+        kept: Ints | None = None,
+        kept_until: Ints | None = None,
     ) -> None:
-        """Add buffers. `owner` says which of them each of `ends` belongs to, where that is not one each."""
-        kept = np.flatnonzero(np.broadcast_to(size > 0, len(device)))
-        columns = (category, device, stage, version, size, begin)
-        rows = tuple(np.broadcast_to(np.asarray(c), len(device))[kept] for c in columns)
-        number = np.full(len(device), -1)
-        number[kept] = np.arange(len(kept)) + sum(len(b[0]) for b in self._buffers)
-        self._buffers.append(rows)
-        of = number if owner is None else number[owner]
-        self._ends.append((of[of >= 0], ends[of >= 0]))
+        """Add buffers; `kept` says which of these are held until further moments too. Empty ones are left out."""
+        columns: tuple[Ints, ...] = (device, stage, version, size, begin, end)
+        first = self._held
+        if kept is not None and kept_until is not None:
+            self._kept.append((kept + first, kept_until))
+        if not size.all():
+            some = np.flatnonzero(size)
+            columns = tuple(column[some] for column in columns)
+            if kept is not None:
+                number = np.full(len(size), -1)
+                number[some] = np.arange(first, first + len(some))
+                kept, kept_until = self._kept.pop()
+                stays = number[kept - first] >= 0
+                self._kept.append((number[kept - first][stays], kept_until[stays]))
+        self._buffers.append((np.broadcast_to(np.int8(category), len(columns[0])), *columns))
+        self._held += len(columns[0])
 
     def messages(self) -> Messages:
         """The columns of all messages."""
-        return Messages(*_concatenate(self._messages, (np.int8, np.int8) + (np.int32,) * 5 + (np.int64, np.int32), 9))
+        return Messages(*_concatenate(self._messages, (np.int8, np.int8) + (np.int32,) * 5 + (np.int64, np.int32)))
 
     def edges(self) -> Edges:
         """The columns of all edges."""
         rows = [(b, a, np.broadcast_to(np.int8(kind), len(b))) for b, a, kind in self._edges]
-        return Edges(*_concatenate(rows, (np.int32, np.int32, np.int8), 3))
+        return Edges(*_concatenate(rows, (np.int32, np.int32, np.int8)))
 
     def buffers(self) -> Buffers:
         """The columns of all buffers."""
-        columns = _concatenate(self._buffers, (np.int8, np.int32, np.int32, np.int32, np.int64, np.int32), 6)
-        owner, ends = _concatenate(self._ends, (np.int64, np.int32), 2)
-        if (owner[1:] < owner[:-1]).any():
-            ends = ends[np.argsort(owner, kind="stable")]
-        first = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(columns[0])))])
-        category, device, stage, version, size, begin = columns
-        return Buffers(category, device, stage, version, size, begin, ends, first)
+        columns = _concatenate(self._buffers, (np.int8, np.int32, np.int32, np.int32, np.int64, np.int32, np.int32))
+        kept = _concatenate(self._kept, (np.int32, np.int32))
+        return Buffers(*columns, *kept)
 
 
-def _concatenate(rows: Sequence[tuple[Ints, ...]], types: tuple[type, ...], width: int) -> list[Ints]:
+def _concatenate(rows: Sequence[tuple[Ints, ...]], types: tuple[type, ...]) -> list[Ints]:
     if not rows:
         return [np.empty(0, dtype=kind) for kind in types]
-    return [np.concatenate([row[c] for row in rows]).astype(types[c], copy=False) for c in range(width)]
+    return [np.concatenate([row[c] for row in rows], dtype=kind, casting="unsafe") for c, kind in enumerate(types)]

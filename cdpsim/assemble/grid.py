@@ -113,10 +113,10 @@ class Grid:
         rank[self.lane_tasks] = np.arange(len(rank))
         return rank
 
-    def before(self, place: Ints, prefetch: int) -> tuple[Ints, Ints]:
-        """For places in `lane_tasks`: which have a task `1 + prefetch` places earlier in their lane, and that task."""
-        lane = np.minimum(np.searchsorted(self.lane_heads, place, side="right") - 1, len(self.lane_heads) - 1)
-        earlier = place - 1 - prefetch
+    def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
+        """For tasks by their places in `lane_tasks`: which have one so far ahead of them in their lane, and that one."""
+        lane = np.searchsorted(self.lane_heads, place, side="right") - 1
+        earlier = place - distance
         some = np.flatnonzero(earlier >= self.lane_heads[lane])
         return some, self.lane_tasks[earlier[some]]
 

@@ -46,14 +46,14 @@ def exchange_at_flush(grid: Grid, updates: Updates, model: Model, build: Builder
     made = np.where(holders.step > 0, end(node - len(holders) // grid.steps), -1)
     columns = {"device": holders.device, "stage": holders.stage, "version": holders.step}
     gradients, parameters = model.size("gradients")[holders.stage], model.size("parameters")[holders.stage]
-    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), ends=end(node), **columns)
-    build.hold(Category.PARAMETERS, size=parameters, begin=made, ends=end(node), **columns)
+    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), end=end(node), **columns)
+    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **columns)
     final = holders.step == grid.steps - 1
     build.hold(
         Category.OPTIMIZER,
         size=model.size("optimizer")[holders.stage[final]],
         begin=np.full(final.sum(), -1),
-        ends=end(node[final]),
+        end=end(node[final]),
         **{name: column[final] for name, column in columns.items()},
     )
 
@@ -94,9 +94,9 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, Edge.BARRIER)
     columns = {"device": device, "stage": stage, "version": step, "size": size}
-    build.hold(Category.GRADIENTS, begin=start(holders.first_task[order]), ends=end(taker), **columns)
+    build.hold(Category.GRADIENTS, begin=start(holders.first_task[order]), end=end(taker), **columns)
     arriving = {name: column[sends + (name == "device")] for name, column in columns.items()}
-    build.hold(Category.COMMUNICATION, begin=start(message), ends=start(taker[sends + 1]), **arriving)
+    build.hold(Category.COMMUNICATION, begin=start(message), end=start(taker[sends + 1]), **arriving)
 
 
 def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -118,7 +118,7 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     )
     build.link(node[goes], message)
     build.link(message, node[goes + n])
-    some, task = grid.before(grid.rank[updates.anchor[goes + n]] + 1, prefetch)
+    some, task = grid.before(grid.rank[updates.anchor[goes + n]], prefetch)
     build.link(task, message[some], Edge.ROOM)
     # A state is on its device from its arrival, or from where it was before, until it leaves or is last used.
     arrival, leaving = np.full(len(updates), -1), end(node)
@@ -126,38 +126,44 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     arrival[goes + n] = end(message)
     leaving[goes] = end(message)
     columns = {"stage": updates.stage, "version": updates.step}
-    build.hold(Category.OPTIMIZER, device=updates.device, size=size, begin=arrival, ends=leaving, **columns)
+    build.hold(Category.OPTIMIZER, device=updates.device, size=size, begin=arrival, end=leaving, **columns)
     arriving = {name: column[goes] for name, column in columns.items()}
     build.hold(
         Category.COMMUNICATION,
         device=updates.device[goes + n],
         size=size[goes],
         begin=start(message),
-        ends=end(message),
+        end=end(message),
         **arriving,
     )
 
 
 def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
-    """Who needs a version where: rows of version, stage, device, order, node, its last use, place in its lane.
+    """Who needs a version where: rows of version, stage, device, order, node, last use, place, tasks ahead.
 
     A forward reads for its backward too; an update reads what it replaces; a maker holds what it makes, read or not.
+    The order is that in which readers hand the version on. `place` is in the lanes, of the reader or of the task that
+    an update follows, and `ahead` says how many tasks before that the version is pulled.
     """
     assert updates.anchor is not None
-    last = 2 * int(grid.position.max()) + 2
+    n, never = grid.n, 2 * int(grid.position.max()) + 2
     _, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
     forward, backward = grid.forward.ravel(), grid.backward.ravel()
     follows = updates.anchor if updates.barrier is None else updates.barrier
-    made = updates.step < grid.steps - 1
-    make, nobody = np.flatnonzero(made), np.full(made.sum(), -1)
+    # The maker has the version: that it updates it later does not change where in the chain it reads.
+    made_here = np.append(np.zeros(n, dtype=bool), updates.device[n:] == updates.device[:-n])
+    update_order = np.where(made_here, never, 2 * grid.position[follows] + 1)
+    make = np.arange(len(updates) - n)
+    nobody = np.full(len(make), -1)
     rows = (
         (grid.version.ravel(), updates.step, updates.step[make] + 1),
         (j, updates.stage, updates.stage[make]),
         (grid.device.ravel(), updates.device, updates.device[make]),
-        (2 * grid.position[forward], 2 * grid.position[follows] + 1, np.full(len(make), last)),
+        (2 * grid.position[forward], update_order, np.full(len(make), never)),
         (forward, updates.node, nobody),
         (end(backward), end(updates.node), end(updates.node[make])),
-        (grid.rank[forward], grid.rank[updates.anchor] + 1, nobody),
+        (grid.rank[forward], grid.rank[updates.anchor], nobody),
+        (np.ones_like(forward), np.zeros_like(updates.step), nobody),
     )
     columns = [np.concatenate(parts) for parts in rows]
     order = sort_by(*columns[:4])
@@ -167,10 +173,11 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
 def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """A new version goes from its maker to the first reader and from reader to reader; a device reads it once."""
     n = grid.n
-    version, stage, device, order, node, last_use, place = _readers(grid, updates)
+    version, stage, device, order, node, last_use, place, ahead = _readers(grid, updates)
     copy_head = heads(version, stage, device)  # a copy: one version of one stage on one device
     copy_of = runs(copy_head, len(version))
-    v, j, d, place = version[copy_head], stage[copy_head], device[copy_head], place[copy_head]
+    v, j, d = version[copy_head], stage[copy_head], device[copy_head]
+    place, ahead = place[copy_head], ahead[copy_head]
     maker_node = updates.node[np.maximum(v - 1, 0) * n + j]
     is_made = (v > 0) & (d == updates.device[maker_node - updates.first_node])
     provider = np.where(is_made, maker_node, -1)
@@ -197,11 +204,12 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     )
     provider[receiver] = message
     build.link(provider[sender], message)
-    some, task = grid.before(place[receiver], prefetch)
+    some, task = grid.before(place[receiver], ahead[receiver] + prefetch)
     build.link(task, message[some], Edge.ROOM)
     reads = np.flatnonzero((node >= 0) & (provider[copy_of] >= 0))
     build.link(provider[copy_of[reads]], node[reads])
 
+    others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.hold(
         Category.PARAMETERS,
         device=d,
@@ -209,8 +217,9 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
         version=v,
         size=size,
         begin=end(provider),
-        ends=np.concatenate([last_use, end(message)]),
-        owner=np.concatenate([copy_of, sender]),
+        end=last_use[copy_head],
+        kept=np.concatenate([copy_of[others], sender]),
+        kept_until=np.concatenate([last_use[others], end(message)]),
     )
     build.hold(
         Category.COMMUNICATION,
@@ -219,5 +228,5 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
         version=v[receiver],
         size=size[receiver],
         begin=start(message),
-        ends=end(message),
+        end=end(message),
     )

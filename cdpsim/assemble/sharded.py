@@ -35,12 +35,12 @@ def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder
         Category.GRADIENTS,
         size=gradients[holders.stage],
         begin=start(holders.first_task),
-        ends=summed,
+        end=summed,
         **columns,
     )
     owned = {"device": updates.device, "stage": j}
     made = np.where(t > 0, end(node - grid.n), -1)
-    build.hold(Category.PARAMETERS, version=t, size=parameters[j], begin=made, ends=end(node), **owned)
+    build.hold(Category.PARAMETERS, version=t, size=parameters[j], begin=made, end=end(node), **owned)
     final = slice(-grid.n, None)
     build.hold(
         Category.OPTIMIZER,
@@ -49,7 +49,7 @@ def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder
         version=t[final],
         size=model.size("optimizer"),
         begin=np.full(grid.n, -1),
-        ends=end(node[final]),
+        end=end(node[final]),
     )
 
 
@@ -81,7 +81,7 @@ def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, bui
     build.link(updates.node[update[later] - grid.n], message[later])
     each = np.repeat(message, grid.m)
     build.link(each, reader)
-    some, task = grid.before(grid.rank[reader], prefetch)
+    some, task = grid.before(grid.rank[reader], 1 + prefetch)
     build.link(task, each[some], Edge.ROOM)
     # Every device but the owner holds a copy from its arrival to the end of its use.
     copies = np.flatnonzero(grid.task_device[reader] != np.repeat(root, grid.m))
@@ -91,8 +91,8 @@ def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, bui
         "version": np.repeat(step, grid.m)[copies],
         "size": parameters[np.repeat(stage, grid.m)[copies]],
     }
-    build.hold(Category.PARAMETERS, begin=end(each[copies]), ends=end(reader[copies]), **columns)
-    build.hold(Category.COMMUNICATION, begin=start(each[copies]), ends=end(each[copies]), **columns)
+    build.hold(Category.PARAMETERS, begin=end(each[copies]), end=end(reader[copies]), **columns)
+    build.hold(Category.COMMUNICATION, begin=start(each[copies]), end=end(each[copies]), **columns)
 
 
 def carry_state(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -136,7 +136,7 @@ def carry_state(grid: Grid, updates: Updates, model: Model, build: Builder, pref
     used = moves[user[moves] >= 0]
     build.link(user[used], leaves[used])
     build.link(message, user[moves + 1])
-    some, before = grid.before(grid.rank[user[moves + 1]], prefetch)
+    some, before = grid.before(grid.rank[user[moves + 1]], 1 + prefetch)
     build.link(before, message[some], Edge.ROOM)
     stays = now[device[now] == device[now + 1]]
     stays = stays[(user[stays] >= 0) & (user[stays + 1] != user[stays] + 1)]  # else linked as a stage to the next
@@ -154,7 +154,7 @@ def carry_state(grid: Grid, updates: Updates, model: Model, build: Builder, pref
         version=np.maximum(made_in[moves], 0),
         size=size,
         begin=start(message),
-        ends=end(message),
+        end=end(message),
     )
     # Where the state rests between two uses on one device, one holding ends and the next begins as the use ends.
     leave = end(user)
@@ -216,10 +216,12 @@ class _Carried:
             count = (final - first + 1).ravel()
             span = np.repeat(np.arange(len(count)), count)
             use = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first.ravel()[span]
-            begins = np.where(use == first.ravel()[span], begin.ravel()[span], arrive[use])
-            ends = np.where(use == final.ravel()[span], finish.ravel()[span], leave[use])
+            begin_at = np.where(use == first.ravel()[span], begin.ravel()[span], arrive[use])
+            end_at = np.where(use == final.ravel()[span], finish.ravel()[span], leave[use])
+            some = np.flatnonzero(begin_at != end_at)  # a state may start where it is first used
+            use, span = use[some], span[some]
             of = {"device": device[use], "stage": stage[use], "version": span // self.grid.n}
-            build.hold(category, size=model.size(kind)[stage[use]], begin=begins, ends=ends, **of)
+            build.hold(category, size=model.size(kind)[stage[use]], begin=begin_at[some], end=end_at[some], **of)
 
 
 def _overlaps(first: Ints, last: Ints, count: int) -> Ints:

@@ -15,8 +15,9 @@ Columns = Mapping[str, np.ndarray]
 def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
     """From when until when each buffer is held."""
     moments = np.append(np.stack([start, end], axis=1).ravel(), start.dtype.type(0))  # moment -1: the run's start
-    begin, ends = moments[buffers.begin], moments[buffers.ends]
-    return begin, np.maximum.reduceat(ends, buffers.first_end[:-1]) if len(buffers) else begin
+    begin, finish = moments[buffers.begin], moments[buffers.end]
+    np.maximum.at(finish, buffers.kept, moments[buffers.kept_until])
+    return begin, finish
 
 
 def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
