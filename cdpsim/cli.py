@@ -10,59 +10,64 @@ from typing import IO, Any, NoReturn
 from cdpsim.errors import RequestError, nearest
 from cdpsim.version import __version__
 
-_ABOUT = """Simulate training schedules: when every task runs, what devices hold, what links carry.
-
-A schedule says in which order, on which devices and with which version of the parameters the micro-batches of a
-training step pass through the stages of a model. Without a model and a cluster, a run is in slots: every forward
-and every backward of a stage takes one, and messages are free.
+_ABOUT = """Simulate training schedules: when every task runs, what devices hold, what links
+carry. A schedule says in which order, on which devices and with which version of
+the parameters the micro-batches of a training step pass through the stages of a
+model. Without a model and a cluster a run is in slots: each forward and each
+backward of a stage takes one, and messages are free.
 """
 _EXAMPLES = """examples:
-  cdpsim schedules                           what there is to simulate
-  cdpsim table1 -n 8                         the paper's Table 1, as printed, exact and simulated
-  cdpsim simulate mp-cdp -n 4 -o traces      when every task runs, what devices hold, what links carry
+  cdpsim schedules                         what there is to simulate
+  cdpsim table1 -n 8                       the paper's Table 1, and what runs measure
+  cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
 
-`cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no, 2 the request cannot be served
-(with one line on stderr that says why and what to do), 130 interrupted.
+`cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no,
+2 the request cannot be served (one line on stderr says why, and the remedy),
+130 interrupted.
 """
 _SCHEDULES = """columns:
-  order       simultaneous: all micro-batches do the same at once; cyclic: one starts every second slot
-  placement   what a device is responsible for
-  rule        which parameters are read: dp the newest everywhere, cdp-v1 those of the step before everywhere,
-              cdp-v2 the newest wherever they exist in time
-  state       replicated: on every device that uses it; sharded: in one place at a time
-  options     those of `cdpsim simulate` that not every schedule takes
+  order      simultaneous: all micro-batches are in the same stage at once;
+             cyclic: one starts two slots after the other
+  placement  what a device is responsible for
+  rule       which parameters are read: dp the newest, cdp-v1 those of the step
+             before, cdp-v2 the newest wherever they exist in time
+  state      replicated: on every device that uses it; sharded: in one place
+  options    those of `cdpsim simulate` that not every schedule takes
 """
-_TABLE1 = """Nine rows, one for each implementation. A cell shows what the paper prints, the exact value, and what a run
-measures; a footnote says why the exact value is not the printed one. N is the number of stages and of
-micro-batches, A what activations take, P parameters, B the size of a micro-batch.
+_TABLE1 = """Nine rows, one for each implementation; N is the number of stages and of
+micro-batches. Each cell shows what the paper prints, the exact value, and what a
+run measures. A footnote says why an exact value is not the printed one.
+Exits with 1 if a row's exact and measured values disagree.
 
 examples:
   cdpsim table1 -n 8
   cdpsim table1 -n 8 --collective ring --format markdown
   cdpsim table1 -n 64 --format json > table.json
-
-Exits with 1 if exact and simulated values of a row disagree.
 """
-_SIMULATE = """DIR then holds, all of them or none:
-  tasks.csv      a row for each forward (F), backward (B) and update (U): on which device, from when until when,
-                 which version of the parameters it reads, and whether a newer one existed (stale)
-  messages.csv   a row for each message or collective: what, from where, to where, how large, when, how many rounds
-  memory.csv     what each device holds of each category from each time on, a row per change
-  summary.json   makespan, period, bubble, staleness, peak memory and bytes sent of each device, and the request
-Times are slots and sizes are stages' worth, or seconds and bytes if a model or a cluster is given.
+_SIMULATE = """DIR will hold these, all of them or none:
+  tasks.csv     a row for each forward (F), backward (B) and update (U): device,
+                start, end, the version of the parameters that it reads or makes,
+                and whether a newer one existed (stale)
+  messages.csv  a row for each message and collective: what, from where, to where,
+                how large, start, end, rounds
+  memory.csv    what a device holds of a category from a time on, a row per change
+  summary.json  makespan, period, bubble, staleness, each device's peak memory and
+                bytes sent, and the request itself
+Times are slots and sizes stages' worth; with a model and a cluster, seconds and
+bytes.
 
 examples:
   cdpsim simulate mp-cdp -n 4 -o traces
   cdpsim simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
 
-toy.toml:                            box.toml:
-  [[stages]]                           [devices]
-  repeat = 8                           memory = "80 GB"
-  forward = "10 ms"                    [link]
-  backward = "20 ms"                   latency = "5 us"
-  activation = "1.5 GB"                bandwidth = "300 GB/s"
+toy.toml                        box.toml
+  [[stages]]                      [devices]
+  repeat = 8                      memory = "80 GB"
+  forward = "10 ms"               [link]
+  backward = "20 ms"              latency = "5 us"
+  activation = "1.5 GB"           bandwidth = "300 GB/s"
   boundary = "16 MB"
   parameters = "400 MB"
 """
@@ -81,12 +86,12 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Refuse what no option or argument has taken."""
-        options = [option for option in self._option_string_actions if option.startswith("--")]
         for word in words:
-            name = word.partition("=")[0]
+            name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
             if name.startswith("-"):
-                raise RequestError(name, f"unknown option; {nearest(name, options)}; see {self.prog} --help")
-            raise RequestError(repr(word), f"is one argument too many; see {self.prog} --help")
+                meant = nearest(name.lower(), self._option_string_actions)
+                raise RequestError(name, f"unknown option; {meant}; {see}")
+            raise RequestError(repr(name), f"is one argument too many; {see}")
 
     def _print_message(self, message: str, file: object = None) -> None:
         _write(message)
@@ -128,6 +133,7 @@ def _write(text: str) -> None:
     if sys.stdout is None:
         raise RequestError("standard output", "is closed; open it, or redirect it into a file")
     try:
+        sys.stdout.flush()
         if hasattr(sys.stdout, "buffer"):  # else it takes text only, as io.StringIO does
             sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
         else:

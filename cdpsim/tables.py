@@ -1,6 +1,7 @@
 """Tables as text, CSV, Markdown, LaTeX and JSON."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from io import StringIO
@@ -12,12 +13,14 @@ from cdpsim.errors import RequestError, nearest
 
 Row = Sequence[str]
 
+_NUMBER = re.compile(r"-?[0-9]+([./][0-9]+)?")
+
 
 def as_text(header: Row, rows: Sequence[Row]) -> str:
     """Align columns for reading: numbers to the right, the rest to the left."""
     table = [header, *rows]
     widths = [max(len(row[c]) for row in table) for c in range(len(header))]
-    right = [all(_is_number(row[c]) for row in rows) for c in range(len(header))]
+    right = [bool(rows) and all(_NUMBER.fullmatch(row[c]) for row in rows) for c in range(len(header))]
 
     def line(row: Row) -> str:
         cells = zip(row, widths, right, strict=True)
@@ -34,38 +37,40 @@ def as_csv(header: Row, rows: Sequence[Row]) -> str:
 
 
 def as_markdown(header: Row, rows: Sequence[Row]) -> str:
-    """Write a Markdown table."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in [header, ["---"] * len(header), *rows]]
-    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
-
-
-# Longest first: a symbol must not be cut by a shorter one.
-_SYMBOLS = (
-    ("Ψint", r"\Psi_A^{\mathrm{int}}"),
-    ("ΨA", r"\Psi_A"),
-    ("ΨP", r"\Psi_P"),
-    ("O(log N)", r"\mathcal{O}(\log N)"),
-    ("O(1)", r"\mathcal{O}(1)"),
-    ("²", "^2"),
-)
+    """Write a Markdown table, its columns aligned for whoever reads it as it is."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
+    widths = [max(3, *(len(row[c]) for row in cells)) for c in range(len(header))]
+    cells.insert(1, ["-" * width for width in widths])
+    return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in cells)
 
 
 def as_latex(header: Row, rows: Sequence[Row]) -> str:
-    """Write a LaTeX tabular (booktabs), the paper's symbols as mathematics."""
+    """Write a LaTeX tabular (booktabs), its source aligned."""
+    return latex_tabular("l" * len(header), [[*map(latex_text, header)]], [[*map(latex_text, row)] for row in rows])
 
-    def cell(text: str) -> str:
-        mathematics = text
-        for symbol, command in _SYMBOLS:
-            mathematics = mathematics.replace(symbol, command)
-        if mathematics != text or "(N+1)" in text:
-            return f"${mathematics}$"
-        return "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)
 
-    def line(row: Row) -> str:
-        return " & ".join(map(cell, row)) + r" \\"
+def latex_tabular(columns: str, header: Sequence[Row | str], rows: Sequence[Row]) -> str:
+    """A tabular of cells that are LaTeX already; of the header, a plain string is a line of its own."""
+    cells = [line for line in [*header, *rows] if not isinstance(line, str)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
-    middle = [r"\midrule", *map(line, rows), r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([rf"\begin{{tabular}}{{{'l' * len(header)}}}", r"\toprule", line(header), *middle]) + "\n"
+    def line(row: Row | str) -> str:
+        return row if isinstance(row, str) else " & ".join(map(str.ljust, row, widths)) + r" \\"
+
+    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *map(line, header), r"\midrule"]
+    return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def latex_text(text: str) -> str:
+    """Escape what LaTeX would take for a command."""
+    return "".join(_LATEX.get(c, c) for c in text)
 
 
 def as_json(value: object) -> str:
@@ -93,7 +98,3 @@ def _fraction(value: Any) -> str:
     if isinstance(value, Fraction):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no place in JSON")
-
-
-def _is_number(cell: str) -> bool:
-    return bool(cell) and cell.replace(".", "").replace("/", "").isdigit()

@@ -114,11 +114,18 @@ class Grid:
         return rank
 
     def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
-        """For tasks by their places in `lane_tasks`: which have one so far ahead of them in their lane, and that one."""
+        """For tasks by place in `lane_tasks`: which have one `distance` ahead of them in their lane, and that one."""
         lane = np.searchsorted(self.lane_heads, place, side="right") - 1
         earlier = place - distance
         some = np.flatnonzero(earlier >= self.lane_heads[lane])
         return some, self.lane_tasks[earlier[some]]
+
+    def last_until(self, place: Ints, position: Ints) -> Ints:
+        """The places of the last tasks in the same lanes as these, at or before a position in the schedule's order."""
+        span = int(self.position.max()) + 1
+        lane = runs(self.lane_heads, len(self.lane_tasks))
+        key = np.maximum.accumulate(lane * span + self.position[self.lane_tasks])
+        return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
     @cached_property
     def last_in_step(self) -> tuple[Ints, Ints]:

@@ -102,7 +102,6 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
 def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """The optimizer state follows the updates of its stage from device to device."""
     n, node = grid.n, updates.node
-    assert updates.anchor is not None
     moved, size = model.moved_optimizer[updates.stage], model.size("optimizer")[updates.stage]
     now = np.arange(len(updates) - n)
     travels = (updates.device[now] != updates.device[now + n]) & (moved[now] > 0)
@@ -118,7 +117,7 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     )
     build.link(node[goes], message)
     build.link(message, node[goes + n])
-    some, task = grid.before(grid.rank[updates.anchor[goes + n]], prefetch)
+    some, task = grid.before(updates.place(grid)[goes + n], prefetch)
     build.link(task, message[some], Edge.ROOM)
     # A state is on its device from its arrival, or from where it was before, until it leaves or is last used.
     arrival, leaving = np.full(len(updates), -1), end(node)
@@ -162,7 +161,7 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
         (2 * grid.position[forward], update_order, np.full(len(make), never)),
         (forward, updates.node, nobody),
         (end(backward), end(updates.node), end(updates.node[make])),
-        (grid.rank[forward], grid.rank[updates.anchor], nobody),
+        (grid.rank[forward], updates.place(grid), nobody),
         (np.ones_like(forward), np.zeros_like(updates.step), nobody),
     )
     columns = [np.concatenate(parts) for parts in rows]

@@ -29,6 +29,12 @@ class Updates:
     def __len__(self) -> int:
         return len(self.step)
 
+    def place(self, grid: Grid) -> Ints:
+        """The place in its lane of what each update comes after: its anchor, or the last task until the barrier."""
+        assert self.anchor is not None
+        place = grid.rank[self.anchor]
+        return place if self.barrier is None else grid.last_until(place, grid.position[self.barrier])
+
     @cached_property
     def node(self) -> Ints:
         """The node of each update."""
