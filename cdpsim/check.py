@@ -5,9 +5,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.columns import heads, sort_by
 from cdpsim.errors import RequestError
-from cdpsim.program import Category, Content, Edge, Kind, Program
+from cdpsim.paths import successors
+from cdpsim.program import Category, Edge, Kind, Program
 
 
 def check(program: Program) -> None:
@@ -24,7 +25,8 @@ def check_columns(program: Program) -> None:
 
 
 def _problems(program: Program) -> Iterator[str]:
-    yield from _keys(program)
+    yield from _layout(program)
+    yield from _updates(program)
     yield from _edges(program)
     yield from _lanes(program)
     yield from _passes(program)
@@ -34,18 +36,43 @@ def _problems(program: Program) -> Iterator[str]:
     yield from _buffers(program)
 
 
-def _keys(program: Program) -> Iterator[str]:
-    """Each task stands there once; several devices may update their replicas."""
-    tasks = program.tasks
-    for kind in np.unique(tasks.kind).tolist():
-        rows = np.flatnonzero(tasks.kind == kind)
-        device = tasks.device[rows] if kind == Kind.U else np.zeros(len(rows), dtype=np.int64)
-        columns = [c[rows] for c in (tasks.step, tasks.micro_batch + 1, tasks.stage)] + [device]
-        order = sort_by(*columns)
-        first = heads(*(column[order] for column in columns))
-        if len(first) < len(rows):
-            again = np.setdiff1d(np.arange(len(rows)), first)[0]
-            yield f"{program.describe(int(rows[order[again]]))} stands there twice; each task has one key"
+def _layout(program: Program) -> Iterator[str]:
+    """Each task stands once, in its place: by step, micro-batch and phase, the same phases for all micro-batches."""
+    tasks, compute, phases = program.tasks, len(program.lane_tasks), program.phases
+    if compute != program.steps * program.m * phases:
+        yield f"{compute} places in lanes do not go into {program.steps} steps of {program.m} micro-batches"
+        return
+    passes = np.arange(compute // max(phases, 1), dtype=np.int32)
+    for what, expected in (
+        ("step", np.repeat(passes // program.m, phases)),
+        ("micro_batch", np.repeat(passes % program.m, phases)),
+        ("kind", np.tile(tasks.kind[:phases], len(passes))),
+        ("stage", np.tile(tasks.stage[:phases], len(passes))),
+    ):
+        column = getattr(tasks, what)
+        wrong = np.flatnonzero(column[:compute] != expected)
+        if len(wrong):
+            task = int(wrong[0])
+            yield f"{program.describe(task)} stands where a task of {what} {expected[task]} belongs"
+            return
+    for kind in (Kind.F, Kind.B):
+        count = np.bincount(tasks.stage[:phases][tasks.kind[:phases] == kind], minlength=program.n)
+        for stage in np.flatnonzero(count != 1).tolist():
+            yield f"a micro-batch has {count[stage]} tasks {kind.name} of stage {stage}; it needs one"
+
+
+def _updates(program: Program) -> Iterator[str]:
+    """A device updates its replica of a stage once in a step."""
+    tasks, compute = program.tasks, len(program.lane_tasks)
+    strange = compute + np.flatnonzero(tasks.kind[compute:] != Kind.U)
+    if len(strange):
+        yield f"{program.describe(int(strange[0]))} stands among the updates but has no place in a lane"
+    columns = (tasks.step[compute:], tasks.stage[compute:], tasks.device[compute:])
+    order = sort_by(*columns)
+    first = heads(*(column[order] for column in columns))
+    if len(first) < len(order):
+        again = int(order[np.setdiff1d(np.arange(len(order)), first)[0]])
+        yield f"{program.describe(compute + again)} stands there twice; a device updates a stage once in a step"
 
 
 def _edges(program: Program) -> Iterator[str]:
@@ -75,39 +102,32 @@ def _lanes(program: Program) -> Iterator[str]:
 
 
 def _passes(program: Program) -> Iterator[str]:
-    """Every forward has its backward, on the same device, reading the same version."""
-    tasks = program.tasks
-    forward, backward = (_by_key(program, kind) for kind in (Kind.F, Kind.B))
-    if len(forward) != len(backward):
-        yield f"{len(forward)} forwards but {len(backward)} backwards; every forward has its backward"
-        return
-    for what in ("step", "micro_batch", "stage", "device", "version"):
-        column = getattr(tasks, what)
-        apart = np.flatnonzero(column[forward] != column[backward])
+    """A backward runs on the device of its forward and reads the same version."""
+    tasks, compute, phases = program.tasks, len(program.lane_tasks), program.phases
+    kind, stage = tasks.kind[:phases], tasks.stage[:phases]
+    forward, backward = (np.flatnonzero(kind == k)[np.argsort(stage[kind == k])] for k in (Kind.F, Kind.B))
+    for what in ("device", "version"):
+        column = getattr(tasks, what)[:compute].reshape(-1, phases)
+        apart = np.argwhere(column[:, forward] != column[:, backward])
         if len(apart):
-            f, b = int(forward[apart[0]]), int(backward[apart[0]])
-            yield f"{program.describe(f)} and {program.describe(b)} differ in {what}: {column[f]} and {column[b]}"
+            row, j = apart[0].tolist()
+            f, b = row * phases + int(forward[j]), row * phases + int(backward[j])
+            values = f"{getattr(tasks, what)[f]} and {getattr(tasks, what)[b]}"
+            yield f"{program.describe(f)} and {program.describe(b)} differ in {what}: {values}"
             return
-
-
-def _by_key(program: Program, kind: Kind) -> Ints:
-    tasks = program.tasks
-    rows = np.flatnonzero(tasks.kind == kind)
-    return rows[sort_by(tasks.step[rows], tasks.micro_batch[rows], tasks.stage[rows])]
 
 
 def _versions(program: Program) -> Iterator[str]:
     """Some update makes every version that is read, in an earlier step."""
     tasks = program.tasks
-    compute = np.flatnonzero(tasks.kind != Kind.U)
-    update = np.flatnonzero(tasks.kind == Kind.U)
-    span = program.n
+    compute, span = slice(len(program.lane_tasks)), program.n
+    update = slice(len(program.lane_tasks), None)
     made = np.zeros((program.steps + 1) * span, dtype=bool)
     made[:span] = True
     made[tasks.version[update] * span + tasks.stage[update]] = True
     early = (tasks.version[compute] > tasks.step[compute]) | (tasks.version[compute] < 0)
     nowhere = ~made[np.clip(tasks.version[compute], 0, program.steps) * span + tasks.stage[compute]]
-    wrong = compute[np.flatnonzero(early | nowhere)]
+    wrong = np.flatnonzero(early | nowhere)
     if len(wrong):
         task = int(wrong[0])
         yield f"{program.describe(task)} reads version {tasks.version[task]}, which does not exist for it"
@@ -116,31 +136,27 @@ def _versions(program: Program) -> Iterator[str]:
 def _gradients(program: Program) -> Iterator[str]:
     """Every backward's gradient is waited for by what sums it, and the stage is updated in that step."""
     tasks = program.tasks
-    backward = np.flatnonzero(tasks.kind == Kind.B)
-    update = np.flatnonzero(tasks.kind == Kind.U)
-    updated = np.zeros(program.steps * program.n, dtype=bool)
-    updated[tasks.step[update] * program.n + tasks.stage[update]] = True
-    missing = backward[~updated[tasks.step[backward] * program.n + tasks.stage[backward]]]
-    if len(missing):
-        yield f"the gradient of {program.describe(int(missing[0]))} never reaches an update"
+    compute = len(program.lane_tasks)
+    updated = np.zeros((program.steps, program.n), dtype=bool)
+    updated[tasks.step[compute:], tasks.stage[compute:]] = True
+    for step, stage in np.argwhere(~updated).tolist():
+        of_it = (tasks.kind == Kind.B) & (tasks.step == step) & (tasks.stage == stage)
+        yield f"the gradient of {program.describe(int(np.flatnonzero(of_it)[0]))} never reaches an update"
 
 
 def _messages(program: Program) -> Iterator[str]:
     """Every message carries something that exists and is waited for by somebody."""
-    first = len(program.tasks)
-    edges = program.edges
+    first, edges = len(program.tasks), program.edges
     data = edges.kind == Edge.DATA
-    read = np.bincount(edges.before[data], minlength=program.nodes)[first:]
-    sent = np.bincount(edges.after[data], minlength=program.nodes)[first:]
-    unread = np.flatnonzero(read == 0)
+    read, sent = (np.zeros(program.nodes, dtype=bool) for _ in range(2))
+    read[edges.before[data]] = True
+    sent[edges.after[data]] = True
+    unread = np.flatnonzero(~read[first:])
     if len(unread):
         yield f"nobody waits for {program.describe(first + int(unread[0]))}"
-    unsent = np.flatnonzero((sent == 0) & (program.messages.step >= 0))
+    unsent = np.flatnonzero(~sent[first:] & (program.messages.step >= 0))
     if len(unsent):
         yield f"{program.describe(first + int(unsent[0]))} has nothing to send: no task makes its content"
-    nowhere = np.flatnonzero((program.messages.content != Content.STATE) & (program.messages.size < 0))
-    if len(nowhere):
-        yield f"{program.describe(first + int(nowhere[0]))} has a negative size"
 
 
 def _buffers(program: Program) -> Iterator[str]:
@@ -155,7 +171,7 @@ def _buffers(program: Program) -> Iterator[str]:
 
 def find_cycle(program: Program) -> list[int]:
     """A cycle of dependencies and lane orders, each node waiting for the one before it; empty if there is none."""
-    waits_for, first, after = program.successors()
+    waits_for, first, after = successors(*program.waits(), program.nodes)
     ready = np.flatnonzero(waits_for == 0).tolist()
     waits, starts, reach = waits_for.tolist(), first.tolist(), after.tolist()
     while ready:

@@ -12,12 +12,14 @@ def sort_by(*columns: Ints) -> Ints:
     """The permutation that sorts rows by their columns, the first one most significant; equal rows in any order."""
     spans = [int(column.max(initial=0)) + 1 for column in columns]
     if np.prod(np.array(spans, dtype=float)) >= 2.0**62:
-        return np.lexsort(columns[::-1])
+        return np.lexsort(columns[::-1]).astype(np.int32)
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column, span in zip(columns, spans, strict=True):
         key *= span
         key += column
-    return np.argsort(key)
+    if (key[1:] >= key[:-1]).all():
+        return np.arange(len(key), dtype=np.int32)
+    return np.argsort(key).astype(np.int32)
 
 
 def heads(*columns: Ints) -> Ints:
@@ -26,9 +28,9 @@ def heads(*columns: Ints) -> Ints:
     changed[:1] = True
     for column in columns:
         changed[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(changed)
+    return np.flatnonzero(changed).astype(np.int32)
 
 
 def runs(first: Ints, rows: int) -> Ints:
     """The number of its run, for each of `rows` rows whose runs begin at `first`."""
-    return np.repeat(np.arange(len(first)), np.diff(np.append(first, rows)))
+    return np.repeat(np.arange(len(first), dtype=np.int32), np.diff(np.append(first, rows)))

@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.columns import Ints
-from cdpsim.paths import by_predecessor
 
 
 # The order of the members is the order in which rows of equal start are written: as the contract says for kinds,
@@ -170,12 +169,11 @@ class Program:
         at = np.flatnonzero(inner)
         return self.lane_tasks[at - 1], self.lane_tasks[at]
 
-    def successors(self) -> tuple[Ints, Ints, Ints]:
-        """How many nodes each one waits for, and who waits for it: `after[first[node]:first[node + 1]]`."""
+    def waits(self) -> tuple[Ints, Ints]:
+        """All that one node waits for another for, dependencies and lane orders: (before, after)."""
         lane_before, lane_after = self.lane_edges
         before = np.concatenate([self.edges.before, lane_before])
-        after = np.concatenate([self.edges.after, lane_after])
-        return by_predecessor(before, after, self.nodes)
+        return before, np.concatenate([self.edges.after, lane_after])
 
     def describe(self, node: int) -> str:
         """Name a node as a person would: `F(t=0,i=1,j=2)`, `U(t=0,j=2) on device 3`, `p2p gradient(t=0,j=1) 0->1`."""

@@ -1,79 +1,103 @@
 """Table 1 in the forms in which it is printed."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from cdpsim import tables
 from cdpsim.table1 import QUANTITIES, Table, footnote
 
-_HEADINGS = {
-    "activations": "activations/GPU",
-    "parameters": "parameters/GPU",
-    "gradient_volume": "gradient volume",
-    "parameter_volume": "param. volume",
-    "boundary_volume": "boundary volume",
-    "rounds": "rounds",
-    "gpus": "GPUs",
-}
-_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def _marked(table: Table) -> tuple[list[dict[str, str]], list[str]]:
-    """Each row's marks by quantity, and the footnotes that they number."""
-    notes: list[str] = []
-    marks = []
-    for row in table.rows:
-        mark = {}
-        for quantity in QUANTITIES:
-            note = footnote(row, quantity, table.n, table.collective)
-            if note and note not in notes:
-                notes.append(note)
-            mark[quantity] = str(notes.index(note) + 1).translate(_SUPERSCRIPTS) if note else ""
-        marks.append(mark)
-    return marks, notes
-
-
-def _remarks(table: Table, notes: Sequence[str]) -> list[str]:
-    lines = [f"{str(k).translate(_SUPERSCRIPTS)} {note}" for k, note in enumerate(notes, start=1)]
-    units = "units: BΨA, ΨP, BΨint per micro-batch and training step; a stage has 1/N of each"
-    all_reduce = f"all-reduce by {table.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees"
-    return [units, all_reduce, *lines]
-
-
+# Two blocks fit a terminal: what a device holds, and what it exchanges.
 _BLOCKS = (
     ("activations", "parameters", "gpus"),
     ("gradient_volume", "parameter_volume", "boundary_volume", "rounds"),
 )
+_HEADINGS = {
+    "activations": "activations/GPU, BΨA",
+    "parameters": "parameters/GPU, ΨP",
+    "gpus": "GPUs",
+    "gradient_volume": "gradient volume, ΨP",
+    "parameter_volume": "param. volume, ΨP",
+    "boundary_volume": "boundary volume, BΨint",
+    "rounds": "rounds",
+}
+_BESIDE = ("schedule", "versions kept", "states moved", "wire volume, ΨP")
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+
+Columns = dict[str, list[str]]  # the paper's, the exact and the simulated cells of a quantity
+
+
+def _title(table: Table) -> str:
+    return f"Table 1 for N = {table.n}: as the paper prints it | exact | simulated"
+
+
+def _columns(table: Table) -> tuple[dict[str, Columns], list[str]]:
+    """Every quantity's columns, and the footnotes that marks behind exact cells number in reading order.
+
+    The paper's column is left out where the paper prints nothing.
+    """
+    notes: list[str] = []
+    columns: dict[str, Columns] = {}
+    for quantity in (quantity for block in _BLOCKS for quantity in block):
+        parts: Columns = {"paper": [], "exact": [], "simulated": []}
+        for row in table.rows:
+            cell, note = row[quantity], footnote(row, quantity, table.n, table.collective)
+            if note and note not in notes:
+                notes.append(note)
+            parts["paper"].append(cell["paper"])
+            parts["exact"].append(f"{cell['exact']}{_mark(notes.index(note) + 1) if note else ''}")
+            parts["simulated"].append(f"{cell['simulated']}{'' if cell['simulated'] == cell['exact'] else ' ≠'}")
+        if not any(parts["paper"]):
+            del parts["paper"]
+        columns[quantity] = parts
+    return columns, notes
+
+
+def _mark(number: int) -> str:
+    return "".join(_SUPERSCRIPTS[int(digit)] for digit in str(number))
+
+
+def _remarks(table: Table, notes: Sequence[str]) -> list[str]:
+    return [
+        "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
+        f"all-reduce by {table.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees",
+        *(f"{_mark(number)} {note}" for number, note in enumerate(notes, start=1)),
+    ]
+
+
+def _beside(table: Table) -> tuple[list[list[str]], str]:
+    """What the paper's table leaves out, and what its columns mean."""
+    rows = [
+        [row["schedule"], *(str(row[name]) for name in ("versions", "optimizer_moves", "wire_volume"))]
+        for row in table.beside
+    ]
+    about = "kept: of one stage on one device; moved: optimizer states per training step; wire: what algorithms send"
+    return rows, f"beside the table ({about})"
+
+
+def _agree(table: Table) -> list[str]:
+    return ["yes" if row["agree"] else "NO" for row in table.rows]
+
+
+def _names(table: Table) -> list[str]:
+    return [row["schedule"] for row in table.rows]
 
 
 def _text(table: Table) -> str:
-    """Two blocks that fit a terminal: what a device holds, and what it exchanges."""
-    marks, notes = _marked(table)
-    blocks = ["\n".join(_block(table, marks, quantities)) for quantities in _BLOCKS]
-    remarks = ["\n".join(_remarks(table, notes)), _beside(table)]
-    return "\n\n".join([f"Table 1 for N = {table.n}", *blocks, *remarks])
+    columns, notes = _columns(table)
+    blocks = [_text_block(table, {quantity: columns[quantity] for quantity in block}) for block in _BLOCKS]
+    rows, about = _beside(table)
+    beside = f"{about}\n\n{tables.as_text(_BESIDE, rows)}"
+    return "\n\n".join([_title(table), *blocks, "\n".join(_remarks(table, notes)), beside])
 
 
-def _block(table: Table, marks: Sequence[dict[str, str]], quantities: Sequence[str]) -> list[str]:
-    """Paper | exact | simulated for each quantity, the first left out where the paper prints nothing."""
-    columns = [_padded(["", "", *(row["schedule"] for row in table.rows)])]
-    for quantity in quantities:
-        cells = [row[quantity] for row in table.rows]
-        exact = [f"{cell['exact']}{mark[quantity]}" for cell, mark in zip(cells, marks, strict=True)]
-        parts = [["exact", *exact], ["simulated", *(str(cell["simulated"]) for cell in cells)]]
-        if any(cell["paper"] for cell in cells):
-            parts.insert(0, ["paper", *(cell["paper"] for cell in cells)])
-        lines = [" | ".join(line) for line in zip(*map(_padded, parts), strict=True)]
-        columns.append(_padded([_HEADINGS[quantity], *lines]))
-    columns.append(_padded(["", "agree", *("yes" if row["agree"] else "NO" for row in table.rows)]))
-    lines = ["   ".join(line).rstrip() for line in zip(*columns, strict=True)]
-    return [*lines[:2], "-" * max(map(len, lines)), *lines[2:]]
-
-
-def _beside(table: Table) -> str:
-    """What the paper's table leaves out."""
-    header = ("beside the table", "versions of a stage", "optimizer moves/step", "wire volume")
-    names = ("schedule", "versions", "optimizer_moves", "wire_volume")
-    return tables.as_text(header, [[str(row[name]) for name in names] for row in table.beside])
+def _text_block(table: Table, columns: dict[str, Columns]) -> str:
+    side_by_side = [_padded(["", "", *_names(table)])]
+    for quantity, parts in columns.items():
+        cells = [_padded([name, *column]) for name, column in parts.items()]
+        side_by_side.append(_padded([_HEADINGS[quantity], *map(" | ".join, zip(*cells, strict=True))]))
+    side_by_side.append(["", "agree", *_agree(table)])
+    lines = ["   ".join(line).rstrip() for line in zip(*side_by_side, strict=True)]
+    return "\n".join([*lines[:2], "-" * max(map(len, lines)), *lines[2:]])
 
 
 def _padded(cells: Sequence[str]) -> list[str]:
@@ -81,15 +105,78 @@ def _padded(cells: Sequence[str]) -> list[str]:
     return [cell.ljust(width) for cell in cells]
 
 
-def _flat(table: Table) -> tuple[list[str], list[list[str]]]:
+def _markdown(table: Table) -> str:
+    columns, notes = _columns(table)
+    blocks = []
+    for block in _BLOCKS:
+        header, cells = ["schedule"], [_names(table)]
+        for quantity in block:
+            first, *more = columns[quantity]
+            header += [f"{_HEADINGS[quantity]}: {first}", *more]
+            cells += columns[quantity].values()
+        blocks.append(tables.as_markdown([*header, "agree"], list(zip(*cells, _agree(table), strict=True))))
+    remarks = "".join(f"- {remark}\n" for remark in _remarks(table, notes))
+    rows, about = _beside(table)
+    return "\n".join([_title(table), "", *blocks, remarks, about, "", tables.as_markdown(_BESIDE, rows)])
+
+
+def _latex(table: Table) -> str:
+    """Three booktabs tabulars and the footnotes, as paragraphs."""
+    columns, notes = _columns(table)
+    blocks = [_latex_block(table, {quantity: columns[quantity] for quantity in block}) for block in _BLOCKS]
+    rows, about = _beside(table)
+    beside = tables.latex_tabular("lrrr", [list(map(_latex_text, _BESIDE))], rows)
+    remarks = "".join(f"{_latex_text(remark)}\\par\n" for remark in _remarks(table, notes))
+    title = f"{tables.LATEX_NEEDS}{_latex_text(_title(table))}\\par\n"
+    return "\n".join([title, *blocks, remarks, f"{_latex_text(about)}\\par\n", beside])
+
+
+def _latex_block(table: Table, columns: dict[str, Columns]) -> str:
+    groups, rules, header, cells = [""], [], [""], [_names(table)]
+    for quantity, parts in columns.items():
+        first, last = len(header) + 1, len(header) + len(parts)
+        groups.append(rf"\multicolumn{{{len(parts)}}}{{c}}{{{_latex_text(_HEADINGS[quantity])}}}")
+        rules.append(rf"\cmidrule(lr){{{first}-{last}}}")
+        header += parts
+        for name, column in parts.items():
+            cells.append(list(map(_formula if name == "paper" else _latex_text, column)))
+    top = [" & ".join([*groups, ""]) + r" \\", " ".join(rules), [*header, "agree"]]
+    return tables.latex_tabular("l" * (len(header) + 1), top, list(zip(*cells, _agree(table), strict=True)))
+
+
+# Longest first: a symbol must not be cut by a shorter one.
+_SYMBOLS = {
+    "Ψint": r"\Psi_A^{\mathrm{int}}",
+    "ΨA": r"\Psi_A",
+    "ΨP": r"\Psi_P",
+    "O(log N)": r"\mathcal{O}(\log N)",
+    "O(1)": r"\mathcal{O}(1)",
+    "²": "^2",
+}
+
+
+def _formula(cell: str) -> str:
+    """What the paper prints, as mathematics."""
+    for symbol, command in _SYMBOLS.items():
+        cell = cell.replace(symbol, command)
+    return f"${cell}$" if cell else ""
+
+
+def _latex_text(text: str) -> str:
+    """Words of which only the symbols and marks are mathematics."""
+    text = re.sub("B?Ψ(A|P|int)", lambda symbol: _formula(symbol[0]), tables.latex_text(text)).replace("≠", r"$\neq$")
+    marks = re.compile(f"[{_SUPERSCRIPTS}]+")
+    return marks.sub(lambda mark: "".join(map(_superscript, mark[0])), text)
+
+
+def _superscript(digit: str) -> str:
+    return rf"\textsuperscript{{{_SUPERSCRIPTS.index(digit)}}}"
+
+
+def _csv(table: Table) -> str:
     """One column for each of a quantity's three values."""
     values = ("paper", "exact", "simulated")
-    header = [
-        "schedule",
-        "rule",
-        *(f"{quantity}_{value}" for quantity in QUANTITIES for value in values),
-        "agree",
-    ]
+    header = ["schedule", "rule", *(f"{quantity}_{value}" for quantity in QUANTITIES for value in values), "agree"]
     rows = [
         [
             row["schedule"],
@@ -99,37 +186,7 @@ def _flat(table: Table) -> tuple[list[str], list[list[str]]]:
         ]
         for row in table.rows
     ]
-    return header, rows
-
-
-def _compact(table: Table) -> tuple[list[str], list[list[str]], list[str]]:
-    """One column a quantity: what the paper prints, then the exact value, then the simulated one."""
-    marks, notes = _marked(table)
-    header = ["schedule", *(f"{_HEADINGS[q]}: paper, exact, simulated" for q in QUANTITIES), "agree"]
-    rows = []
-    for row, mark in zip(table.rows, marks, strict=True):
-        cells = [
-            ", ".join(filter(None, [cell["paper"], f"{cell['exact']}{mark[q]}", str(cell["simulated"])]))
-            for q, cell in ((q, row[q]) for q in QUANTITIES)
-        ]
-        rows.append([row["schedule"], *cells, "yes" if row["agree"] else "NO"])
-    return header, rows, _remarks(table, notes)
-
-
-def _csv(table: Table) -> str:
-    return tables.as_csv(*_flat(table))
-
-
-def _markdown(table: Table) -> str:
-    header, rows, remarks = _compact(table)
-    return tables.as_markdown(header, rows) + "".join(f"\n{remark}\n" for remark in remarks)
-
-
-def _latex(table: Table) -> str:
-    header, rows = _flat(table)
-    kept = [c for c in range(len(header)) if c == 0 or any(row[c] for row in rows)]
-    names = [header[c].replace("_", " ") for c in kept]
-    return tables.as_latex(names, [[row[c] for c in kept] for row in rows])
+    return tables.as_csv(header, rows)
 
 
 def _json(table: Table) -> str:

@@ -13,6 +13,7 @@ from cdpsim.errors import RequestError, nearest
 
 Row = Sequence[str]
 
+LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 _NUMBER = re.compile(r"-?[0-9]+([./][0-9]+)?")
 
 
@@ -45,8 +46,10 @@ def as_markdown(header: Row, rows: Sequence[Row]) -> str:
 
 
 def as_latex(header: Row, rows: Sequence[Row]) -> str:
-    """Write a LaTeX tabular (booktabs), its source aligned."""
-    return latex_tabular("l" * len(header), [[*map(latex_text, header)]], [[*map(latex_text, row)] for row in rows])
+    """Write a LaTeX tabular, its source aligned."""
+    return LATEX_NEEDS + latex_tabular(
+        "l" * len(header), [[*map(latex_text, header)]], [[*map(latex_text, row)] for row in rows]
+    )
 
 
 def latex_tabular(columns: str, header: Sequence[Row | str], rows: Sequence[Row]) -> str:

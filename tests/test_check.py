@@ -87,9 +87,9 @@ def no_update(of: Program) -> Program:
 
 
 FAULTS: list[tuple[Callable[[], Program], str]] = [
-    (lambda: with_task(program(), "F(t=1,i=1,j=1)", stage=2), r"F\(t=1,i=1,j=2\) stands there twice"),
+    (lambda: with_task(program(), "F(t=1,i=1,j=1)", stage=2), r"F\(t=1,i=1,j=2\) stands where a task of stage 1 belongs"),
     (lambda: with_task(program(), "B(t=1,i=1,j=1)", device=0), r"B\(t=1,i=1,j=1\) is on device 0 but in another"),
-    (lambda: with_task(program(), "B(t=1,i=1,j=1)", kind=Kind.F), r"F\(t=1,i=1,j=1\) stands there twice"),
+    (lambda: with_task(program(), "B(t=1,i=1,j=1)", kind=Kind.F), r"F\(t=1,i=1,j=1\) stands where a task of kind 2 belongs"),
     (
         lambda: with_task(program(), "B(t=1,i=1,j=1)", version=0),
         r"F\(t=1,i=1,j=1\) and B\(.*differ in version: 1 and 0",
@@ -121,11 +121,24 @@ def test_a_version_that_nobody_makes_is_refused() -> None:
         check(broken)
 
 
-def test_a_missing_backward_is_refused() -> None:
-    """Forwards and backwards come in equal numbers."""
-    broken = with_task(program(n=1), "B(t=2,i=0,j=0)", kind=Kind.W)
-    with pytest.raises(RequestError, match="3 forwards but 2 backwards"):
-        check(broken)
+def test_every_micro_batch_has_one_forward_and_one_backward_of_each_stage() -> None:
+    """A pattern that all micro-batches share may still be wrong."""
+    sound = program(n=1)
+    kind = np.where(sound.tasks.kind == Kind.B, Kind.W, sound.tasks.kind)
+    with pytest.raises(RequestError, match="a micro-batch has 0 tasks B of stage 0; it needs one"):
+        check(replace(sound, tasks=replace(sound.tasks, kind=kind)))
+
+
+def test_a_doubled_update_is_refused() -> None:
+    """A device updates a stage once in a step."""
+    with pytest.raises(RequestError, match=r"U\(t=0,j=0\) on device 2 stands there twice"):
+        check(with_task(program(), "U(t=0,j=1) on device 2", stage=0))
+
+
+def test_a_compute_task_among_the_updates_is_refused() -> None:
+    """It has no place in a lane."""
+    with pytest.raises(RequestError, match=r"W\(t=0,j=1\) on device 2 stands among the updates"):
+        check(with_task(program(), "U(t=0,j=1) on device 2", kind=Kind.W))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

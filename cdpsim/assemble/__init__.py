@@ -93,7 +93,7 @@ def check_causal(grid: Grid) -> None:
 def _pass_through_stages(grid: Grid, model: Model, build: Builder) -> None:
     """Activations go forward and their gradients back, by message where the next stage is on another device."""
     shape = (grid.steps, grid.m, 2 * grid.n)
-    task = np.arange(len(grid.kind)).reshape(shape)[:, :, :-1].ravel()
+    task = np.arange(len(grid.kind), dtype=np.int32).reshape(shape)[:, :, :-1].ravel()
     device = grid.task_device
     crosses = device[task] != device[task + 1]
     near, far = task[~crosses], task[crosses]

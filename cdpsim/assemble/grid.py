@@ -37,7 +37,7 @@ class Grid:
     @cached_property
     def tij(self) -> tuple[Ints, Ints, Ints]:
         """Index arrays t, i, j that broadcast against each other."""
-        t, i, j = np.ogrid[: self.steps, : self.m, : self.n]
+        t, i, j = (index.astype(np.int32) for index in np.ogrid[: self.steps, : self.m, : self.n])
         return t, i, j
 
     @cached_property
@@ -72,7 +72,8 @@ class Grid:
     @cached_property
     def position(self) -> Ints:
         """Each compute task's position in the schedule's order."""
-        t, i, phase = np.ogrid[: self.steps, : self.m, : 2 * self.n]
+        ranges = np.ogrid[: self.steps, : self.m, : 2 * self.n]
+        t, i, phase = (index.astype(np.int32) for index in ranges)
         full = (self.steps, self.m, 2 * self.n)
         return np.broadcast_to(self.schedule.order.position(t, i, phase, self.n, self.m), full).ravel()
 
@@ -96,10 +97,10 @@ class Grid:
     def lane_tasks(self) -> Ints:
         """Compute tasks, lane after lane, each in its order."""
         count = 2 * self.n * self.steps * self.m
-        passes = np.arange(count) // (2 * self.n)
-        order = np.arange(count) if self.schedule.placement.exclusive else self.position
+        micro_batch = self.by_task(self.tij[1])
+        order = np.arange(count, dtype=np.int32) if self.schedule.placement.exclusive else self.position
         first = Kind.F if self.forward_first else Kind.B
-        return sort_by(self.task_device, self.lane, order, self.kind != first, passes % self.m)
+        return sort_by(self.task_device, self.lane, order, self.kind != first, micro_batch)
 
     @cached_property
     def lane_heads(self) -> Ints:
@@ -109,8 +110,8 @@ class Grid:
     @cached_property
     def rank(self) -> Ints:
         """Each compute task's place in `lane_tasks`."""
-        rank = np.empty(len(self.lane_tasks), dtype=np.int64)
-        rank[self.lane_tasks] = np.arange(len(rank))
+        rank = np.empty(len(self.lane_tasks), dtype=np.int32)
+        rank[self.lane_tasks] = np.arange(len(rank), dtype=np.int32)
         return rank
 
     def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
@@ -123,7 +124,7 @@ class Grid:
     def last_until(self, place: Ints, position: Ints) -> Ints:
         """The places of the last tasks in the same lanes as these, at or before a position in the schedule's order."""
         span = int(self.position.max()) + 1
-        lane = runs(self.lane_heads, len(self.lane_tasks))
+        lane = runs(self.lane_heads, len(self.lane_tasks)).astype(np.int64)
         key = np.maximum.accumulate(lane * span + self.position[self.lane_tasks])
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
@@ -134,7 +135,7 @@ class Grid:
         step = tasks // (2 * self.n * self.m)
         first = heads(self.task_device[tasks], self.lane[tasks], step)
         last = np.append(first[1:], len(tasks)) - 1
-        return self.task_device[tasks[last]] * self.steps + step[last], tasks[last]
+        return self.task_device[tasks[last]].astype(np.int64) * self.steps + step[last], tasks[last]
 
     @cached_property
     def holders(self) -> "Holders":
@@ -157,7 +158,7 @@ class Holders:
         self.step, self.stage, self.device = (c[sorted_[first]] for c in (t, j, device))
         self.last = i[sorted_[last]]
         self.first_task = grid.backward.ravel()[sorted_[first]]
-        row = np.empty(len(sorted_), dtype=np.int64)
+        row = np.empty(len(sorted_), dtype=np.int32)
         row[sorted_] = runs(first, len(sorted_))
         self.row = row.reshape(grid.device.shape)
 

@@ -31,7 +31,7 @@ def exchange_at_flush(grid: Grid, updates: Updates, model: Model, build: Builder
         rows = np.flatnonzero(np.repeat(count > 1, count))
         taker[rows] = np.repeat(message, count[shared])
         key, task = grid.last_in_step
-        wanted = holders.device[rows] * grid.steps + holders.step[rows]
+        wanted = holders.device[rows].astype(np.int64) * grid.steps + holders.step[rows]
         for lane in range(grid.lanes if grid.schedule.placement.lanes else 1):
             place = np.searchsorted(key, wanted) + lane
             found = np.flatnonzero(key[np.minimum(place, len(key) - 1)] == wanted)
@@ -84,7 +84,7 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
         dst=device[sends + 1],
         size=size[sends],
     )
-    taker = np.empty(len(order), dtype=np.int64)
+    taker = np.empty(len(order), dtype=np.int32)
     taker[sends] = message
     taker[final] = updates.node[step[final] * n + stage[final]]
     build.link(message, taker[sends + 1])
@@ -153,12 +153,12 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
     made_here = np.append(np.zeros(n, dtype=bool), updates.device[n:] == updates.device[:-n])
     update_order = np.where(made_here, never, 2 * grid.position[follows] + 1)
     make = np.arange(len(updates) - n)
-    nobody = np.full(len(make), -1)
+    nobody = np.full(len(make), -1, dtype=np.int32)
     rows = (
         (grid.version.ravel(), updates.step, updates.step[make] + 1),
         (j, updates.stage, updates.stage[make]),
         (grid.device.ravel(), updates.device, updates.device[make]),
-        (2 * grid.position[forward], update_order, np.full(len(make), never)),
+        (2 * grid.position[forward], update_order, np.full_like(nobody, never)),
         (forward, updates.node, nobody),
         (end(backward), end(updates.node), end(updates.node[make])),
         (grid.rank[forward], updates.place(grid), nobody),
@@ -184,7 +184,7 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     chain = sort_by(v, j, order[copy_head])
     follows = np.zeros(len(chain), dtype=bool)  # in the chain, comes after another reader of its version
     follows[1:] = (v[chain][1:] == v[chain][:-1]) & (j[chain][1:] == j[chain][:-1])
-    maker = np.full((grid.steps + 1) * n, -1)
+    maker = np.full((grid.steps + 1) * n, -1, dtype=np.int32)
     maker[v[is_made] * n + j[is_made]] = np.flatnonzero(is_made)
     source = np.where(follows, np.roll(chain, 1), maker[v[chain] * n + j[chain]])
     needs = (v[chain] > 0) & ~is_made[chain]
@@ -208,18 +208,11 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     reads = np.flatnonzero((node >= 0) & (provider[copy_of] >= 0))
     build.link(provider[copy_of[reads]], node[reads])
 
+    columns = {"stage": j, "version": v, "size": size}
+    copies = build.hold(Category.PARAMETERS, device=d, begin=end(provider), end=last_use[copy_head], **columns)
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
-    build.hold(
-        Category.PARAMETERS,
-        device=d,
-        stage=j,
-        version=v,
-        size=size,
-        begin=end(provider),
-        end=last_use[copy_head],
-        kept=np.concatenate([copy_of[others], sender]),
-        kept_until=np.concatenate([last_use[others], end(message)]),
-    )
+    build.keep(copies[copy_of[others]], last_use[others])
+    build.keep(copies[sender], end(message))
     build.hold(
         Category.COMMUNICATION,
         device=d[receiver],

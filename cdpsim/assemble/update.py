@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.assemble.grid import Grid
-from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.schedules import State
 
 
@@ -38,13 +38,13 @@ class Updates:
     @cached_property
     def node(self) -> Ints:
         """The node of each update."""
-        return np.arange(self.first_node, self.first_node + len(self))
+        return np.arange(self.first_node, self.first_node + len(self), dtype=np.int32)
 
 
 def place_updates(grid: Grid) -> Updates:
     """Whoever holds all of a stage's gradients applies them."""
     first = len(grid.kind)
-    t, j = (index.ravel() for index in np.indices((grid.steps, grid.n)))
+    t, j = (index.ravel() for index in np.indices((grid.steps, grid.n), dtype=np.int32))
     if grid.schedule.order.flush:
         if grid.schedule.state is State.SHARDED:
             return Updates(first, t, j, owner(grid, j))
@@ -73,5 +73,5 @@ def _last_use(grid: Grid, stage: Ints, position: Ints) -> Ints:
     """The last task of each stage at or before a position."""
     order, first = uses(grid)
     span = int(grid.position.max()) + 1
-    key = np.repeat(np.arange(grid.n), np.diff(np.append(first, len(order)))) * span + grid.position[order]
-    return order[np.searchsorted(key, stage * span + position, side="right") - 1]
+    key = runs(first, len(order)).astype(np.int64) * span + grid.position[order]
+    return order[np.searchsorted(key, stage.astype(np.int64) * span + position, side="right") - 1]

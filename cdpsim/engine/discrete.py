@@ -12,6 +12,7 @@ import simpy
 
 from cdpsim.check import refuse_deadlock
 from cdpsim.costs import Costs, Times
+from cdpsim.paths import successors
 from cdpsim.program import Op, Program
 
 Process = Generator[simpy.Event, object, None]
@@ -21,7 +22,7 @@ class _Run:
     """One run's clock, what still waits for how much, and the times so far."""
 
     def __init__(self, program: Program, costs: Costs) -> None:
-        waits_for, first, after = program.successors()
+        waits_for, first, after = successors(*program.waits(), program.nodes)
         self.env = simpy.Environment(initial_time=costs.duration.dtype.type(0).item())
         self.duration = costs.duration.tolist()
         self.waits_for = waits_for.tolist()

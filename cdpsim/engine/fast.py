@@ -13,7 +13,7 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
     earliest = np.zeros_like(costs.duration)
     for (task, _), release in zip(program.releases, costs.release, strict=True):
         earliest[task] = release
-    start, end, reached = longest(program.successors(), costs.duration, earliest)
+    start, end, reached = longest(*program.waits(), costs.duration, earliest)
     if reached < program.nodes:
         refuse_deadlock(program)
     return start, end

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.collectives import algorithm
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
-from cdpsim.paths import by_predecessor, longest
+from cdpsim.paths import longest
 from cdpsim.program import Content, Edge, Kind, Op, Program
 
 
@@ -80,15 +80,15 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
     passed = (before >= compute) & (after >= compute)
     needed = before >= compute
     own = np.concatenate([np.zeros(len(program.tasks) - compute, dtype=np.int64), message_rounds])
-    successors = by_predecessor(before[passed] - compute, after[passed] - compute, count)
+    chain = before[passed] - compute, after[passed] - compute
 
     def enough(q: int) -> bool:
         ready = np.zeros(count, dtype=np.int64)
         np.maximum.at(ready, after[made] - compute, q * end[before[made]])
-        _, delivered, _ = longest(successors, own, ready)
+        _, delivered, _ = longest(*chain, own, ready)
         return bool((delivered[before[needed] - compute] <= q * (start[after[needed]] + 1)).all())
 
     together = message_rounds[program.messages.op != Op.P2P]
     least = max(1, int(together.max(initial=0)))
-    _, chain, _ = longest(successors, own, np.zeros(count, dtype=np.int64))
-    return bisect_left(range(int(chain.max()) + 1), True, lo=least, key=enough)
+    _, most, _ = longest(*chain, own, np.zeros(count, dtype=np.int64))
+    return bisect_left(range(int(most.max()) + 1), True, lo=least, key=enough)

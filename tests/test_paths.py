@@ -1,0 +1,115 @@
+"""Longest paths and step functions: compiled, in numpy, and by hand the same."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdpsim import paths, simulate
+from cdpsim.columns import heads, runs, sort_by
+from cdpsim.metrics import memory
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Edges that go forward, then all nodes renamed; whole or real durations."""
+    nodes = draw(st.integers(1, 12))
+    pairs = [(a, b) for b in range(nodes) for a in range(b)]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
+    name = np.array(draw(st.permutations(range(nodes))), dtype=np.int32)
+    before, after = (name[[edge[k] for edge in edges]].astype(np.int32) for k in (0, 1))
+    values = st.integers(0, 9) if draw(st.booleans()) else st.floats(0, 9)
+    costs = [np.array(draw(st.lists(values, min_size=nodes, max_size=nodes))) for _ in range(2)]
+    kind = np.result_type(*costs)
+    return before, after, *(cost.astype(kind) for cost in costs)
+
+
+def by_hand(before: Any, after: Any, duration: Any, earliest: Any) -> list[Any]:
+    """Relax every edge until nothing changes."""
+    start = earliest.tolist()
+    for _ in start:
+        for a, b in zip(before.tolist(), after.tolist(), strict=True):
+            start[b] = max(start[b], start[a] + duration[a])
+    return start
+
+
+@given(graphs())
+def test_starts_are_those_of_relaxing_every_edge(graph: tuple[Any, ...]) -> None:
+    """To the last bit, in numpy."""
+    start, end, done = paths.longest_by_fronts(*graph)
+    assert start.tolist() == by_hand(*graph)
+    assert (end == start + graph[2]).all()
+    assert done == len(start)
+
+
+@given(graphs())
+def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
+    """To the last bit; once as compiled code, once as the Python that it is compiled from."""
+    compiled = pytest.importorskip("cdpsim.compiled", reason="numba is an extra")
+    expected = paths.longest_by_fronts(*graph)
+    for sweep in (compiled.longest, compiled.longest.py_func):
+        start, end, done = sweep(*graph)
+        assert start.tolist() == expected[0].tolist()
+        assert end.tolist() == expected[1].tolist()
+        assert done == expected[2]
+
+
+def test_a_cycle_is_not_reached() -> None:
+    """Nodes 1 and 2 wait for each other, 3 for them; 0 is free."""
+    before, after = np.array([1, 2, 2], dtype=np.int32), np.array([2, 1, 3], dtype=np.int32)
+    assert paths.longest_by_fronts(before, after, np.ones(4), np.zeros(4))[2] == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), max_size=20))
+def test_step_functions_agree(rows: list[tuple[int, int, int, int]]) -> None:
+    """By sorting, compiled, and by asking every time what is held."""
+    key, a, b, size = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(4))
+    begin, end = np.minimum(a, b), np.maximum(a, b)
+    found = [column.tolist() for column in memory.step_function(key, begin, end, size)]
+    expected = []
+    for k in range(4):
+        last = 0
+        for time in range(11):
+            held = int(size[(key == k) & (begin <= time) & (time < end)].sum())
+            if held != last:
+                expected.append((k, time, held))
+            last = held
+    assert list(zip(*found, strict=True)) == expected
+    if "numba" in sys.modules or rows:
+        compiled = pytest.importorskip("cdpsim.compiled", reason="numba is an extra")
+        for function in (compiled.step_function, compiled.step_function.py_func):
+            assert [c.tolist() for c in function(key, begin, end, size, 4, 11)] == found
+
+
+@pytest.mark.parametrize("name", ["multi-cdp", "zero-dp"])
+def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threshold changes who sweeps, not what comes out."""
+    pytest.importorskip("numba", reason="numba is an extra")
+    plain = simulate(name, 6)
+    monkeypatch.setattr(paths, "COMPILED_FROM", 0)
+    monkeypatch.setattr(memory, "COMPILED_FROM", 0)
+    swift = simulate(name, 6)
+    for table in ("tasks", "messages", "memory"):
+        for column, values in getattr(plain, table).items():
+            assert values.tolist() == getattr(swift, table)[column].tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=20), st.booleans())
+def test_sorting_is_lexicographic(rows: list[tuple[int, int]], huge: bool) -> None:
+    """Also where the columns are too wide for one key."""
+    scale = 2**40 if huge else 1
+    columns = [np.array([row[k] * scale for row in rows], dtype=np.int64) for k in range(2)]
+    order = sort_by(*columns)
+    assert [(int(columns[0][r]) // scale, int(columns[1][r]) // scale) for r in order] == sorted(rows)
+
+
+def test_runs_number_what_heads_begin() -> None:
+    """A run is a stretch of equal rows."""
+    first = heads(np.array([3, 3, 1, 1, 3]), np.array([0, 0, 0, 1, 1]))
+    assert first.tolist() == [0, 2, 3, 4]
+    assert runs(first, 5).tolist() == [0, 0, 1, 2, 3]
