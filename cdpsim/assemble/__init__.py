@@ -115,7 +115,7 @@ def _pass_through_stages(grid: Grid, model: Model, build: Builder) -> None:
         build.link(message, sender + 1)
         held = {"stage": picked["stage"], "version": picked["step"], "size": size[rows]}
         build.hold(Category.COMMUNICATION, device=src, begin=end(sender), end=end(message), **held)
-        build.hold(Category.COMMUNICATION, device=dst, begin=start(message), end=start(sender + 1), **held)
+        build.land(message, device=dst, until=start(sender + 1), **held)
     t, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
     build.hold(
         Category.ACTIVATIONS,

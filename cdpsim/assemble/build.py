@@ -95,6 +95,14 @@ class Builder:
         self._buffers.add(len(kept[0]), category, *kept)
         return number
 
+    def land(
+        self, message: Ints, *, device: Ints, stage: Ints, version: Ints, size: Ints, until: Ints | None = None
+    ) -> None:
+        """Hold what messages carry at their receivers, until they have arrived or a later moment."""
+        until = end(message) if until is None else until
+        of = {"device": device, "stage": stage, "version": version, "size": size}
+        self.hold(Category.COMMUNICATION, begin=start(message), end=until, **of)
+
     def keep(self, number: Ints, until: Ints) -> None:
         """Hold buffers at least until further moments."""
         some = np.flatnonzero(number >= 0)

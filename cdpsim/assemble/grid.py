@@ -128,14 +128,14 @@ class Grid:
         key = np.maximum.accumulate(lane * span + self.position[self.lane_tasks])
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
-    @cached_property
-    def last_in_step(self) -> tuple[Ints, Ints]:
-        """The last tasks that lanes do in a step: device * steps + step, sorted, and the task."""
+    def last_in_step(self, device: Ints, step: Ints) -> Ints:
+        """The last tasks that devices do in steps; of a device with several lanes, that of its last one."""
         tasks = self.lane_tasks
-        step = tasks // (2 * self.n * self.m)
-        first = heads(self.task_device[tasks], self.lane[tasks], step)
-        last = np.append(first[1:], len(tasks)) - 1
-        return self.task_device[tasks[last]].astype(np.int64) * self.steps + step[last], tasks[last]
+        steps = tasks // (2 * self.n * self.m)
+        last = np.append(heads(self.task_device[tasks], self.lane[tasks], steps)[1:], len(tasks)) - 1
+        key = self.task_device[tasks[last]].astype(np.int64) * self.steps + steps[last]
+        task: Ints = tasks[last[np.searchsorted(key, device.astype(np.int64) * self.steps + step, side="right") - 1]]
+        return task
 
     @cached_property
     def holders(self) -> "Holders":

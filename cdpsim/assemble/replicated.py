@@ -16,46 +16,44 @@ def exchange_at_flush(grid: Grid, updates: Updates, model: Model, build: Builder
     Nothing is pulled, so there is nothing to prefetch.
     """
     holders, node = grid.holders, updates.node
-    first = heads(holders.step, holders.stage)
-    count = np.diff(np.append(first, len(holders)))
-    shared = np.flatnonzero(count > 1)
-    taker = node.copy()
-    if len(shared):
-        at = first[shared]
-        group = [build.group(holders.device[a : a + k]) for a, k in zip(at, count[shared], strict=True)]
-        step, stage = holders.step[at], holders.stage[at]
-        size = model.size("gradients")[stage]
-        message = build.send(
-            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=step, src=-1, dst=np.array(group), size=size
-        )
-        rows = np.flatnonzero(np.repeat(count > 1, count))
-        taker[rows] = np.repeat(message, count[shared])
-        key, task = grid.last_in_step
-        wanted = holders.device[rows].astype(np.int64) * grid.steps + holders.step[rows]
-        for lane in range(grid.lanes if grid.schedule.placement.lanes else 1):
-            place = np.searchsorted(key, wanted) + lane
-            found = np.flatnonzero(key[np.minimum(place, len(key) - 1)] == wanted)
-            build.link(task[place[found]], taker[rows[found]])
-        build.link(taker[rows], node[rows])
-    build.link(grid.backward.ravel(), taker[holders.row.ravel()])
-    # theta_t was made on the device itself, by the update of step t-1: each reader waits for that.
-    row_of_last_step = holders.row[:-1].ravel()
-    build.link(node[row_of_last_step], grid.forward[1:].ravel())
     by_step = holders.device.reshape(grid.steps, -1)
     assert (by_step == by_step[0]).all(), "where steps flush, a stage stays on its devices"
-    made = np.where(holders.step > 0, end(node - len(holders) // grid.steps), -1)
-    columns = {"device": holders.device, "stage": holders.stage, "version": holders.step}
+    taker = _all_reduce(grid, updates, model.size("gradients"), build)
+    build.link(grid.backward.ravel(), taker[holders.row.ravel()])
+    # theta_t was made on the device itself, by the update of step t-1: each reader waits for that.
+    build.link(node[holders.row[:-1].ravel()], grid.forward[1:].ravel())
+    made = np.where(holders.step > 0, end(node - by_step.shape[1]), -1)
+    of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
     gradients, parameters = model.size("gradients")[holders.stage], model.size("parameters")[holders.stage]
-    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), end=end(node), **columns)
-    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **columns)
-    final = holders.step == grid.steps - 1
-    build.hold(
-        Category.OPTIMIZER,
-        size=model.size("optimizer")[holders.stage[final]],
-        begin=np.full(final.sum(), -1),
-        end=end(node[final]),
-        **{name: column[final] for name, column in columns.items()},
+    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), end=end(node), **of)
+    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
+    last = {name: column[-by_step.shape[1] :] for name, column in of.items()}
+    final, always = node[-by_step.shape[1] :], np.full(by_step.shape[1], -1)
+    build.hold(Category.OPTIMIZER, size=model.size("optimizer")[last["stage"]], begin=always, end=end(final), **last)
+
+
+def _all_reduce(grid: Grid, updates: Updates, gradients: Ints, build: Builder) -> Ints:
+    """What takes the gradients of each holder: an all-reduce where there are several, else its update itself."""
+    holders, taker = grid.holders, updates.node.copy()
+    first = heads(holders.step, holders.stage)
+    count = np.diff(np.append(first, len(holders)))
+    first, rows = first[count > 1], np.flatnonzero(np.repeat(count > 1, count))
+    count = count[count > 1]
+    groups = [build.group(holders.device[a : a + k]) for a, k in zip(first, count, strict=True)]
+    step, stage = holders.step[first], holders.stage[first]
+    message = build.send(
+        Op.ALL_REDUCE,
+        Content.GRADIENT,
+        stage=stage,
+        step=step,
+        src=-1,
+        dst=np.array(groups, dtype=np.int32),
+        size=gradients[stage],
     )
+    taker[rows] = np.repeat(message, count)
+    build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows])
+    build.link(taker[rows], updates.node[rows])
+    return taker
 
 
 def pass_along(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -96,7 +94,7 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
     columns = {"device": device, "stage": stage, "version": step, "size": size}
     build.hold(Category.GRADIENTS, begin=start(holders.first_task[order]), end=end(taker), **columns)
     arriving = {name: column[sends + (name == "device")] for name, column in columns.items()}
-    build.hold(Category.COMMUNICATION, begin=start(message), end=start(taker[sends + 1]), **arriving)
+    build.land(message, until=start(taker[sends + 1]), **arriving)
 
 
 def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -127,14 +125,7 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     columns = {"stage": updates.stage, "version": updates.step}
     build.hold(Category.OPTIMIZER, device=updates.device, size=size, begin=arrival, end=leaving, **columns)
     arriving = {name: column[goes] for name, column in columns.items()}
-    build.hold(
-        Category.COMMUNICATION,
-        device=updates.device[goes + n],
-        size=size[goes],
-        begin=start(message),
-        end=end(message),
-        **arriving,
-    )
+    build.land(message, device=updates.device[goes + n], size=size[goes], **arriving)
 
 
 def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
@@ -213,12 +204,4 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.keep(copies[copy_of[others]], last_use[others])
     build.keep(copies[sender], end(message))
-    build.hold(
-        Category.COMMUNICATION,
-        device=d[receiver],
-        stage=j[receiver],
-        version=v[receiver],
-        size=size[receiver],
-        begin=start(message),
-        end=end(message),
-    )
+    build.land(message, device=d[receiver], **{name: column[receiver] for name, column in columns.items()})

@@ -1,5 +1,7 @@
 """Sharded states: a stage's parameters and optimizer state are in one place and come to their users."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from cdpsim.assemble.build import Builder, end, start
@@ -12,221 +14,199 @@ from cdpsim.program import Category, Content, Edge, Op
 
 def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Before every use an owner broadcasts its stage, after it the copies are dropped; gradients are reduced to it."""
-    t, j, node = updates.step, updates.stage, updates.node
-    holders = grid.holders
-    members = [np.unique(np.append(d, root)) for d, root in zip(*_devices_by_stage(grid), strict=True)]
-    alone = all(len(m) == 1 for m in members)
-    gradients, parameters = model.size("gradients"), model.size("parameters")
-    taker = node
-    if not alone:
-        groups = np.array([build.group(m) for m in members])
-        size = gradients[j]
-        taker = build.send(Op.REDUCE, Content.GRADIENT, stage=j, step=t, src=updates.device, dst=groups[j], size=size)
-        build.link(taker, node)
-        _broadcast(grid, updates, groups, parameters, build, prefetch)
+    members = [np.unique(devices) for devices in grid.device[0].T]
+    alone = all(len(devices) == 1 for devices in members)
+    groups = np.array([build.group(devices) for devices in members if not alone])
+    if alone:
+        build.link(np.repeat(updates.node[: -grid.n], grid.m), grid.forward[1:].transpose(0, 2, 1).ravel())
     else:
-        build.link(node[: -grid.n].repeat(grid.m), grid.forward[1:].transpose(0, 2, 1).ravel())
-    row = holders.step * grid.n + holders.stage
-    build.link(grid.backward.transpose(0, 2, 1).ravel(), np.repeat(taker, grid.m))
-    columns = {"device": holders.device, "stage": holders.stage, "version": holders.step}
-    owns = holders.device == updates.device[row]
-    summed = np.where(owns, end(node[row]), end(taker[row]))
-    build.hold(
-        Category.GRADIENTS,
-        size=gradients[holders.stage],
-        begin=start(holders.first_task),
-        end=summed,
-        **columns,
-    )
-    owned = {"device": updates.device, "stage": j}
-    made = np.where(t > 0, end(node - grid.n), -1)
-    build.hold(Category.PARAMETERS, version=t, size=parameters[j], begin=made, end=end(node), **owned)
-    final = slice(-grid.n, None)
-    build.hold(
-        Category.OPTIMIZER,
-        device=updates.device[final],
-        stage=j[final],
-        version=t[final],
-        size=model.size("optimizer"),
-        begin=np.full(grid.n, -1),
-        end=end(node[final]),
-    )
-
-
-def _devices_by_stage(grid: Grid) -> tuple[Ints, Ints]:
-    """The devices that use each stage, and its owner."""
-    return grid.device[0].T, owner(grid, np.arange(grid.n))
+        _broadcast(grid, updates, groups, model.size("parameters"), build, prefetch)
+    _reduce(grid, updates, groups, model.size("gradients"), alone, build)
+    _hold_owned(grid, updates, model, build)
 
 
 def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
-    shape = (grid.steps, grid.m, 2 * grid.n)
-    # By (step, phase), all micro-batches together.
-    reader = np.arange(len(grid.kind)).reshape(shape).transpose(0, 2, 1).ravel()
-    phase = np.tile(np.arange(2 * grid.n), grid.steps)
-    step = np.repeat(np.arange(grid.steps), 2 * grid.n)
+    """One broadcast a phase of a step, which all micro-batches read."""
+    step, phase = (index.ravel() for index in np.indices((grid.steps, 2 * grid.n), dtype=np.int32))
     stage = np.where(phase < grid.n, phase, 2 * grid.n - 1 - phase)
     update = step * grid.n + stage
     root = updates.device[update]
+    columns = {"stage": stage, "size": parameters[stage]}
     message = build.send(
-        Op.BROADCAST,
-        Content.PARAMETERS,
-        stage=stage,
-        step=step - 1,
-        src=root,
-        dst=groups[stage],
-        size=parameters[stage],
-        versions=1,
+        Op.BROADCAST, Content.PARAMETERS, step=step - 1, src=root, dst=groups[stage], versions=1, **columns
     )
     later = step > 0
     build.link(updates.node[update[later] - grid.n], message[later])
-    each = np.repeat(message, grid.m)
-    build.link(each, reader)
+    shape = (grid.steps, grid.m, 2 * grid.n)
+    reader = np.arange(len(grid.kind), dtype=np.int32).reshape(shape).transpose(0, 2, 1).ravel()
+    each = np.repeat(np.arange(len(message)), grid.m)
+    build.link(message[each], reader)
     some, task = grid.before(grid.rank[reader], 1 + prefetch)
-    build.link(task, each[some], Edge.ROOM)
+    build.link(task, message[each[some]], Edge.ROOM)
     # Every device but the owner holds a copy from its arrival to the end of its use.
-    copies = np.flatnonzero(grid.task_device[reader] != np.repeat(root, grid.m))
-    columns = {
-        "device": grid.task_device[reader[copies]],
-        "stage": np.repeat(stage, grid.m)[copies],
-        "version": np.repeat(step, grid.m)[copies],
-        "size": parameters[np.repeat(stage, grid.m)[copies]],
-    }
-    build.hold(Category.PARAMETERS, begin=end(each[copies]), end=end(reader[copies]), **columns)
-    build.hold(Category.COMMUNICATION, begin=start(each[copies]), end=end(each[copies]), **columns)
+    copies = np.flatnonzero(grid.task_device[reader] != root[each])
+    each, reader = each[copies], reader[copies]
+    of = {"device": grid.task_device[reader], "version": step[each]} | {k: c[each] for k, c in columns.items()}
+    build.hold(Category.PARAMETERS, begin=end(message[each]), end=end(reader), **of)
+    build.land(message[each], **of)
+
+
+def _reduce(grid: Grid, updates: Updates, groups: Ints, gradients: Ints, alone: bool, build: Builder) -> None:
+    """One reduction to the owner a stage and step, as soon as all its backwards are done."""
+    t, j, node = updates.step, updates.stage, updates.node
+    taker = node
+    if not alone:
+        size = gradients[j]
+        taker = build.send(Op.REDUCE, Content.GRADIENT, stage=j, step=t, src=updates.device, dst=groups[j], size=size)
+        build.link(taker, node)
+    build.link(grid.backward.transpose(0, 2, 1).ravel(), np.repeat(taker, grid.m))
+    holders = grid.holders
+    row = holders.step * grid.n + holders.stage
+    of = {"device": holders.device, "stage": holders.stage, "version": holders.step, "size": gradients[holders.stage]}
+    summed = np.where(holders.device == updates.device[row], end(node[row]), end(taker[row]))
+    build.hold(Category.GRADIENTS, begin=start(holders.first_task), end=summed, **of)
+
+
+def _hold_owned(grid: Grid, updates: Updates, model: Model, build: Builder) -> None:
+    """An owner holds each version until it replaces it, and its optimizer state always."""
+    t, j, node, n = updates.step, updates.stage, updates.node, grid.n
+    made = np.where(t > 0, end(node - n), -1)
+    parameters = model.size("parameters")[j]
+    of = {"device": updates.device, "stage": j, "version": t}
+    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
+    last = {name: column[-n:] for name, column in of.items()}
+    always = np.full(n, -1)
+    build.hold(Category.OPTIMIZER, size=model.size("optimizer"), begin=always, end=end(node[-n:]), **last)
 
 
 def carry_state(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
-    """A stage's state moves, point to point, from the device that used it last to the one that uses it next.
+    """A stage's state moves, point to point, from the device that used it last to the one that uses it next."""
+    way = _way(grid)
+    carried = _carried(grid, updates, way)
+    leave = _move(grid, updates, model, build, prefetch, way, carried)
+    _hold_carried(grid, updates, model, build, way, carried, leave)
 
-    The uses of all stages stand in one row, stage after stage, each stage's first one preceded by the place where
-    its state starts. Everything below is indexed by that row.
-    """
+
+class _Way(NamedTuple):
+    """The uses of all stages in one row, stage after stage, each stage's first preceded by where its state starts."""
+
+    user: Ints  # the task, -1 at a start
+    stage: Ints
+    device: Ints
+    at: Ints  # of each compute task, its place in this row
+    starts: Ints  # of each stage, its start
+    lasts: Ints  # of each stage, its last use
+
+
+def _way(grid: Grid) -> _Way:
     task, first = uses(grid)
-    stage = np.repeat(np.arange(grid.n), np.diff(np.append(first, len(task))))
-    begins = first + np.arange(grid.n)  # of each stage, its start
     user = np.insert(task, first, -1)
-    stage = np.insert(stage, first, np.arange(grid.n))
+    starts = first + np.arange(grid.n)
+    lasts = np.append(starts[1:], len(user)) - 1
+    stage = np.repeat(np.arange(grid.n), lasts - starts + 1)
     device = np.where(user >= 0, grid.task_device[user], owner(grid, stage))
-    at = np.empty(len(task), dtype=np.int64)  # of each task, its use
+    at = np.empty(len(task), dtype=np.int64)
     at[task] = np.flatnonzero(user >= 0)
+    return _Way(user, stage, device, at, starts, lasts)
 
-    carried = _Carried(grid, updates, at, begins)
-    last = np.append(begins[1:], len(user)) - 1
-    stays_on = np.ones(len(user), dtype=bool)
-    stays_on[last] = False
-    now = np.flatnonzero(stays_on)
-    moves = now[device[now] != device[now + 1]]
-    versions, sums = carried.versions(len(user))[moves], carried.sums(len(user))[moves]
-    size = versions * model.size("parameters")[stage[moves]] + sums * model.size("gradients")[stage[moves]]
-    size = np.ones_like(size) if model.is_unit else size + model.size("optimizer")[stage[moves]]
-    made_in = np.where(user >= 0, user // (2 * grid.n * grid.m), -1)
-    message = build.send(
-        Op.P2P,
-        Content.STATE,
-        stage=stage[moves],
-        step=made_in[moves],
-        src=device[moves],
-        dst=device[moves + 1],
-        size=size,
-        versions=versions,
+
+class _Span(NamedTuple):
+    """From which use to which something belongs to its stage's state; a row a step, a column a stage."""
+
+    first: Ints
+    last: Ints
+
+    def leaving(self, count: int) -> Ints:
+        """How many go on with the state after each use."""
+        change = np.zeros(count + 1, dtype=np.int64)
+        np.add.at(change, self.first.ravel(), 1)
+        np.add.at(change, self.last.ravel(), -1)
+        return np.cumsum(change)[:-1]
+
+
+class _Carried(NamedTuple):
+    """What a state carries: versions from the update that makes them to their last reader, and partial sums."""
+
+    versions: _Span
+    sums: _Span
+    updated_at: Ints  # the use that each update follows
+
+
+def _carried(grid: Grid, updates: Updates, way: _Way) -> _Carried:
+    assert updates.anchor is not None
+    updated_at = way.at[updates.anchor]
+    by_update = updated_at.reshape(grid.steps, grid.n)
+    last_reader = by_update.copy()  # an update reads what it replaces
+    stage = np.broadcast_to(grid.tij[2], grid.device.shape).ravel()
+    np.maximum.at(last_reader, (grid.version.ravel(), stage), way.at[grid.backward.ravel()])
+    versions = _Span(np.vstack([way.starts, by_update[:-1]]), last_reader)
+    return _Carried(versions, _Span(way.at[grid.backward[:, 0]], by_update), updated_at)
+
+
+def _move(
+    grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int, way: _Way, carried: _Carried
+) -> Ints:
+    """Send states on, link uses and updates to what comes next, and return the moment at which each use is left."""
+    user, count = way.user, len(way.user)
+    goes_on = np.ones(count, dtype=bool)
+    goes_on[way.lasts] = False
+    now = np.flatnonzero(goes_on)
+    moves = now[way.device[now] != way.device[now + 1]]
+    versions, sums = (span.leaving(count)[moves] for span in (carried.versions, carried.sums))
+    parameters, gradients, optimizer = (
+        model.size(k)[way.stage[moves]] for k in ("parameters", "gradients", "optimizer")
     )
-    leaves = np.full(len(user), -1)  # what carries the state on to the next use: a message, or that use itself
-    leaves[now] = user[now + 1]
-    leaves[moves] = message
-    used = moves[user[moves] >= 0]
-    build.link(user[used], leaves[used])
+    size = np.ones_like(versions) if model.is_unit else versions * parameters + sums * gradients + optimizer
+    step = np.where(user[moves] >= 0, user[moves] // (2 * grid.n * grid.m), -1)
+    columns = {"stage": way.stage[moves], "size": size}
+    src, dst = way.device[moves], way.device[moves + 1]
+    message = build.send(Op.P2P, Content.STATE, step=step, src=src, dst=dst, versions=versions, **columns)
+    build.land(message, device=dst, version=np.maximum(step, 0), **columns)
     build.link(message, user[moves + 1])
     some, before = grid.before(grid.rank[user[moves + 1]], 1 + prefetch)
     build.link(before, message[some], Edge.ROOM)
-    stays = now[device[now] == device[now + 1]]
-    stays = stays[(user[stays] >= 0) & (user[stays + 1] != user[stays] + 1)]  # else linked as a stage to the next
-    build.link(user[stays], user[stays + 1])
-    applied = carried.update_at
-    build.link(user[applied], updates.node)
-    onward = np.flatnonzero(leaves[applied] >= 0)
-    build.link(updates.node[onward], leaves[applied[onward]])
+
+    taker = np.full(
+        count, -1, dtype=np.int32
+    )  # what waits for a use: the message that takes the state on, or the next use
+    taker[now] = user[now + 1]
+    taker[moves] = message
+    passes = (taker >= 0) & (user >= 0) & (taker != user + 1)  # from phase to phase a task is waited for anyway
+    build.link(user[passes], taker[passes])
+    build.link(user[carried.updated_at], updates.node)
+    onward = np.flatnonzero(taker[carried.updated_at] >= 0)
+    build.link(updates.node[onward], taker[carried.updated_at[onward]])
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, Edge.BARRIER)
-    build.hold(
-        Category.COMMUNICATION,
-        device=device[moves + 1],
-        stage=stage[moves],
-        version=np.maximum(made_in[moves], 0),
-        size=size,
-        begin=start(message),
-        end=end(message),
-    )
-    # Where the state rests between two uses on one device, one holding ends and the next begins as the use ends.
     leave = end(user)
-    leave[applied] = end(updates.node)
+    leave[carried.updated_at] = end(updates.node)
     leave[moves] = end(message)
-    arrive = np.full(len(user), -1)
-    arrive[now + 1] = leave[now]
-    carried.hold(build, model, user, stage, device, arrive, leave)
+    return leave
 
 
-class _Carried:
-    """From which use to which each version, partial sum and optimizer state belongs to its stage's state."""
-
-    def __init__(self, grid: Grid, updates: Updates, at: Ints, begins: Ints) -> None:
-        n, steps = grid.n, grid.steps
-        self.grid, self.updates, self.begins = grid, updates, begins
-        assert updates.anchor is not None
-        self.update_at = at[updates.anchor]
-        by_update = self.update_at.reshape(steps, n)
-        # theta_v is there from the update that makes it to its last reader, the update that replaces it included.
-        self.made = np.vstack([begins, by_update[:-1]])
-        self.read = by_update.copy()
-        _, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
-        np.maximum.at(self.read, (grid.version.ravel(), j), at[grid.backward.ravel()])
-        self.summed_from = at[grid.backward[:, 0]]
-        self.summed_to = by_update
-
-    def versions(self, count: int) -> Ints:
-        """How many versions leave with the state after each use."""
-        return _overlaps(self.made, self.read, count)
-
-    def sums(self, count: int) -> Ints:
-        """How many partial sums leave with the state after each use."""
-        return _overlaps(self.summed_from, self.summed_to, count)
-
-    def hold(
-        self, build: Builder, model: Model, user: Ints, stage: Ints, device: Ints, arrive: Ints, leave: Ints
-    ) -> None:
-        """Hold versions, partial sums and optimizer states where they are."""
-        node = self.updates.node.reshape(self.grid.steps, self.grid.n)
-        made = np.vstack([np.full(self.grid.n, -1), end(node[:-1])])
-        replaced = self.read == self.summed_to
-        after_read = np.where(replaced, end(node), end(user[self.read]))
-        last = np.append(self.begins[1:], len(user)) - 1
-        always = np.full((1, self.grid.n), -1)
-        spans = (
-            (Category.PARAMETERS, "parameters", self.made, self.read, made, after_read),
-            (
-                Category.GRADIENTS,
-                "gradients",
-                self.summed_from,
-                self.summed_to,
-                start(user[self.summed_from]),
-                end(node),
-            ),
-            (Category.OPTIMIZER, "optimizer", self.begins[None], last[None], always, end(user[last])[None]),
-        )
-        for category, kind, first, final, begin, finish in spans:
-            count = (final - first + 1).ravel()
-            span = np.repeat(np.arange(len(count)), count)
-            use = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first.ravel()[span]
-            begin_at = np.where(use == first.ravel()[span], begin.ravel()[span], arrive[use])
-            end_at = np.where(use == final.ravel()[span], finish.ravel()[span], leave[use])
-            some = np.flatnonzero(begin_at != end_at)  # a state may start where it is first used
-            use, span = use[some], span[some]
-            of = {"device": device[use], "stage": stage[use], "version": span // self.grid.n}
-            build.hold(category, size=model.size(kind)[stage[use]], begin=begin_at[some], end=end_at[some], **of)
-
-
-def _overlaps(first: Ints, last: Ints, count: int) -> Ints:
-    """How many of the spans first..last include both a use and the next one."""
-    change = np.zeros(count + 1, dtype=np.int64)
-    np.add.at(change, first.ravel(), 1)
-    np.add.at(change, last.ravel(), -1)
-    return np.cumsum(change)[:-1]
+def _hold_carried(
+    grid: Grid, updates: Updates, model: Model, build: Builder, way: _Way, carried: _Carried, leave: Ints
+) -> None:
+    """Hold versions, partial sums and optimizer states where their state is: from use to use, until they end."""
+    n, user = grid.n, way.user
+    arrive = np.append(-1, leave[:-1])  # of a start it is never asked
+    node = end(updates.node).reshape(grid.steps, n)
+    versions, sums = carried.versions, carried.sums
+    always = _Span(way.starts[None], way.lasts[None])
+    initially = np.full((1, n), -1)
+    read = np.where(versions.last == sums.last, node, end(user[versions.last]))
+    for category, kind, span, begin, finish in (
+        (Category.PARAMETERS, "parameters", versions, np.vstack([initially, node[:-1]]), read),
+        (Category.GRADIENTS, "gradients", sums, start(user[sums.first]), node),
+        (Category.OPTIMIZER, "optimizer", always, initially, end(user[always.last])),
+    ):
+        first, last = span.first.ravel(), span.last.ravel()
+        count = last - first + 1
+        of = np.repeat(np.arange(len(count)), count)
+        use = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)
+        begin_at = np.where(use == first[of], begin.ravel()[of], arrive[use])
+        end_at = np.where(use == last[of], finish.ravel()[of], leave[use])
+        some = np.flatnonzero(begin_at != end_at)  # a state may start where it is first used
+        use, of = use[some], of[some]
+        columns = {"device": way.device[use], "stage": way.stage[use], "size": model.size(kind)[way.stage[use]]}
+        build.hold(category, version=of // n, begin=begin_at[some], end=end_at[some], **columns)
