@@ -10,8 +10,18 @@ class RequestError(ValueError):
     def __init__(self, subject: str, problem: str) -> None:
         # A hostile name must not smuggle a second line or control characters into the one that is promised.
         clean = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{subject}: {problem}")
-        super().__init__(clean if len(clean) <= 1000 else clean[:997] + "...")
+        # The remedy stands at the end: what is too long is cut in its middle.
+        super().__init__(clean if len(clean) <= 1000 else f"{clean[:600]} ... {clean[-395:]}")
         self.subject = subject
+
+
+def choose(subject: str, value: object, known: Iterable[str]) -> str:
+    """Refuse what is none of the known names, with the nearest."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        shown = repr(value)
+        raise RequestError(subject, f"unknown {subject} {shown}; {nearest(str(value), names)}")
+    return value
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.costs import Times, price
 from cdpsim.engine import find_engine
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, choose
 from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.program import Program
@@ -50,14 +50,14 @@ def simulate(
     steps = whole("steps", steps, at_least=1)
     prefetch = whole("prefetch", prefetch, at_least=0)
     seed = whole("seed", seed, at_least=0)
-    _refuse_untaken(schedule, n, m=m, chunks=chunks, prefetch=prefetch, slot_order=slot_order)
-    if collective not in ALL_REDUCE:
-        raise RequestError("collective", f"unknown collective {collective!r}; {nearest(collective, ALL_REDUCE)}")
+    choose("collective", collective, ALL_REDUCE)
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
         refuse_too_large(schedule, n, steps)
     model, cluster = _find_model(model, n), _find_cluster(cluster)
     refuse_too_large(schedule, model.n, steps)
+    m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
+    _refuse_untaken(schedule, m != model.n, chunks > 1, prefetch > 0, slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     program = assemble(
         schedule,
@@ -95,14 +95,13 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
     """A schedule by its name, or itself."""
     if isinstance(schedule, Schedule):
         return schedule
-    if schedule not in SCHEDULES:
-        raise RequestError("schedule", f"unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
-    return SCHEDULES[schedule]
+    return SCHEDULES[choose("schedule", schedule, SCHEDULES)]
 
 
 def whole(name: str, value: object, *, at_least: int) -> int:
     """A whole number, given as one or as its digits."""
-    text = str(value)
+    huge = isinstance(value, int) and abs(value) >= 10**18
+    text = "9" * 19 if huge else str(value)
     digits = text.isascii() and text.removeprefix("-").isdigit()
     if isinstance(value, bool) or not isinstance(value, (int, str, np.integer)) or not digits:
         raise RequestError(name, f"{name}={text[:40]} must be a whole number of at least {at_least}")
@@ -144,17 +143,11 @@ def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster
         )
 
 
-def _refuse_untaken(schedule: Schedule, n: int | None, *, slot_order: str | None, **numbers: int | None) -> None:
+def _refuse_untaken(schedule: Schedule, m: bool, chunks: bool, prefetch: bool, slot_order: str | None) -> None:
     """Refuse an option that the schedule does not take, rather than let it do nothing."""
-    if slot_order is not None and slot_order not in SLOT_ORDERS:
-        raise RequestError("slot-order", f"unknown order {slot_order!r}; {nearest(slot_order, SLOT_ORDERS)}")
-    numbers["m"] = None if numbers["m"] in (None, n) else numbers["m"]
-    asked = {
-        "m": numbers["m"] is not None,
-        "chunks": numbers["chunks"] != 1,
-        "prefetch": bool(numbers["prefetch"]),
-        "slot-order": slot_order is not None,
-    }
+    if slot_order is not None:
+        choose("slot-order", slot_order, SLOT_ORDERS)
+    asked = {"m": m, "chunks": chunks, "prefetch": prefetch, "slot-order": slot_order is not None}
     for option, is_asked in asked.items():
         if is_asked and option not in schedule.options:
             takes = ", ".join(schedule.options) or "none of its kind"

@@ -262,5 +262,6 @@ def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str
     if printed is None:
         return ""
     if printed.value is None:
-        return "a ring takes 2(N-1) rounds, which is O(N)" if collective == "ring" and n > 2 else ""
+        rings = collective == "ring" and row["schedule"] != "zero-dp" and n > 2
+        return "a ring takes 2(N-1) rounds, which is O(N)" if rings else ""
     return printed.note if printed.value(n) != row[quantity]["exact"] else ""

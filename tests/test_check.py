@@ -87,9 +87,15 @@ def no_update(of: Program) -> Program:
 
 
 FAULTS: list[tuple[Callable[[], Program], str]] = [
-    (lambda: with_task(program(), "F(t=1,i=1,j=1)", stage=2), r"F\(t=1,i=1,j=2\) stands where a task of stage 1 belongs"),
+    (
+        lambda: with_task(program(), "F(t=1,i=1,j=1)", stage=2),
+        r"F\(t=1,i=1,j=2\) stands where a task of stage 1 belongs",
+    ),
     (lambda: with_task(program(), "B(t=1,i=1,j=1)", device=0), r"B\(t=1,i=1,j=1\) is on device 0 but in another"),
-    (lambda: with_task(program(), "B(t=1,i=1,j=1)", kind=Kind.F), r"F\(t=1,i=1,j=1\) stands where a task of kind 2 belongs"),
+    (
+        lambda: with_task(program(), "B(t=1,i=1,j=1)", kind=Kind.F),
+        r"F\(t=1,i=1,j=1\) stands where a task of kind 2 belongs",
+    ),
     (
         lambda: with_task(program(), "B(t=1,i=1,j=1)", version=0),
         r"F\(t=1,i=1,j=1\) and B\(.*differ in version: 1 and 0",

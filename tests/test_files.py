@@ -83,6 +83,16 @@ def test_text_is_read_as_it_is_and_without_a_byte_order_mark(tmp_path: Path) -> 
     assert len(read_text(tmp_path / "b")) == files.LARGEST_BYTES
 
 
+def test_a_caller_may_allow_more_or_less(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a" * (files.LARGEST_BYTES + 1))
+    assert len(read_text(tmp_path / "a", largest_bytes=2**40)) == files.LARGEST_BYTES + 1
+    assert len(read_text(tmp_path / "a", largest_bytes=files.LARGEST_BYTES + 1)) == files.LARGEST_BYTES + 1
+    (tmp_path / "b").write_bytes(b"b" * (2**20 + 1))
+    with pytest.raises(RequestError, match="is larger than 1 MiB; give a smaller file"):
+        read_text(tmp_path / "b", largest_bytes=2**20)
+    assert "MemTotal" in read_text("/proc/meminfo")  # which says that it has no bytes
+
+
 def test_a_file_holds_what_was_given_with_ordinary_permissions(tmp_path: Path) -> None:
     chunks: list[str | bytes] = ["θ,", "1\n", b"\xff", "\udc80"]
     old = os.umask(0o027)

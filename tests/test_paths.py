@@ -29,7 +29,7 @@ def graphs(draw: st.DrawFn) -> tuple[Any, ...]:
 
 def by_hand(before: Any, after: Any, duration: Any, earliest: Any) -> list[Any]:
     """Relax every edge until nothing changes."""
-    start = earliest.tolist()
+    start: list[Any] = earliest.tolist()
     for _ in start:
         for a, b in zip(before.tolist(), after.tolist(), strict=True):
             start[b] = max(start[b], start[a] + duration[a])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from cdpsim.costs import Costs, Times
 from cdpsim.engine import fast
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import choose
 from cdpsim.program import Program
 
 Engine = Callable[[Program, Costs], tuple[Times, Times]]  # the start and the end of every node
@@ -21,8 +21,6 @@ ENGINES: dict[str, Engine] = {"fast": fast.run, "simpy": _discrete}
 
 def find_engine(name: str) -> Engine:
     """The engine of that name; `auto` is the fast one, which serves all fixed costs without contention."""
-    if name == "auto":
+    if choose("engine", name, ["auto", *ENGINES]) == "auto":
         return fast.run
-    if name not in ENGINES:
-        raise RequestError("engine", f"unknown engine {name!r}; {nearest(name, ['auto', *ENGINES])}")
     return ENGINES[name]

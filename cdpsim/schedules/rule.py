@@ -54,8 +54,9 @@ def matrix_rule(matrix: Fresh, name: str = "custom") -> Rule:
     return Rule(name, fresh)
 
 
-def find_rule(name: str) -> Rule:
+def find_rule(name: str | Path) -> Rule:
     """A rule by its name, or from a CSV file of 0 and 1 (row i, column j: 1 reads the fresh parameters)."""
+    name = str(name)
     if name in RULES:
         return RULES[name]
     if not (Path(name).exists() or name.endswith(".csv") or "/" in name):

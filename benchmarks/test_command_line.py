@@ -1,0 +1,21 @@
+"""How long the command line takes, as a user waits for it: whole processes."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+COMMANDS = {
+    "import": ["-c", "import cdpsim"],
+    "help": ["-m", "cdpsim", "--help"],
+    "table1 -n 64": ["-m", "cdpsim", "table1", "-n", "64"],
+    "bare python": ["-c", "pass"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command(name: str, benchmark: Any) -> None:
+    """One process a round."""
+    command = [sys.executable, *COMMANDS[name]]
+    benchmark.pedantic(subprocess.run, (command,), {"check": True, "capture_output": True}, rounds=7, warmup_rounds=1)

@@ -1,0 +1,161 @@
+"""How many devices model parallelism needs: the paper's pyramid (Appendix E), for any schedule that was run.
+
+A device that serves one stage is occupied by a micro-batch from its forward to the end of its backward there. Three
+derivations that know nothing of each other: the largest overlap of occupancies; the smallest cover of all occupancies
+by paths of "ends before the other starts", which is a matching; and the bound, occupancy over time. An assignment that
+uses as many devices is the certificate.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+
+from cdpsim.columns import Ints, heads, runs
+from cdpsim.costs import Times
+from cdpsim.errors import RequestError
+from cdpsim.program import Program
+from cdpsim.trace import Trace
+
+COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
+SAME = 1e-9  # of the run: real times that lie closer together are one time
+
+
+@dataclass(frozen=True, eq=False)
+class Occupancies:
+    """When each micro-batch occupies each stage: rows sorted by stage, then start; whole numbers in order of time."""
+
+    stage: Ints
+    micro_batch: Ints
+    step: Ints
+    begin: Ints
+    end: Ints
+
+
+def pyramid(trace: Trace) -> dict[str, Any]:
+    """Count, bound and derivations for each stage, and the assignment; keys as in `cdpsim pyramid --format json`.
+
+    >>> from cdpsim import simulate
+    >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]
+    [4, 3, 2, 1]
+    """
+    if trace.run is None:
+        raise RequestError("pyramid", "a loaded trace does not say what ran when by stage; simulate it again")
+    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    rows = occupancies(program, start, end)
+    device = assign(rows)
+    stages = []
+    bounds = lower_bounds(program, start, end)
+    for stage in range(program.n):
+        of_it = slice(*np.searchsorted(rows.stage, [stage, stage + 1]).tolist())
+        begin, finish = rows.begin[of_it], rows.end[of_it]
+        covered = path_cover(begin, finish) if program.n <= COVERED_TO else None
+        counts = {"devices": int(device[of_it].max()) + 1, "bound": bounds[stage]}
+        stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
+    columns = (rows.stage.tolist(), rows.micro_batch.tolist(), rows.step.tolist(), device.tolist())
+    names = ("stage", "micro_batch", "step", "device")
+    return {
+        "n": program.n,
+        "devices": sum(stage["devices"] for stage in stages),
+        "bound": sum(bounds),
+        "stages": stages,
+        "assignment": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
+    }
+
+
+def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
+    """From the start of each forward to the end of its backward."""
+    shape = (program.steps, program.m, program.phases)
+    compute = len(program.lane_tasks)
+    begin = start[:compute].reshape(shape)[:, :, : program.n]
+    finish = end[:compute].reshape(shape)[:, :, ::-1][:, :, : program.n]
+    begin, finish = _in_order(np.stack([begin, finish]))
+    step, micro_batch, stage = np.indices(begin.shape, dtype=np.int32)
+    columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
+    order = np.lexsort((columns[2], columns[1], columns[3], columns[0]))
+    return Occupancies(*(column[order] for column in columns))
+
+
+def _in_order(times: Times) -> Times:
+    """Real times by their order, those that differ by rounding alone made equal; whole times as they are."""
+    if times.dtype.kind == "i":
+        return times
+    value, place = np.unique(times, return_inverse=True)
+    apart = np.diff(value, prepend=value[:1]) > SAME * value[-1]
+    order: Times = np.cumsum(apart)[place].reshape(times.shape)
+    return order
+
+
+def overlap(begin: Ints, end: Ints) -> int:
+    """The largest number of occupancies at one time; what ends then makes room for what begins."""
+    time = np.concatenate([begin, end])
+    change = np.repeat([1, -1], len(begin))
+    order = np.lexsort((change, time))
+    return int(np.cumsum(change[order]).max())
+
+
+def path_cover(begin: Ints, end: Ints) -> int:
+    """The fewest paths that cover all occupancies, where a path goes from one to another that begins after it ended.
+
+    As many as there are occupancies, less the largest matching of "is followed by" (Dilworth, by way of König).
+    """
+    import networkx
+
+    ends, begins = range(len(end)), range(len(end), 2 * len(end))
+    graph = networkx.Graph()
+    graph.add_nodes_from([*ends, *begins])
+    first, second = np.nonzero(end[:, None] <= begin[None, :])
+    graph.add_edges_from(zip(first.tolist(), (second + len(end)).tolist(), strict=True))
+    matching = networkx.bipartite.hopcroft_karp_matching(graph, top_nodes=ends)
+    return len(end) - len(matching) // 2
+
+
+def lower_bounds(program: Program, start: Times, end: Times) -> list[int]:
+    """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
+    period, occupied = steady_state(program, start, end)
+    if start.dtype.kind == "i":
+        return [ceil(Fraction(int(total), int(period))) for total in occupied]
+    shares = occupied / period
+    return [floor(share) + int(share - floor(share) > SAME) for share in shares.tolist()]
+
+
+def steady_state(program: Program, start: Times, end: Times) -> tuple[Any, Times]:
+    """The period of a training step, and how long each stage is occupied in it, by all micro-batches together."""
+    if program.steps < 2:
+        raise RequestError("steps", f"steps={program.steps} shows no period; take at least 2")
+    shape = (program.steps, program.m, program.phases)
+    compute = len(program.lane_tasks)
+    starts, ends = start[:compute].reshape(shape), end[:compute].reshape(shape)
+    shifts = starts[-1] - starts[-2]
+    period = shifts[0, 0]
+    if np.abs(shifts - period).max() > (0 if start.dtype.kind == "i" else SAME * end.max()):
+        raise RequestError("steps", f"after {program.steps} steps the schedule is not periodic yet; take more steps")
+    occupied = ends[-1, :, ::-1][:, : program.n] - starts[-1, :, : program.n]
+    return period, occupied.sum(axis=0)
+
+
+def assign(rows: Occupancies) -> Ints:
+    """Give each occupancy the device of its stage that is free longest, a new one if none is: the certificate."""
+    device = np.empty(len(rows.stage), dtype=np.int32)
+    first = heads(rows.stage)
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(device)], strict=True):
+        free: list[tuple[int, int]] = []  # when each device becomes free, and its number
+        begins, ends = rows.begin[low:high].tolist(), rows.end[low:high].tolist()
+        for row, (begin, end) in enumerate(zip(begins, ends, strict=True), start=low):
+            place = min(range(len(free)), key=free.__getitem__, default=None)
+            if place is None or free[place][0] > begin:
+                place = len(free)
+                free.append((end, place))
+            device[row] = free[place][1]
+            free[place] = (end, free[place][1])
+    return device
+
+
+def conflict(rows: Occupancies, device: Ints) -> tuple[int, int] | None:
+    """Two rows that one device of a stage would have to hold at once; None for a valid assignment."""
+    order = np.lexsort((rows.end, rows.begin, device, rows.stage))
+    of = runs(heads(rows.stage[order], device[order]), len(order))
+    clash = np.flatnonzero((of[1:] == of[:-1]) & (rows.begin[order][1:] < rows.end[order][:-1]))
+    return (int(order[clash[0]]), int(order[clash[0] + 1])) if len(clash) else None

@@ -1,0 +1,197 @@
+"""The house rules of DESIGN.md: layers, lazy imports, docstrings, and what engines must not know."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdpsim import SCHEDULES
+
+PROJECT = Path(__file__).parent.parent
+# A module imports only from those above it; a package is its modules, last of them its __init__.
+DRAWN = """
+    version errors columns compiled paths files units fileform model cluster program collectives check
+    schedules.rule schedules.order schedules.placement schedules
+    assemble.build assemble.grid assemble.update assemble.replicated assemble.sharded assemble
+    costs
+    metrics.memory metrics.communication metrics.utilisation metrics.staleness metrics
+    engine.fast engine.discrete engine
+    trace simulate progress table1 pyramid tables table1_forms
+    draw.text draw
+    __init__ cli __main__
+"""
+LAYERS = DRAWN.split()
+# What takes long to import, and what imports it when asked to.
+HEAVY = {"torch", "matplotlib", "networkx", "numba"}
+IMPORTED_LATE = {"compiled": {"numba"}}
+
+
+def name_of(path: Path) -> str:
+    """A module's name without the package's: `schedules.rule`; the package itself is `__init__`."""
+    parts = path.relative_to(PROJECT / "cdpsim").with_suffix("").parts
+    return ".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])
+
+
+MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJECT / "cdpsim").rglob("*.py"))}
+
+
+def module_named(dotted: str) -> str:
+    """The module that a dotted name leads to: `cdpsim.errors.nearest` to `errors`."""
+    parts = dotted.split(".")[1:]
+    while parts and ".".join(parts) not in MODULES:
+        parts.pop()
+    return ".".join(parts) or "__init__"
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all that is imported, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "import from cdpsim by its name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_with(tree: ast.Module) -> Iterator[str]:
+    """What importing a module imports: not what its functions do, nor what only type checkers see."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
+        waiting += ast.iter_child_nodes(node)
+
+
+def test_every_module_has_its_layer() -> None:
+    assert sorted(LAYERS) == sorted(MODULES), "give a new module its place in LAYERS, here and in DESIGN.md"
+
+
+def test_packages_are_layers_of_their_own() -> None:
+    """All modules of a package stand together, its __init__ last."""
+    tops = [name.partition(".")[0] for name in LAYERS]
+    runs = [name for name, before in zip(tops, [None, *tops], strict=False) if name != before]
+    assert len(runs) == len(set(runs))
+    for name in set(tops) & {name for name in LAYERS if f"{name}." in " ".join(LAYERS)}:
+        assert LAYERS.index(name) == max(k for k, top in enumerate(tops) if top == name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_layers_above(name: str) -> None:
+    above = LAYERS[: LAYERS.index(name)]
+    own = {module_named(dotted) for dotted in imports(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
+    assert own <= set(above), sorted(own - set(above))
+
+
+def test_design_shows_the_layers_in_this_order() -> None:
+    """Whoever reads DESIGN.md sees no module that is not there, and none at another height."""
+    drawing = re.search(r"\n## Layers\n.*?\n((?:    .*\n|\n)+)", (PROJECT / "DESIGN.md").read_text(), re.DOTALL)
+    assert drawing is not None
+    beginnings = [re.match(r"    ((?:[a-z0-9_]+(?:\.py|/) ?)+)", line) for line in drawing[1].splitlines()]
+    shown = [re.sub(r"\.py|/", "", word) for words in beginnings if words for word in words[1].split()]
+    assert len(shown) > 20
+    tops = dict.fromkeys(name.partition(".")[0] for name in LAYERS)
+    assert shown == [name for name in tops if name in shown]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_takes_long_to_import_waits_until_it_is_needed(name: str) -> None:
+    now = {dotted.split(".")[0] for dotted in imported_with(MODULES[name])}
+    assert now & HEAVY <= IMPORTED_LATE.get(name, set())
+    late = {module_named(dotted) for dotted in imported_with(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
+    assert not late & set(IMPORTED_LATE)
+
+
+@pytest.mark.parametrize("module", ["cdpsim", "cdpsim.cli"])
+def test_importing_the_package_imports_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted({HEAVY | {'tqdm', 'simpy', 'quantiphy'}!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def documented(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]]:
+    """The module and its public classes, functions and methods."""
+    waiting: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]] = [(name, tree)]
+    while waiting:
+        name, node = waiting.pop()
+        yield name, node
+        inner = [] if isinstance(node, ast.FunctionDef) else node.body
+        for child in inner:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef) and not child.name.startswith("_"):
+                waiting.append((f"{name}.{child.name}", child))
+
+
+PUBLIC = [pair for name, tree in MODULES.items() for pair in documented(tree, name)]
+
+
+@pytest.mark.parametrize(("name", "node"), PUBLIC, ids=[name for name, _ in PUBLIC])
+def test_what_is_public_says_what_it_is_in_a_sentence(
+    name: str, node: ast.Module | ast.ClassDef | ast.FunctionDef
+) -> None:
+    docstring = ast.get_docstring(node)
+    assert docstring, f"{name} has no docstring"
+    first, *rest = docstring.splitlines()
+    assert first.endswith("."), first
+    assert len(first.split()) > 1, first
+    assert not rest or not rest[0], f"a blank line comes after {first!r}"
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """All texts of a module but its docstrings."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def words(tree: ast.AST) -> Iterator[str]:
+    """All names that a module gives or uses."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            word = getattr(node, field, None)
+            if isinstance(word, str):
+                yield word
+
+
+DERIVED = [name for name in MODULES if name.partition(".")[0] in ("engine", "assemble", "metrics", "check", "costs")]
+ENGINES = [name for name in MODULES if name.partition(".")[0] == "engine"]
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_is_derived_knows_no_schedule_by_its_name(name: str) -> None:
+    named = [text for text in texts(MODULES[name]) if any(schedule in text for schedule in SCHEDULES)]
+    assert not named
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_knows_no_schedule_and_no_slot(name: str) -> None:
+    """Times come out of dependencies, lane orders and costs alone."""
+    imported = {module_named(dotted).partition(".")[0] for dotted in imports(MODULES[name])}
+    assert not imported & {"schedules", "assemble", "simulate", "table1"}
+    assert not [word for word in words(MODULES[name]) if "slot" in word or "position" in word]
+
+
+def test_the_scans_find_what_they_look_for() -> None:
+    """Each scan is held against a text that breaks its rule."""
+    tree = ast.parse('"""multi-dp."""\nimport numba\ndef f(slot):\n    import torch\n    return f"{slot} of mp-cdp"\n')
+    assert list(imported_with(tree)) == ["numba"]
+    assert list(imports(tree)) == ["numba", "torch"]
+    assert [text for text in texts(tree) if "-" in text] == [" of mp-cdp"]
+    assert "slot" in list(words(tree))
+    assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]
+    assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
+    assert module_named("cdpsim.simulate") == "simulate"
+    assert module_named("cdpsim") == "__init__"
