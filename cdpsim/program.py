@@ -60,7 +60,7 @@ class Category(IntEnum):
 
 
 class Edge(IntEnum):
-    """Why one node waits for another: it needs its data, room at the receiver, or a barrier to pass."""
+    """Why one node waits for another: it needs its data, room at the receiver, or the end of a step to come."""
 
     DATA = 0
     ROOM = 1

@@ -51,7 +51,7 @@ def _all_reduce(grid: Grid, updates: Updates, gradients: Ints, build: Builder) -
         size=gradients[stage],
     )
     taker[rows] = np.repeat(message, count)
-    build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows])
+    build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows], Edge.BARRIER)
     build.link(taker[rows], updates.node[rows])
     return taker
 
