@@ -5,10 +5,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cdpsim.errors import RequestError, nearest
 from cdpsim.version import __version__
+
+if TYPE_CHECKING:
+    from cdpsim.trace import Trace
 
 _ABOUT = """Simulate training schedules: when every task runs, what devices hold, what links
 carry. A schedule says in which order, on which devices and with which version of
@@ -20,6 +23,7 @@ _EXAMPLES = """examples:
   cdpsim schedules                         what there is to simulate
   cdpsim table1 -n 8                       the paper's Table 1, and what runs measure
   cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
+  cdpsim pyramid -n 4                      how few devices model parallelism needs
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
 
 `cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no,
@@ -34,6 +38,17 @@ _SCHEDULES = """columns:
              before, cdp-v2 the newest wherever they exist in time
   state      replicated: on every device that uses it; sharded: in one place
   options    those of `cdpsim simulate` that not every schedule takes
+"""
+_PYRAMID = """A device that serves one stage is occupied by a micro-batch from its forward to
+its backward there. For each stage: the devices that an assignment uses, which is
+the certificate; the bound, occupancy over a period; the largest overlap of
+occupancies; and the smallest cover by paths of "ends before the other starts" (up
+to 64 stages). --format json has the assignment as well.
+
+examples:
+  cdpsim pyramid -n 8
+  cdpsim pyramid mp-dp -n 4
+  cdpsim pyramid --model toy.toml --steps 8 --format json
 """
 _TABLE1 = """Nine rows, one for each implementation; N is the number of stages and of
 micro-batches. Each cell shows what the paper prints, the exact value, and what a
@@ -179,6 +194,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     _add_schedules(commands)
     _add_table1(commands)
     _add_simulate(commands)
+    _add_pyramid(commands)
     return parser, dict(commands.choices)
 
 
@@ -212,6 +228,11 @@ def _add_run(parser: argparse._ActionsContainer) -> None:
         default="recursive-doubling",
         metavar="NAME",
         help="how all-reduces run: recursive-doubling (default), ring or tree",
+    )
+    parser.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="refuse to start what would take more memory on this machine, such as '8 GB' (default: what is free)",
     )
 
 
@@ -263,6 +284,7 @@ def _serve_table1(options: argparse.Namespace) -> int:
         collective=options.collective,
         shared_parameters=options.shared_parameters,
         engine=options.engine,
+        max_memory=options.max_memory,
     )
     _write(table1_forms.FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if not row["agree"]]
@@ -279,6 +301,15 @@ def _add_simulate(commands: Any) -> None:
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     _add_run(parser)
+    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
+    parser.add_argument(
+        "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
+    )
+    _add_schedule(parser)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    """What runs where: the model, the cluster, and options that change a schedule if it takes them."""
     parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
     parser.add_argument(
         "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
@@ -286,12 +317,6 @@ def _add_simulate(commands: Any) -> None:
     parser.add_argument(
         "--ignore-memory", action="store_true", help="run although a device would need more than it has"
     )
-    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
-    _add_schedule(parser)
-
-
-def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    """Options that change a schedule; one that does not take an option refuses it."""
     group = parser.add_argument_group(
         "options that change the schedule (`cdpsim schedules` says which one takes which)"
     )
@@ -313,15 +338,13 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _serve_simulate(options: argparse.Namespace) -> int:
-    from cdpsim import files
+def _simulated(options: argparse.Namespace, seed: str = "0") -> "Trace":
+    """Run what the options of `_add_run` and `_add_schedule` ask for."""
     from cdpsim.simulate import simulate, whole
-    from cdpsim.trace import FILES
 
     if options.n is None and options.model == "unit":
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
-    files.check_writable(options.output, FILES, options.force)
-    trace = simulate(
+    return simulate(
         options.schedule,
         None if options.n is None else whole("n", options.n, at_least=1),
         m=None if options.m is None else whole("m", options.m, at_least=1),
@@ -334,8 +357,55 @@ def _serve_simulate(options: argparse.Namespace) -> int:
         model=options.model,
         cluster=options.cluster,
         collective=options.collective,
-        seed=whole("seed", options.seed, at_least=0),
+        seed=whole("seed", seed, at_least=0),
         ignore_memory=options.ignore_memory,
+        max_memory=options.max_memory,
     )
+
+
+def _serve_simulate(options: argparse.Namespace) -> int:
+    from cdpsim import files
+    from cdpsim.invariants import INVARIANTS, violations
+    from cdpsim.trace import FILES
+
+    files.check_writable(options.output, FILES, options.force)
+    trace = _simulated(options, options.seed)
+    if options.check and trace.run is not None:
+        found = violations(trace.run)
+        for name, problem in found.items():
+            _say(f"{name.replace('_', ' ')}: {problem}")
+        if found:
+            return 1
+        _say(f"{len(INVARIANTS)} invariants hold")
     trace.save(options.output, force=options.force)
+    return 0
+
+
+def _add_pyramid(commands: Any) -> None:
+    about = "how many devices each stage needs: count, bound, certificate"
+    parser = _add_command(commands, "pyramid", _serve_pyramid, about, _PYRAMID)
+    parser.add_argument(
+        "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
+    )
+    parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
+    _add_run(parser)
+    _add_schedule(parser)
+    _add_format(parser)
+
+
+def _serve_pyramid(options: argparse.Namespace) -> int:
+    from cdpsim import tables
+    from cdpsim.pyramid import pyramid
+
+    form = tables.check_format(options.format)
+    result = pyramid(_simulated(options))
+    if form == "json":
+        _write(tables.as_json(result))
+        return 0
+    header = ("stage", "devices", "bound", "overlap", "path cover")
+    keys = ("stage", "devices", "bound", "overlap", "path_cover")
+    rows = [[stage[key] for key in keys] for stage in result["stages"]]
+    sums = [sum(column) if None not in column else None for column in list(zip(*rows, strict=True))[1:]]
+    rows = [["-" if cell is None else str(cell) for cell in row] for row in [*rows, ["all", *sums]]]
+    _write(tables.FORMATS[form](header, rows))
     return 0

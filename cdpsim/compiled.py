@@ -9,23 +9,32 @@ from cdpsim.columns import Ints
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
-def longest(before: Ints, after: Ints, duration: Any, earliest: Any) -> Any:
-    """Do what `cdpsim.paths.longest` does, one node after another."""
+def longest(before: Ints, after: Ints, lane_tasks: Ints, lane_start: Ints, duration: Any, start: Any) -> Any:
+    """Do what `cdpsim.paths.longest` does, one node after another, in the array of earliest starts itself."""
     nodes = len(duration)
     first = np.zeros(nodes + 1, dtype=np.int32)
     waits_for = np.zeros(nodes, dtype=np.int32)
     for edge in range(len(before)):
         first[before[edge] + 1] += 1
         waits_for[after[edge]] += 1
+    for lane in range(len(lane_start) - 1):
+        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
+            first[lane_tasks[place - 1] + 1] += 1
+            waits_for[lane_tasks[place]] += 1
     for node in range(nodes):
         first[node + 1] += first[node]
-    reach = np.empty(len(before), dtype=np.int32)
+    reach = np.empty(first[nodes], dtype=np.int32)
     free = first[:-1].copy()
     for edge in range(len(before)):
         node = before[edge]
         reach[free[node]] = after[edge]
         free[node] += 1
-    start, end = earliest.copy(), earliest + duration
+    for lane in range(len(lane_start) - 1):
+        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
+            node = lane_tasks[place - 1]
+            reach[free[node]] = lane_tasks[place]
+            free[node] += 1
+    end = start + duration
     ready = free  # its work is done: from here on, a stack of nodes that may start
     height = 0
     for node in range(nodes - 1, -1, -1):
@@ -51,24 +60,43 @@ def longest(before: Ints, after: Ints, duration: Any, earliest: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
-def step_function(key: Any, begin: Any, end: Any, size: Any, keys: int, span: int) -> Any:
-    """Do what `cdpsim.metrics.memory.step_function` does, for whole times below `span`."""
-    changes = np.zeros((keys, span), dtype=np.int64)
+def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
+    """The times, below 2^31, of moments: of the start of a node, of its end, or of the start of the run."""
+    times = np.zeros(len(moments), dtype=np.int32)
+    for row in range(len(moments)):
+        moment = moments[row]
+        if moment >= 0:
+            times[row] = ends[moment >> 1] if moment & 1 else starts[moment >> 1]
+    return times
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def step_function(key: Ints, size: Ints, begin: Ints, finish: Any, starts: Any, ends: Any, changes: Any) -> Any:
+    """Do what `cdpsim.metrics.memory.step_function` does, for whole times.
+
+    Buffers are held from their `begin` moments, whose times are looked up here, to their `finish` times. `changes` is
+    an array of zeros, a row for each key and a column for each time, in which they are added up.
+    """
     for row in range(len(key)):
-        changes[key[row], begin[row]] += size[row]
-        changes[key[row], end[row]] -= size[row]
+        # Written out: a call for each row would cost more than all the rest.
+        moment = begin[row]
+        time = starts[0] * 0
+        if moment >= 0:
+            time = ends[moment >> 1] if moment & 1 else starts[moment >> 1]
+        changes[key[row], time] += size[row]
+        changes[key[row], finish[row]] -= size[row]
     rows = 0
-    for k in range(keys):
-        for time in range(span):
+    for k in range(len(changes)):
+        for time in range(changes.shape[1]):
             rows += changes[k, time] != 0
-    keys_out, times = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int64)
+    keys, times = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int64)
     held = np.empty(rows, dtype=np.int64)
     row = 0
-    for k in range(keys):
+    for k in range(len(changes)):
         total = 0
-        for time in range(span):
+        for time in range(changes.shape[1]):
             if changes[k, time] != 0:
                 total += changes[k, time]
-                keys_out[row], times[row], held[row] = k, time, total
+                keys[row], times[row], held[row] = k, time, total
                 row += 1
-    return keys_out, times, held
+    return keys, times, held

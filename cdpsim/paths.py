@@ -12,19 +12,40 @@ Numbers = NDArray[Any]  # integers or floats
 COMPILED_FROM = 200_000  # edges: below, importing numba takes longer than it saves
 
 
-def longest(before: Ints, after: Ints, duration: Numbers, earliest: Numbers) -> tuple[Numbers, Numbers, int]:
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+def longest(
+    before: Ints,
+    after: Ints,
+    duration: Numbers,
+    earliest: Numbers,
+    lane_tasks: Ints = _NOTHING,
+    lane_start: Ints = _NOTHING,
+) -> tuple[Numbers, Numbers, int]:
     """Start every node at the latest of its `earliest` and the ends of the nodes that it waits for.
 
-    An edge says that node `after` waits for node `before`. Returns starts, ends, and how many nodes were reached:
-    fewer than all if there is a cycle. Large graphs are swept by compiled code, if numba is there; the rest, and
-    everything without it, a whole front of nodes at a time.
+    An edge says that node `after` waits for node `before`; the tasks of a lane, side by side in `lane_tasks` from
+    one of `lane_start` to the next, wait one for another. Returns starts (in the array `earliest`, perhaps), ends,
+    and how many nodes were reached: fewer than all if there is a cycle. Large graphs are swept by compiled code, if
+    numba is there; the rest, and everything without it, a whole front of nodes at a time.
     """
     if len(before) >= COMPILED_FROM and find_spec("numba"):
         from cdpsim import compiled  # 0.3 s
 
-        start, end, done = compiled.longest(before, after, duration, earliest)
+        start, end, done = compiled.longest(before, after, lane_tasks, lane_start, duration, earliest)
         return start, end, done
+    inner = in_lanes(lane_tasks, lane_start)
+    before, after = (np.concatenate(ends) for ends in zip((before, after), inner, strict=True))
     return longest_by_fronts(before, after, duration, earliest)
+
+
+def in_lanes(lane_tasks: Ints, lane_start: Ints) -> tuple[Ints, Ints]:
+    """The edges that lanes are: (before, after)."""
+    inner = np.ones(len(lane_tasks), dtype=bool)
+    inner[lane_start[:-1]] = False
+    at = np.flatnonzero(inner)
+    return lane_tasks[at - 1], lane_tasks[at]
 
 
 def longest_by_fronts(before: Ints, after: Ints, duration: Numbers, earliest: Numbers) -> tuple[Numbers, Numbers, int]:

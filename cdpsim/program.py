@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
 from cdpsim.columns import Ints
+from cdpsim.paths import in_lanes
 
 
 # The order of the members is the order in which rows of equal start are written: as the contract says for kinds,
@@ -161,13 +161,10 @@ class Program:
         """How many compute tasks a micro-batch has in a step."""
         return len(self.lane_tasks) // (self.steps * self.m)
 
-    @cached_property
+    @property
     def lane_edges(self) -> tuple[Ints, Ints]:
         """Each task of a lane waits for the one before it: (before, after)."""
-        inner = np.ones(len(self.lane_tasks), dtype=bool)
-        inner[self.lane_start[:-1]] = False
-        at = np.flatnonzero(inner)
-        return self.lane_tasks[at - 1], self.lane_tasks[at]
+        return in_lanes(self.lane_tasks, self.lane_start)
 
     def waits(self) -> tuple[Ints, Ints]:
         """All that one node waits for another for, dependencies and lane orders: (before, after)."""

@@ -1,7 +1,5 @@
 """The front door: names and files in, trace out."""
 
-import os
-from math import isqrt
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.costs import Times, price
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose
+from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.program import Program
@@ -21,7 +20,6 @@ from cdpsim.schedules.rule import RULES, Rule, find_rule
 from cdpsim.trace import Run, Trace
 
 SLOT_ORDERS = ("forward-first", "backward-first")
-BYTES_PER_TASK = 700  # measured at the peak of a run, messages and edges included
 
 
 def simulate(
@@ -40,10 +38,12 @@ def simulate(
     collective: str = "recursive-doubling",
     seed: int = 0,
     ignore_memory: bool = False,
+    max_memory: str | float | None = None,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
-    `n` may be left out where the model says how many stages there are.
+    `n` may be left out where the model says how many stages there are. `max_memory` is what this machine may spend on
+    the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices.
     """
     schedule = find_schedule(schedule)
     runner = find_engine(engine)
@@ -53,10 +53,10 @@ def simulate(
     choose("collective", collective, ALL_REDUCE)
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
-        refuse_too_large(schedule, n, steps)
+        refuse_too_large(n, n, steps, engine, max_memory)
     model, cluster = _find_model(model, n), _find_cluster(cluster)
-    refuse_too_large(schedule, model.n, steps)
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
+    refuse_too_large(model.n, m, steps, engine, max_memory)
     _refuse_untaken(schedule, m != model.n, chunks > 1, prefetch > 0, slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     program = assemble(
@@ -110,20 +110,6 @@ def whole(name: str, value: object, *, at_least: int) -> int:
     if int(text) < at_least:
         raise RequestError(name, f"{name}={text} must be at least {at_least}")
     return int(text)
-
-
-def refuse_too_large(schedule: Schedule, n: int, steps: int) -> None:
-    """Refuse, before any work, what cannot fit into this machine's memory."""
-    tasks = 2 * n * n * steps
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if tasks * BYTES_PER_TASK > memory_bytes:
-        fits = isqrt(memory_bytes // (2 * steps * BYTES_PER_TASK))
-        remedy = f"n={fits} fits" if fits else "take fewer steps"
-        raise RequestError(
-            "n",
-            f"n={n} with steps={steps} of {schedule.name} is {tasks:,} tasks and about "
-            f"{tasks * BYTES_PER_TASK / 1e9:,.0f} GB, more than this machine's {memory_bytes / 1e9:,.0f} GB; {remedy}",
-        )
 
 
 def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster) -> None:

@@ -222,12 +222,13 @@ def compute(
     collective: str = "recursive-doubling",
     shared_parameters: bool = False,
     engine: str = "auto",
+    max_memory: str | float | None = None,
 ) -> Table:
     """Simulate the nine rows and hold each against its formulas."""
     n, steps = whole("n", n, at_least=1), whole("steps", steps, at_least=3)
     table = Table(n, collective, [], [])
     for name, printed in progress(PRINTED.items(), "table1"):
-        trace = simulate(name, n, steps=steps, collective=collective, engine=engine)
+        trace = simulate(name, n, steps=steps, collective=collective, engine=engine, max_memory=max_memory)
         simulated = measure(trace, shared_parameters)
         computed = exact(name, n, collective, shared_parameters)
         row: dict[str, Any] = {"schedule": name, "rule": SCHEDULES[name].rule.name}

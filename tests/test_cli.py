@@ -19,6 +19,7 @@ import pytest
 import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
+from cdpsim.invariants import INVARIANTS
 from cdpsim.progress import progress
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
 
@@ -75,9 +76,9 @@ BAD_NUMBERS = {
     "True": "n=True must be a whole number",
     "None": "n=None must be a whole number",
     "3\n4": "n=3\\n4 must be a whole number",
-    str(10**6): "fits",
-    str(10**12): "fits",
-    "9" * 18: "fits",
+    str(10**6): "would fit",
+    str(10**12): "would fit",
+    "9" * 18: "would fit",
     str(10**18): "astronomically large",
     str(10**400): "astronomically large",
     "-" + "9" * 400: "astronomically large",
@@ -278,7 +279,7 @@ BAD_MODELS: dict[str, tuple[str | bytes, str]] = {
     "true.toml": (STAGE.replace('"1 s"', "true"), "$.stages[0].forward"),
     "repeat.toml": (STAGE + "repeat = 0\n", "$.stages[0].repeat"),
     "many.toml": (STAGE + "repeat = 1000000000000\n", "$.stages[0].repeat"),
-    "wide.toml": (STAGE + "repeat = 1000000\n", "fits"),
+    "wide.toml": (STAGE + "repeat = 1000000\n", "would fit"),
     "work.toml": (STAGE.replace("1 s", "1 TFLOP"), "give --cluster with a speed"),
     "model.yaml": (STAGE, "end its name in .toml or .json"),
 }
@@ -783,9 +784,10 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     columns = [re.split(r" {8,}", line.strip()) for line in shown.partition("box.toml\n  [[")[2].splitlines()]
     (here / "toy.toml").write_text("\n".join(["[[" + columns[0][0], *(line[0] for line in columns[1:])]))
     (here / "box.toml").write_text("\n".join(line[1] for line in columns if len(line) == 2))
-    examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown + command("table1", "--help").out, re.MULTILINE)
+    shown += command("table1", "--help").out + command("pyramid", "--help").out
+    examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help").out, re.MULTILINE)
-    assert len(examples) == 10
+    assert len(examples) == 14
     for example in examples:
         forced = ["--force"] if example.startswith("simulate") and "--force" not in example else []
         assert command(*example.split(), *forced).code == 0, example
@@ -796,3 +798,65 @@ def test_the_toy_files_of_the_tests_are_served(command: Command, here: Path) -> 
     for name in SCHEDULES:
         line = f"simulate {name} --model toy.toml --cluster box.toml -o {name}"
         assert command(*line.split()) == (0, "", "")
+
+
+def test_the_pyramid_is_printed(command: Command) -> None:
+    """Stage by stage, with sums."""
+    out = command("pyramid", "-n", "3").out
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[2:] == [
+        ["0", "3", "3", "3", "3"],
+        ["1", "2", "2", "2", "2"],
+        ["2", "1", "1", "1", "1"],
+        ["all", *"6666"],
+    ]
+    assert "-" in command("pyramid", "-n", "65", "--steps", "2").out.splitlines()[-1]
+
+
+def test_the_pyramid_s_json_is_the_contract_s(command: Command) -> None:
+    """Keys, order, and an assignment for every occupancy."""
+    result = json.loads(command("pyramid", "-n", "3", "--format", "json").out)
+    assert list(result) == ["n", "devices", "bound", "stages", "assignment"]
+    assert (result["n"], result["devices"], result["bound"]) == (3, 6, 6)
+    assert result["stages"][0] == {"stage": 0, "devices": 3, "bound": 3, "overlap": 3, "path_cover": 3}
+    assert result["assignment"][0] == {"stage": 0, "micro_batch": 0, "step": 0, "device": 0}
+    assert len(result["assignment"]) == 3 * 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "fragment"),
+    [
+        ("pyramid", "-n: is missing"),
+        ("pyramid -n 3 --steps 1", "shows no period"),
+        ("pyramid mp-cd -n 3", "did you mean 'mp-cdp'"),
+        ("pyramid -n 3 --format yaml", "unknown format 'yaml'"),
+        ("pyramid -n 300 --max-memory 1GB --steps 9", "n=199 or steps=3 would fit"),
+        ("simulate mp-cdp -n 300 --max-memory 2kB -o out", "0.002 MB is what --max-memory allows"),
+        ("simulate mp-cdp -n 3 --max-memory lots -o out", "lots"),
+        ("table1 -n 300 --max-memory 1MB", "n=10 would fit"),
+        ("simulate mp-cdp -n 3 --max-memory 2kB -o out", "the most; allow more"),
+    ],
+)
+def test_what_the_pyramid_and_the_limit_cannot_serve(command: Command, here: Path, line: str, fragment: str) -> None:
+    """One line each."""
+    refuse(command, here, line, fragment)
+
+
+def test_checking_says_how_much_held(command: Command, here: Path) -> None:
+    """To stderr; the traces are written as without."""
+    outcome = command("simulate", "mp-cdp", "-n", "3", "--check", "-o", "checked")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == f"cdpsim: {len(INVARIANTS)} invariants hold\n"
+    assert (here / "checked" / "summary.json").exists()
+
+
+def test_a_violation_is_said_and_nothing_written(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 1, the invariant by its name."""
+
+    def broken(run: object) -> Iterator[str]:
+        yield "U(t=0,j=0) on device 2 is wrong"
+
+    monkeypatch.setitem(INVARIANTS, "data_is_there", broken)
+    outcome = command("simulate", "mp-cdp", "-n", "3", "--check", "-o", "checked")
+    assert (outcome.code, outcome.err) == (1, "cdpsim: data is there: U(t=0,j=0) on device 2 is wrong\n")
+    assert not (here / "checked").exists()

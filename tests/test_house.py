@@ -14,13 +14,13 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version errors columns compiled paths files units fileform model cluster program collectives check
+    version errors progress columns compiled paths files units fileform model cluster program collectives check
     schedules.rule schedules.order schedules.placement schedules
     assemble.build assemble.grid assemble.update assemble.replicated assemble.sharded assemble
     costs
     metrics.memory metrics.communication metrics.utilisation metrics.staleness metrics
     engine.fast engine.discrete engine
-    trace simulate progress table1 pyramid tables table1_forms
+    trace invariants pyramid limits simulate table1 tables table1_forms
     draw.text draw
     __init__ cli __main__
 """

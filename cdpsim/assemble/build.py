@@ -49,7 +49,7 @@ class Builder:
         self.groups: list[Ints] = []
         self._group_numbers: dict[bytes, int] = {}
         self._tasks = tasks
-        self._messages = _Table(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int32)
+        self._messages = _Table(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8)
         self._edges = _Table(np.int32, np.int32, np.int8)
         self._buffers = _Table(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
         self._kept = _Table(np.int32, np.int32)

@@ -1,11 +1,12 @@
 """The event-driven engine: SimPy with one process for each lane of a device and one for each link.
 
-A lane does its tasks in the program's order, each as soon as everything it waits for has ended. A link takes
-messages as they become ready and delivers each after its own time.
+A lane does its tasks in the program's order, each as soon as everything it waits for has ended. A link takes messages
+as they become ready and delivers each after its own time; what takes no time has arrived as it is sent.
 """
 
-from collections import deque
-from collections.abc import Generator
+import gc
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import simpy
@@ -14,125 +15,161 @@ from cdpsim.check import refuse_deadlock
 from cdpsim.costs import Costs, Times
 from cdpsim.paths import successors
 from cdpsim.program import Op, Program
+from cdpsim.progress import ticker
 
 Process = Generator[simpy.Event, object, None]
+_TICK = 1 << 14
 
 
-class _Run:
-    """One run's clock, what still waits for how much, and the times so far."""
+class _Wait(simpy.Event):
+    """A timeout that begins when somebody says so: what a process sleeps on until its task has been done."""
 
-    def __init__(self, program: Program, costs: Costs) -> None:
-        waits_for, first, after = successors(*program.waits(), program.nodes)
-        self.env = simpy.Environment(initial_time=costs.duration.dtype.type(0).item())
-        self.duration = costs.duration.tolist()
-        self.waits_for = waits_for.tolist()
-        self.first, self.after = first.tolist(), after.tolist()
-        self.start: list[float] = [0] * program.nodes
-        self.end: list[float] = [0] * program.nodes
-        self.left = program.nodes
-        self.compute, self.tasks = len(program.lane_tasks), len(program.tasks)
-        self.gates: dict[int, simpy.Event] = {}
-        self.links: dict[object, _Link] = {}
-        messages = program.messages
-        pair = zip((messages.op == Op.P2P).tolist(), messages.src.tolist(), messages.dst.tolist(), strict=True)
-        self.link_of = [(src, dst) if single else dst for single, src, dst in pair]
-
-    def finish(self, node: int) -> None:
-        """A node has ended: whoever waited only for it may go."""
-        pending = [node]
-        while pending:
-            node = pending.pop()
-            self.end[node] = self.env.now
-            self.left -= 1
-            for after in self.after[self.first[node] : self.first[node + 1]]:
-                self.waits_for[after] -= 1
-                if not self.waits_for[after] and self.is_update(after):
-                    self.start[after] = self.env.now
-                    pending.append(after)
-                elif not self.waits_for[after]:
-                    self.let_go(after)
-
-    def is_update(self, node: int) -> bool:
-        """Updates happen at once where their gradients are; they take no lane and no time."""
-        return self.compute <= node < self.tasks
-
-    def let_go(self, node: int) -> None:
-        """A node waits for nothing more: wake its lane, or hand the message to its link."""
-        if node >= self.tasks:
-            self.link(node).take(node)
-        elif node in self.gates:
-            self.gates.pop(node).succeed()
-
-    def link(self, message: int) -> "_Link":
-        """The link that a message travels on: of a pair of devices, or of a group."""
-        key = self.link_of[message - self.tasks]
-        if key not in self.links:
-            self.links[key] = _Link(self)
-        return self.links[key]
-
-    def release(self, task: int) -> None:
-        """The time of a task's release has come."""
-        self.waits_for[task] -= 1
-        if not self.waits_for[task]:
-            self.let_go(task)
-
-    def lane(self, tasks: list[int]) -> Process:
-        """Do tasks one after another."""
-        for task in tasks:
-            if self.waits_for[task]:
-                self.gates[task] = self.env.event()
-                yield self.gates[task]
-            self.start[task] = self.env.now
-            yield self.env.timeout(self.duration[task])
-            self.finish(task)
+    def begin(self, delay: float) -> None:
+        """Let it happen after a delay; as `simpy.Timeout` does it, but later than when it was made."""
+        self._ok = True
+        self._value = None
+        self.env.schedule(self, delay=delay)
 
 
 class _Link:
-    """Carries messages; without contention they do not slow each other down."""
+    """Carries messages; without contention those that overlap do not slow each other down."""
 
-    def __init__(self, run: _Run) -> None:
-        self.run, self.ready = run, deque[int]()
-        self.wake = run.env.event()
+    def __init__(self, run: "_Run") -> None:
+        self.run = run
+        self.carried = -1  # the message that the process waits for; others that overlap it have timeouts of their own
+        self.wait = _Wait(run.env)
         run.env.process(self.process())
 
     def take(self, message: int) -> None:
         """A message is ready to go."""
-        self.ready.append(message)
-        if not self.wake.triggered:
-            self.wake.succeed()
+        run, delay = self.run, self.run.duration[message]
+        if self.carried < 0:
+            self.carried = message
+            self.wait.begin(delay)
+        else:
+            run.env.timeout(delay, message).callbacks.append(run.arrived)
 
     def process(self) -> Process:
-        """Send what is ready, then sleep until there is more."""
-        run = self.run
+        """Sleep until a message has been carried."""
         while True:
-            yield self.wake
-            self.wake = run.env.event()
-            while self.ready:
-                message = self.ready.popleft()
-                run.start[message] = run.env.now
-                delivery = run.env.timeout(run.duration[message], message)
-                delivery.callbacks.append(lambda event: run.finish(event.value))
+            yield self.wait
+            message, self.carried = self.carried, -1
+            self.wait = _Wait(self.run.env)
+            self.run.finish(message)
+
+
+class _Run:
+    """One run's clock, how much each node still waits for, and the times so far."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        self.compute, self.tasks, self.left = len(program.lane_tasks), len(program.tasks), program.nodes
+        self.env = simpy.Environment(initial_time=costs.duration.dtype.type(0).item())
+        self.duration: list[float] = costs.duration.tolist()
+        # The order of a lane is in its process: here are the dependencies alone.
+        columns = successors(program.edges.before, program.edges.after, program.nodes)
+        self.waits_for, self.first, self.reach = (column.tolist() for column in columns)
+        self.start: list[float] = [0] * program.nodes
+        self.end: list[float] = [0] * program.nodes
+        self.asleep: dict[int, _Wait] = {}  # lanes, by the task that they wait for
+        self.tick = ticker(program.nodes, "simulate")
+        self.link_of = self._links(program)
+
+    def _links(self, program: Program) -> list[_Link]:
+        """The link of each message: of a pair of devices, or of a group."""
+        messages = program.messages
+        single = messages.op == Op.P2P
+        between = zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True)
+        links: dict[tuple[int, int], _Link] = {}
+        return [links[pair] if pair in links else links.setdefault(pair, _Link(self)) for pair in between]
+
+    def finish(self, node: int) -> None:
+        """A node has ended: whoever waited only for it may go."""
+        start, end, waits_for, reach, first = self.start, self.end, self.waits_for, self.reach, self.first
+        now = self.env.now
+        pending = [node]
+        for node in pending:
+            end[node] = now
+            for after in reach[first[node] : first[node + 1]]:
+                left = waits_for[after] - 1
+                waits_for[after] = left
+                if left:
+                    continue
+                if after < self.compute:
+                    self.let_go(after)
+                    continue
+                start[after] = now
+                if self.duration[after]:
+                    self.link_of[after - self.tasks].take(after)
+                else:  # an update, or a message that takes no time
+                    pending.append(after)
+        self.left -= len(pending)
+        if self.left % _TICK < len(pending):
+            self.tick(_TICK)
+
+    def arrived(self, delivery: simpy.Event) -> None:
+        """A message has been delivered."""
+        self.finish(int(delivery.value or 0))
+
+    def let_go(self, task: int) -> None:
+        """A task waits for nothing more; if its lane waits for it, it begins."""
+        if task in self.asleep:
+            self.start[task] = self.env.now
+            self.asleep.pop(task).begin(self.duration[task])
+
+    def lane(self, tasks: list[int]) -> Process:
+        """Do tasks one after another."""
+        env, duration, waits_for, start = self.env, self.duration, self.waits_for, self.start
+        for task in tasks:
+            if waits_for[task]:
+                self.asleep[task] = wait = _Wait(env)
+                yield wait
+            else:
+                start[task] = env.now
+                yield env.timeout(duration[task])
+            self.finish(task)
+
+    def release(self, task: int, time: float) -> None:
+        """Let a task wait for a time, too."""
+
+        def now(_: simpy.Event) -> None:
+            self.waits_for[task] -= 1
+            if not self.waits_for[task]:
+                self.let_go(task)
+
+        self.waits_for[task] += 1
+        self.env.timeout(time).callbacks.append(now)
 
 
 def run(program: Program, costs: Costs) -> tuple[Times, Times]:
     """Play the program until nothing more can happen."""
-    state = _Run(program, costs)
-    for (task, _), release in zip(program.releases, costs.release.tolist(), strict=True):
-        state.waits_for[task] += 1
-        timer = state.env.timeout(release, task)
-        timer.callbacks.append(lambda event: state.release(event.value))
-    ready = [node for node, count in enumerate(state.waits_for) if not count]
-    bounds = zip(program.lane_start[:-1].tolist(), program.lane_start[1:].tolist(), strict=True)
-    lane_tasks = program.lane_tasks.tolist()
-    for low, high in bounds:
-        state.env.process(state.lane(lane_tasks[low:high]))
-    for node in ready:
-        if state.is_update(node):
-            state.finish(node)
-        else:
-            state.let_go(node)
-    state.env.run()
+    with _no_collection():
+        state = _Run(program, costs)
+        ready = [node for node in range(state.compute, program.nodes) if not state.waits_for[node]]
+        for (task, _), time in zip(program.releases, costs.release.tolist(), strict=True):
+            state.release(task, time)
+        tasks = program.lane_tasks.tolist()
+        for low, high in zip(program.lane_start[:-1].tolist(), program.lane_start[1:].tolist(), strict=True):
+            state.env.process(state.lane(tasks[low:high]))
+        for node in ready:  # messages of what was there at the start
+            if state.duration[node]:
+                state.link_of[node - state.tasks].take(node)
+            else:
+                state.finish(node)
+        state.env.run()
+        state.tick(0)
     if state.left:
         refuse_deadlock(program)
     kind = costs.duration.dtype
     return np.array(state.start, dtype=kind), np.array(state.end, dtype=kind)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Spare a run the search for cycles of garbage: it makes none, and it has millions of objects to look through."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

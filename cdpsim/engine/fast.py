@@ -13,7 +13,8 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
     earliest = np.zeros_like(costs.duration)
     for (task, _), release in zip(program.releases, costs.release, strict=True):
         earliest[task] = release
-    start, end, reached = longest(*program.waits(), costs.duration, earliest)
+    lanes = program.lane_tasks, program.lane_start
+    start, end, reached = longest(program.edges.before, program.edges.after, costs.duration, earliest, *lanes)
     if reached < program.nodes:
         refuse_deadlock(program)
     return start, end

@@ -31,17 +31,8 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
 
     What ends at a time is freed before what starts then is held, so only the net shows.
     """
-    if size.sum(dtype=float) > 2.0**53:
-        raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
-    whole = begin.dtype.kind == "i"
-    keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
-    if whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and find_spec("numba"):
-        from cdpsim import compiled  # 0.3 s
-
-        key, time, total = compiled.step_function(key, begin, end, size, keys, span)
-        return key, time, total
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
-    order = sort_by(key, time) if whole else np.lexsort((time, key))
+    order = sort_by(key, time) if time.dtype.kind == "i" else np.lexsort((time, key))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
     first = heads(key, time)
     net = np.add.reduceat(change, first) if len(first) else change
@@ -50,19 +41,37 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
     return key[first[rows]], time[first[rows]], np.cumsum(net)[rows]
 
 
+def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """What all buffers of the same key hold together: (key, time, size) from each time on."""
+    buffers = program.buffers
+    weight = buffers.size.sum(dtype=float)
+    if weight > 2.0**53:
+        raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
+    keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
+    whole = end.dtype.kind == "i"
+    if whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31 and find_spec("numba"):
+        from cdpsim import compiled  # 0.3 s
+
+        finish = compiled.times_of(buffers.end, start, end)
+        np.maximum.at(finish, buffers.kept, compiled.times_of(buffers.kept_until, start, end))
+        changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
+        key, time, total = compiled.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
+        return key, time, total
+    return step_function(key, *held(buffers, start, end), buffers.size)
+
+
 def curves(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     """The columns of memory.csv, the category as its number."""
-    buffers = program.buffers
-    begin, finish = held(buffers, start, end)
-    key = buffers.device * len(Category) + buffers.category
-    key, time, size = step_function(key, begin, finish, buffers.size)
-    return {"device": key // len(Category), "category": key % len(Category), "time": time, "size": size}
+    key = program.buffers.device * len(Category) + program.buffers.category
+    key, time, size = sums(program, key, start, end)
+    category = (key % len(Category)).astype(np.int8)
+    key //= len(Category)
+    return {"device": key, "category": category, "time": time, "size": size}
 
 
 def totals(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
     """What each device holds in all: (device, time, size) from each time on."""
-    begin, finish = held(program.buffers, start, end)
-    return step_function(program.buffers.device, begin, finish, program.buffers.size)
+    return sums(program, program.buffers.device, start, end)
 
 
 def peaks(program: Program, start: Times, end: Times) -> np.ndarray:

@@ -1,0 +1,248 @@
+"""Every invariant holds in every run, and each has a seeded fault that it alone catches."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from cdpsim import Cluster, Model, Stage, simulate
+from cdpsim.cluster import Devices
+from cdpsim.engine import ENGINES
+from cdpsim.invariants import INVARIANTS, violations
+from cdpsim.program import Category, Edge, Edges, Program
+from cdpsim.trace import Run
+from tests.strategies import requests
+
+Fault = Callable[[], Run]
+WEIGHTLESS = Model(stages=(Stage(forward=1.0, backward=1.0, activation=1),) * 3)
+
+
+def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
+    """A run with nothing wrong."""
+    run = simulate(schedule, n, **options).run
+    assert run is not None
+    return run
+
+
+def node(program: Program, name: str) -> int:
+    """The first node whose description begins so."""
+    return next(k for k in range(program.nodes) if program.describe(k).startswith(name))
+
+
+def again(run: Run, program: Program) -> Run:
+    """Run a changed program at the same costs."""
+    start, end = ENGINES["fast"](program, run.costs)
+    return replace(run, program=program, start=start, end=end)
+
+
+def shifted(run: Run, name: str, start: float = 0, end: float = 0) -> Run:
+    """Move the start and the end of one node."""
+    starts, ends = run.start.copy(), run.end.copy()
+    starts[node(run.program, name)] += start
+    ends[node(run.program, name)] += end
+    return replace(run, start=starts, end=ends)
+
+
+def column(run: Run, table: str, name: str, rows: Any, values: Any) -> Run:
+    """Change a column of the program's tasks, messages or buffers."""
+    part = getattr(run.program, table)
+    changed = getattr(part, name).copy()
+    changed[rows] = values
+    return replace(run, program=replace(run.program, **{table: replace(part, **{name: changed})}))
+
+
+def message(run: Run, name: str) -> int:
+    """The row of a message."""
+    return node(run.program, name) - len(run.program.tasks)
+
+
+def without_edge(program: Program, before: str, after: str) -> Program:
+    """Take one dependency away."""
+    edges = program.edges
+    keep = (edges.before != node(program, before)) | (edges.after != node(program, after))
+    assert keep.sum() == len(keep) - 1
+    return replace(program, edges=Edges(edges.before[keep], edges.after[keep], edges.kind[keep]))
+
+
+def without_buffer(run: Run, category: Category, **where: int) -> Run:
+    """Take one buffer away, by letting it weigh nothing."""
+    buffers = run.program.buffers
+    rows = np.flatnonzero(
+        np.logical_and.reduce([buffers.category == category, *(getattr(buffers, k) == v for k, v in where.items())])
+    )
+    return column(run, "buffers", "size", rows[:1], 0) if category == Category.ACTIVATIONS else _cut(run, rows[:1])
+
+
+def _cut(run: Run, rows: Any) -> Run:
+    """Let buffers end where they begin."""
+    run = column(run, "buffers", "end", rows, run.program.buffers.begin[rows])
+    kept = ~np.isin(run.program.buffers.kept, rows)
+    buffers = replace(
+        run.program.buffers,
+        kept=run.program.buffers.kept[kept],
+        kept_until=run.program.buffers.kept_until[kept],
+    )
+    return replace(run, program=replace(run.program, buffers=buffers))
+
+
+def infinite() -> Run:
+    """One replica's last update never happens; its cost is as endless, so that nothing else is wrong with it."""
+    name = "U(t=2,j=0) on device 2"
+    run = shifted(sound("multi-dp", model=WEIGHTLESS), name, end=np.inf)
+    return lasting(run, name, np.inf)
+
+
+def lasting(run: Run, name: str, longer: float) -> Run:
+    """Let a node cost more."""
+    duration = run.costs.duration.copy()
+    duration[node(run.program, name)] += longer
+    return replace(run, costs=replace(run.costs, duration=duration))
+
+
+def overlapping_tasks() -> Run:
+    """On one lane, a task begins while another micro-batch's task before it still runs."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0),) * 2)
+    run = sound("single-cdp", 2, cluster=Cluster(devices=(Devices(),)), model=model)
+    edges, (before, after) = run.program.edges, run.program.lane_edges
+    needed = np.zeros_like(run.start)
+    np.maximum.at(needed, edges.after, run.end[edges.before])
+    last = np.flatnonzero((run.start[after] == run.end[before]) & (needed[after] < run.start[after]))[-1]
+    name = run.program.describe(int(after[last]))
+    return lasting(shifted(run, name, start=-0.5), name, 0.5)
+
+
+def stages_swapped() -> Run:
+    """A lane does stage 1 before stage 0, and nothing says that it may not."""
+    run = sound("single-dp", 3)
+    program = without_edge(run.program, "F(t=0,i=0,j=0)", "F(t=0,i=0,j=1)")
+    program = without_edge(program, "F(t=0,i=0,j=1)", "F(t=0,i=0,j=2)")
+    order = program.lane_tasks.copy()
+    order[[0, 1]] = order[[1, 0]]
+    return again(run, replace(program, lane_tasks=order))
+
+
+def update_too_early() -> Run:
+    """An update of a state that travels waits for the task before the last backward, not for that."""
+    run = sound("zero-cdp", 3, model=WEIGHTLESS)
+    program = without_edge(run.program, "B(t=2,i=2,j=0)", "U(t=2,j=0)")
+    return again(run, with_edge(program, node(program, "B(t=2,i=2,j=1)"), node(program, "U(t=2,j=0)")))
+
+
+def with_edge(program: Program, before: int, after: int) -> Program:
+    """Add a dependency."""
+    edges = program.edges
+    ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, Edge.DATA))
+    return replace(program, edges=Edges(*ends))
+
+
+def doubled_gradient() -> Run:
+    """One gradient is added twice."""
+    run = sound("multi-dp")
+    before, after = (node(run.program, name) for name in ("B(t=1,i=1,j=1)", "all_reduce gradient(t=1,j=1)"))
+    return again(run, with_edge(run.program, before, after))
+
+
+def versions_swapped() -> Run:
+    """The last two updates of a stage make each other's version; no forward reads either."""
+    run = sound("multi-cdp", rule="cdp-v1")
+    rows = [node(run.program, f"U(t={t},j=1)") for t in (1, 2)]
+    return column(run, "tasks", "version", rows, [3, 2])
+
+
+def released_later() -> Run:
+    """A micro-batch may start a slot later than it does."""
+    run = sound()
+    return replace(run, costs=replace(run.costs, release=run.costs.release + np.array([0, 1])))
+
+
+def read_by_backward() -> Run:
+    """A backward reads another version than its forward."""
+    run = sound(model=WEIGHTLESS)
+    return column(run, "tasks", "version", node(run.program, "B(t=1,i=2,j=0)"), 0)
+
+
+def read_by_both(t: int, version: int) -> Run:
+    """A forward and its backward agree on a wrong version."""
+    run = sound(model=WEIGHTLESS)
+    rows = [node(run.program, f"{kind}(t={t},i=0,j=0)") for kind in "FB"]
+    return column(run, "tasks", "version", rows, version)
+
+
+def freed_before_held() -> Run:
+    """A gradient's buffer begins and ends the wrong way round."""
+    run = sound("multi-dp")
+    rows = np.flatnonzero(run.program.buffers.category == Category.GRADIENTS)[:1]
+    begin, end = run.program.buffers.begin[rows], run.program.buffers.end[rows]
+    return column(column(run, "buffers", "begin", rows, end), "buffers", "end", rows, begin)
+
+
+def fewer_devices() -> Run:
+    """The program says that it has a device less."""
+    run = sound("multi-dp", model=WEIGHTLESS)
+    return replace(run, program=replace(run.program, devices=2))
+
+
+def sent_by_another() -> Run:
+    """Parameters come from a device that does not hold them."""
+    run = sound()
+    row = message(run, "p2p parameters(t=0,j=1) 2->1")
+    return column(run, "messages", "src", row, 0)
+
+
+FAULTS: dict[str, Fault] = {
+    "times_are_finite": infinite,
+    "nodes_last_their_cost": lambda: shifted(sound(), "U(t=2,j=0)", end=1),
+    "data_is_there": lambda: shifted(sound(), "p2p gradient(t=2,j=0) 0->1", start=-1, end=-1),
+    "pulled_messages_find_room": lambda: shifted(sound(), "p2p parameters(t=0,j=2) 0->1", start=-1, end=-1),
+    "barriers_hold": lambda: shifted(sound(rule="cdp-v1"), "U(t=2,j=2)", start=-1, end=-1),
+    "lanes_do_one_task_at_a_time": overlapping_tasks,
+    "releases_are_kept": released_later,
+    "nothing_waits_without_cause": lambda: shifted(sound(), "U(t=2,j=0)", start=1, end=1),
+    "passes_go_from_stage_to_stage": stages_swapped,
+    "boundaries_cross_by_one_message": lambda: column(
+        run := sound("pp-cdp"), "messages", "dst", message(run, "p2p activation(t=1,i=1,j=0)"), 2
+    ),
+    "messages_leave_their_device": lambda: column(
+        run := sound(), "messages", "dst", message(run, "p2p gradient(t=0,j=0) 0->1"), 0
+    ),
+    "devices_exist": fewer_devices,
+    "versions_are_made_in_order": versions_swapped,
+    "versions_exist_before_they_are_read": lambda: read_by_both(1, 1),
+    "readings_are_at_most_one_step_old": lambda: read_by_both(2, 0),
+    "backwards_read_what_their_forward_read": read_by_backward,
+    "updates_come_after_all_their_gradients": update_too_early,
+    "gradients_are_summed_once": doubled_gradient,
+    "readers_hold_what_they_read": lambda: without_buffer(sound(), Category.PARAMETERS, device=1, stage=0, version=0),
+    "senders_hold_what_they_send": sent_by_another,
+    "activations_are_held_from_forward_to_backward": lambda: without_buffer(sound(), Category.ACTIVATIONS),
+    "what_is_held_is_freed": freed_before_held,
+}
+
+
+@given(requests())
+def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
+    """All of them, whatever is drawn."""
+    assert violations(run_of(request)) == {}
+
+
+def run_of(request: dict[str, Any]) -> Run:
+    """The run of a drawn request."""
+    run = simulate(**request).run
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_each_invariant_alone_catches_its_fault(name: str) -> None:
+    """So none of them is there for nothing."""
+    found = violations(FAULTS[name]())
+    assert set(found) == {name}, found
+
+
+def test_there_is_a_fault_for_each_and_at_least_fifteen() -> None:
+    """The list is complete."""
+    assert set(FAULTS) == set(INVARIANTS)
+    assert len(INVARIANTS) >= 15
