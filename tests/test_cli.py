@@ -97,7 +97,7 @@ def test_what_is_no_number_of_stages_is_refused(number: str, request_: str, comm
 OTHER_NUMBERS = {
     "simulate mp-cdp -n 3 -o out --steps 0": "steps=0 must be at least 1",
     "simulate mp-cdp -n 3 -o out --steps 1.5": "steps=1.5 must be a whole number",
-    "simulate mp-cdp -n 3 -o out --steps 1000000000000": "take fewer steps",
+    "simulate mp-cdp -n 3 -o out --steps 1000000000000": "would fit",
     "simulate mp-cdp -n 3 -o out --prefetch -1": "prefetch=-1 must be at least 0",
     "simulate mp-cdp -n 3 -o out --prefetch x": "prefetch=x must be a whole number",
     "simulate mp-cdp -n 3 -o out --seed -1": "seed=-1 must be at least 0",
@@ -105,7 +105,7 @@ OTHER_NUMBERS = {
     "simulate mp-cdp -n 3 -o out --chunks 0": "chunks=0 must be at least 1",
     "table1 -n 3 --steps 2": "steps=2 must be at least 3",
     "table1 -n 3 --steps x": "steps=x must be a whole number",
-    "table1 -n 1 --steps 1000000000000": "take fewer steps",
+    "table1 -n 1 --steps 1000000000000": "would fit",
 }
 
 
