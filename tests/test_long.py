@@ -86,7 +86,7 @@ class Shuffled(simpy.Environment):
 def test_the_order_of_simultaneous_events_changes_nothing(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten shuffles of every program give its times."""
     done = 0
-    monkeypatch.setattr(discrete.simpy, "Environment", Shuffled)
+    monkeypatch.setattr(simpy, "Environment", Shuffled)
 
     @thoroughly(SHUFFLED, part)
     @given(requests(most=6))

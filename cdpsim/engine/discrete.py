@@ -72,15 +72,24 @@ class _Run:
         self.end: list[float] = [0] * program.nodes
         self.asleep: dict[int, _Wait] = {}  # lanes, by the task that they wait for
         self.tick = ticker(program.nodes, "simulate")
-        self.link_of = self._links(program)
+        # A link for each pair of devices and each group, made when it is first used.
+        messages, single = program.messages, program.messages.op == Op.P2P
+        self.pairs = list(zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True))
+        self.links: dict[tuple[int, int], _Link] = {}
 
-    def _links(self, program: Program) -> list[_Link]:
-        """The link of each message: of a pair of devices, or of a group."""
-        messages = program.messages
-        single = messages.op == Op.P2P
-        between = zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True)
-        links: dict[tuple[int, int], _Link] = {}
-        return [links[pair] if pair in links else links.setdefault(pair, _Link(self)) for pair in between]
+    def carry(self, message: int) -> None:
+        """Hand a message to its link."""
+        pair = self.pairs[message - self.tasks]
+        if pair not in self.links:
+            self.links[pair] = _Link(self)
+        self.links[pair].take(message)
+
+    def close(self) -> None:
+        """Let go of links, which sleep for ever: they and the run know each other, and would wait for the collector."""
+        for link in self.links.values():
+            link.wait.callbacks.clear()
+        self.links.clear()
+        self.tick(0)
 
     def finish(self, node: int) -> None:
         """A node has ended: whoever waited only for it may go."""
@@ -99,7 +108,7 @@ class _Run:
                     continue
                 start[after] = now
                 if self.duration[after]:
-                    self.link_of[after - self.tasks].take(after)
+                    self.carry(after)
                 else:  # an update, or a message that takes no time
                     pending.append(after)
         self.left -= len(pending)
@@ -152,11 +161,11 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
             state.env.process(state.lane(tasks[low:high]))
         for node in ready:  # messages of what was there at the start
             if state.duration[node]:
-                state.link_of[node - state.tasks].take(node)
+                state.carry(node)
             else:
                 state.finish(node)
         state.env.run()
-        state.tick(0)
+        state.close()
     if state.left:
         refuse_deadlock(program)
     kind = costs.duration.dtype
