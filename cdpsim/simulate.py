@@ -15,6 +15,7 @@ from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.program import Program
+from cdpsim.progress import ticker
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES, Rule, find_rule
 from cdpsim.trace import Run, Trace
@@ -59,6 +60,7 @@ def simulate(
     refuse_too_large(model.n, m, steps, engine, max_memory)
     _refuse_untaken(schedule, m != model.n, chunks > 1, prefetch > 0, slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
+    done = ticker(3, "simulate")
     program = assemble(
         schedule,
         model,
@@ -70,25 +72,23 @@ def simulate(
         speed=cluster.speeds(1)[0],
     )
     cluster.require(program.devices)
+    done(1)
     check_columns(program)
     costs = price(program, model, cluster, collective)
+    done(1)
     start, end = runner(program, costs)
     if not ignore_memory:
         refuse_overflow(program, start, end, cluster)
-    request = {
-        "schedule": schedule.name,
-        "n": model.n,
-        "m": program.m,
-        "steps": steps,
-        "rule": rule.name if rule.name in RULES else rule.matrix(model.n, program.m).astype(int).tolist(),
-        "prefetch": prefetch,
-        "slot_order": slot_order or SLOT_ORDERS[0],
-        "collective": collective,
-        "seed": seed,
-        "model": model.to_builtins(),
-        "cluster": cluster.to_builtins(),
-    }
+    done(0)
+    request = {"schedule": schedule.name, "n": model.n, "m": m, "steps": steps, "rule": _recorded(rule, model.n, m)}
+    request |= {"prefetch": prefetch, "slot_order": slot_order or SLOT_ORDERS[0], "collective": collective}
+    request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
     return Trace(Run(program, costs, start, end, collective, request))
+
+
+def _recorded(rule: Rule, n: int, m: int) -> object:
+    """A rule as a summary says it: by its name, or by its matrix."""
+    return rule.name if rule.name in RULES else rule.matrix(n, m).astype(int).tolist()
 
 
 def find_schedule(schedule: str | Schedule) -> Schedule:

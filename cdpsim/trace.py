@@ -18,6 +18,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files import read_text, write_folder
 from cdpsim.metrics import communication, memory, staleness, utilisation
 from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.progress import progress
 from cdpsim.version import __version__
 
 Columns = Mapping[str, np.ndarray]
@@ -178,7 +179,7 @@ def _lines(columns: Columns) -> Iterator[bytes]:
     """
     yield (",".join(columns) + "\n").encode()
     encode = msgspec.json.Encoder().encode
-    for low in range(0, len(next(iter(columns.values()))), _ROWS_AT_ONCE):
+    for low in progress(range(0, len(next(iter(columns.values()))), _ROWS_AT_ONCE), "write"):
         part = [_cells(name, column[low : low + _ROWS_AT_ONCE]) for name, column in columns.items()]
         rows = encode(list(zip(*part, strict=True)))
         yield rows[2:-2].replace(b"],[", b"\n").replace(b'"', b"").replace(b"null", b"") + b"\n"

@@ -713,6 +713,31 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert bars == [(items, {"desc": "about", "file": terminal, "delay": 2, "leave": False})]
 
 
+def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: what was added, then closed; the event engine's nodes, the front door's parts."""
+    said: list[object] = []
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            said.append((options["desc"], options["total"]))
+
+        def update(self, added: int) -> None:
+            said.append(added)
+
+        def close(self) -> None:
+            said.append("closed")
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    run = SIMULATE.simulate("multi-cdp", 32, steps=8, engine="simpy").run
+    nodes = run.program.nodes
+    assert said[:4] == [("simulate", 3), 1, 1, ("events", nodes)]
+    assert said[-2:] == ["closed", "closed"]
+    added = [value for value in said[4:-2] if isinstance(value, int)]
+    assert nodes - 2**14 < sum(added) <= nodes
+    assert len(added) == len(said) - 6 > 0
+
+
 def test_what_is_quick_shows_no_progress(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

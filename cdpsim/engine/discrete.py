@@ -71,7 +71,7 @@ class _Run:
         self.start: list[float] = [0] * program.nodes
         self.end: list[float] = [0] * program.nodes
         self.asleep: dict[int, _Wait] = {}  # lanes, by the task that they wait for
-        self.tick = ticker(program.nodes, "simulate")
+        self.said, self.tick = self.left, ticker(self.left, "events")
         # A link for each pair of devices and each group, made when it is first used.
         messages, single = program.messages, program.messages.op == Op.P2P
         self.pairs = list(zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True))
@@ -112,8 +112,9 @@ class _Run:
                 else:  # an update, or a message that takes no time
                     pending.append(after)
         self.left -= len(pending)
-        if self.left % _TICK < len(pending):
-            self.tick(_TICK)
+        if self.said - self.left >= _TICK:
+            self.tick(self.said - self.left)
+            self.said = self.left
 
     def arrived(self, delivery: simpy.Event) -> None:
         """A message has been delivered."""
