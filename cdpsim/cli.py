@@ -7,85 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from cdpsim import help
 from cdpsim.errors import RequestError, nearest
 from cdpsim.version import __version__
 
 if TYPE_CHECKING:
     from cdpsim.trace import Trace
-
-_ABOUT = """Simulate training schedules: when every task runs, what devices hold, what links
-carry. A schedule says in which order, on which devices and with which version of
-the parameters the micro-batches of a training step pass through the stages of a
-model. Without a model and a cluster a run is in slots: each forward and each
-backward of a stage takes one, and messages are free.
-"""
-_EXAMPLES = """examples:
-  cdpsim schedules                         what there is to simulate
-  cdpsim table1 -n 8                       the paper's Table 1, and what runs measure
-  cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
-  cdpsim pyramid -n 4                      how few devices model parallelism needs
-  cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
-
-`cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no,
-2 the request cannot be served (one line on stderr says why, and the remedy),
-130 interrupted.
-"""
-_SCHEDULES = """columns:
-  order      simultaneous: all micro-batches are in the same stage at once;
-             cyclic: one starts two slots after the other
-  placement  what a device is responsible for
-  rule       which parameters are read: dp the newest, cdp-v1 those of the step
-             before, cdp-v2 the newest wherever they exist in time
-  state      replicated: on every device that uses it; sharded: in one place
-  options    those of `cdpsim simulate` that not every schedule takes
-"""
-_PYRAMID = """A device that serves one stage is occupied by a micro-batch from its forward to
-its backward there. For each stage: the devices that an assignment uses, which is
-the certificate; the bound, occupancy over a period; the largest overlap of
-occupancies; and the smallest cover by paths of "ends before the other starts" (up
-to 64 stages). --format json has the assignment as well.
-
-examples:
-  cdpsim pyramid -n 8
-  cdpsim pyramid mp-dp -n 4
-  cdpsim pyramid --model toy.toml --steps 8 --format json
-"""
-_TABLE1 = """Nine rows, one for each implementation; N is the number of stages and of
-micro-batches. Each cell shows what the paper prints, the exact value, and what a
-run measures. A footnote says why an exact value is not the printed one.
-Exits with 1 if a row's exact and measured values disagree.
-
-examples:
-  cdpsim table1 -n 8
-  cdpsim table1 -n 8 --collective ring --format markdown
-  cdpsim table1 -n 64 --format json > table.json
-"""
-_SIMULATE = """DIR will hold these, all of them or none:
-  tasks.csv     a row for each forward (F), backward (B) and update (U): device,
-                start, end, the version of the parameters that it reads or makes,
-                and whether a newer one existed (stale)
-  messages.csv  a row for each message and collective: what, from where, to where,
-                how large, start, end, rounds
-  memory.csv    what a device holds of a category from a time on, a row per change
-  summary.json  makespan, period, bubble, staleness, each device's peak memory and
-                bytes sent, and the request itself
-Times are slots and sizes stages' worth; with a model and a cluster, seconds and
-bytes.
-
-examples:
-  cdpsim simulate mp-cdp -n 4 -o traces
-  cdpsim simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force
-  cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
-
-toy.toml                        box.toml
-  [[stages]]                      [devices]
-  repeat = 8                      memory = "80 GB"
-  forward = "10 ms"               [link]
-  backward = "20 ms"              latency = "5 us"
-  activation = "1.5 GB"           bandwidth = "300 GB/s"
-  boundary = "16 MB"
-  parameters = "400 MB"
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -184,8 +111,8 @@ def _silence(stream: IO[str]) -> None:
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="cdpsim",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
+        description=help.ABOUT,
+        epilog=help.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -238,7 +165,7 @@ def _add_run(parser: argparse._ActionsContainer) -> None:
 
 def _add_schedules(commands: Any) -> None:
     about = "every schedule by name, one line each"
-    parser = _add_command(commands, "schedules", _serve_schedules, about, _SCHEDULES)
+    parser = _add_command(commands, "schedules", _serve_schedules, about, help.SCHEDULES)
     _add_format(parser)
 
 
@@ -261,7 +188,7 @@ def _serve_schedules(options: argparse.Namespace) -> int:
 
 def _add_table1(commands: Any) -> None:
     about = "the paper's Table 1 for any N: paper | exact | simulated"
-    parser = _add_command(commands, "table1", _serve_table1, about, _TABLE1)
+    parser = _add_command(commands, "table1", _serve_table1, about, help.TABLE1)
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
     _add_run(parser)
     parser.add_argument(
@@ -295,7 +222,7 @@ def _serve_table1(options: argparse.Namespace) -> int:
 
 def _add_simulate(commands: Any) -> None:
     about = "run one schedule and write its traces"
-    parser = _add_command(commands, "simulate", _serve_simulate, about, _SIMULATE)
+    parser = _add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
     parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
@@ -383,7 +310,7 @@ def _serve_simulate(options: argparse.Namespace) -> int:
 
 def _add_pyramid(commands: Any) -> None:
     about = "how many devices each stage needs: count, bound, certificate"
-    parser = _add_command(commands, "pyramid", _serve_pyramid, about, _PYRAMID)
+    parser = _add_command(commands, "pyramid", _serve_pyramid, about, help.PYRAMID)
     parser.add_argument(
         "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
     )
