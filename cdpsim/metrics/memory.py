@@ -31,6 +31,9 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
 
     What ends at a time is freed before what starts then is held, so only the net shows.
     """
+    if (begin == end).any():  # such as what messages carry, where they take no time
+        some = np.flatnonzero(begin != end)
+        key, begin, end, size = key[some], begin[some], end[some], size[some]
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
     order = sort_by(key, time) if time.dtype.kind == "i" else np.lexsort((time, key))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
