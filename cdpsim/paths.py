@@ -1,6 +1,6 @@
 """Longest paths through a graph without cycles."""
 
-from importlib.util import find_spec
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,23 @@ def longest(
     and how many nodes were reached: fewer than all if there is a cycle. Large graphs are swept by compiled code, if
     numba is there; the rest, and everything without it, a whole front of nodes at a time.
     """
-    if len(before) >= COMPILED_FROM and find_spec("numba"):
-        from cdpsim import compiled  # 0.3 s
-
-        start, end, done = compiled.longest(before, after, lane_tasks, lane_start, duration, earliest)
+    swift = compiled() if len(before) >= COMPILED_FROM else None
+    if swift:
+        start, end, done = swift.longest(before, after, lane_tasks, lane_start, duration, earliest)
         return start, end, done
     inner = in_lanes(lane_tasks, lane_start)
     before, after = (np.concatenate(ends) for ends in zip((before, after), inner, strict=True))
     return longest_by_fronts(before, after, duration, earliest)
+
+
+@cache
+def compiled() -> Any:
+    """The module of compiled loops; None where numba is not installed, or has nowhere to keep what it compiles."""
+    try:
+        from cdpsim import compiled  # 0.3 s
+    except (ImportError, RuntimeError):
+        return None
+    return compiled
 
 
 def in_lanes(lane_tasks: Ints, lane_start: Ints) -> tuple[Ints, Ints]:

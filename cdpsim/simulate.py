@@ -65,6 +65,7 @@ def simulate(
         schedule,
         model,
         steps,
+        m=m,
         rule=rule,
         prefetch=prefetch,
         forward_first=slot_order != "backward-first",

@@ -1,5 +1,6 @@
 """Longest paths and step functions: compiled, in numpy, and by hand the same."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,30 @@ def test_runs_number_what_heads_begin() -> None:
     first = heads(np.array([3, 3, 1, 1, 3]), np.array([0, 0, 0, 1, 1]))
     assert first.tolist() == [0, 2, 3, 4]
     assert runs(first, 5).tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("problem", [ImportError, RuntimeError])
+def test_without_compiled_code_everything_is_swept_in_numpy(
+    problem: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba may be missing, or may find no folder to keep its code in."""
+
+    class Refusing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "cdpsim.compiled":
+                raise problem("no numba here")
+
+    expected = simulate("multi-cdp", 5).tasks["start"].tolist()
+    monkeypatch.setattr(paths, "COMPILED_FROM", 0)
+    monkeypatch.setattr(memory, "COMPILED_FROM", 0)
+    monkeypatch.delitem(sys.modules, "cdpsim.compiled", raising=False)
+    monkeypatch.delattr("cdpsim.compiled", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    paths.compiled.cache_clear()
+    try:
+        assert paths.compiled() is None
+        trace = simulate("multi-cdp", 5)
+        assert trace.tasks["start"].tolist() == expected
+        assert trace.summary()["devices"] == 5
+    finally:
+        paths.compiled.cache_clear()

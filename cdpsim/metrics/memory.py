@@ -1,13 +1,11 @@
 """What devices hold, over time: step functions from the buffers of a program."""
 
-from importlib.util import find_spec
-
 import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
-from cdpsim.paths import COMPILED_FROM
+from cdpsim.paths import COMPILED_FROM, compiled
 from cdpsim.program import Buffers, Category, Program
 
 
@@ -52,13 +50,13 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
         raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
-    if whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31 and find_spec("numba"):
-        from cdpsim import compiled  # 0.3 s
-
-        finish = compiled.times_of(buffers.end, start, end)
-        np.maximum.at(finish, buffers.kept, compiled.times_of(buffers.kept_until, start, end))
+    fits = whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31
+    swift = compiled() if fits else None
+    if swift:
+        finish = swift.times_of(buffers.end, start, end)
+        np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
         changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
-        key, time, total = compiled.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
+        key, time, total = swift.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
         return key, time, total
     return step_function(key, *held(buffers, start, end), buffers.size)
 
