@@ -144,9 +144,10 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
 
 
-def _add_run(parser: argparse._ActionsContainer) -> None:
+def _add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None:
     """Options that every command that runs schedules takes."""
-    parser.add_argument("--steps", default="3", metavar="T", help="training steps to simulate (default 3)")
+    default = steps or "until they repeat"
+    parser.add_argument("--steps", default=steps, metavar="T", help=f"training steps to simulate (default {default})")
     parser.add_argument(
         "--engine", default="auto", metavar="ENGINE", help="auto (default), fast or simpy; both give the same times"
     )
@@ -265,7 +266,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _simulated(options: argparse.Namespace, seed: str = "0") -> "Trace":
+def _simulated(options: argparse.Namespace, steps: str | int, seed: str = "0") -> "Trace":
     """Run what the options of `_add_run` and `_add_schedule` ask for."""
     from cdpsim.simulate import simulate, whole
 
@@ -276,7 +277,7 @@ def _simulated(options: argparse.Namespace, seed: str = "0") -> "Trace":
         None if options.n is None else whole("n", options.n, at_least=1),
         m=None if options.m is None else whole("m", options.m, at_least=1),
         chunks=whole("chunks", options.chunks, at_least=1),
-        steps=whole("steps", options.steps, at_least=1),
+        steps=whole("steps", steps, at_least=1),
         rule=options.rule,
         engine=options.engine,
         prefetch=whole("prefetch", options.prefetch, at_least=0),
@@ -296,7 +297,7 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.trace import FILES
 
     files.check_writable(options.output, FILES, options.force)
-    trace = _simulated(options, options.seed)
+    trace = _simulated(options, options.steps, options.seed)
     if options.check and trace.run is not None:
         found = violations(trace.run)
         for name, problem in found.items():
@@ -315,17 +316,20 @@ def _add_pyramid(commands: Any) -> None:
         "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
     )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
-    _add_run(parser)
+    _add_run(parser, steps=None)
     _add_schedule(parser)
     _add_format(parser)
 
 
 def _serve_pyramid(options: argparse.Namespace) -> int:
     from cdpsim import tables
-    from cdpsim.pyramid import pyramid
+    from cdpsim.pyramid import pyramid, settled
 
     form = tables.check_format(options.format)
-    result = pyramid(_simulated(options))
+    if options.steps is None:
+        result = pyramid(settled(lambda steps: _simulated(options, steps)))
+    else:
+        result = pyramid(_simulated(options, options.steps))
     if form == "json":
         _write(tables.as_json(result))
         return 0

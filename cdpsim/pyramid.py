@@ -6,6 +6,7 @@ by paths of "ends before the other starts", which is a matching; and the bound, 
 uses as many devices is the certificate.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
@@ -125,15 +126,31 @@ def steady_state(program: Program, start: Times, end: Times) -> tuple[Any, Times
     """The period of a training step, and how long each stage is occupied in it, by all micro-batches together."""
     if program.steps < 2:
         raise RequestError("steps", f"steps={program.steps} shows no period; take at least 2")
-    shape = (program.steps, program.m, program.phases)
-    compute = len(program.lane_tasks)
-    starts, ends = start[:compute].reshape(shape), end[:compute].reshape(shape)
-    shifts = starts[-1] - starts[-2]
-    period = shifts[0, 0]
-    if np.abs(shifts - period).max() > (0 if start.dtype.kind == "i" else SAME * end.max()):
+    if not is_periodic(program, start, end):
         raise RequestError("steps", f"after {program.steps} steps the schedule is not periodic yet; take more steps")
+    starts, ends = _by_step(program, start), _by_step(program, end)
     occupied = ends[-1, :, ::-1][:, : program.n] - starts[-1, :, : program.n]
-    return period, occupied.sum(axis=0)
+    return starts[-1, 0, 0] - starts[-2, 0, 0], occupied.sum(axis=0)
+
+
+def is_periodic(program: Program, start: Times, end: Times) -> bool:
+    """Whether the last step is the one before it, later."""
+    starts = _by_step(program, start)
+    shifts = starts[-1] - starts[-2]
+    return bool(np.abs(shifts - shifts[0, 0]).max() <= (0 if start.dtype.kind == "i" else SAME * end.max()))
+
+
+def _by_step(program: Program, times: Times) -> Times:
+    return times[: len(program.lane_tasks)].reshape(program.steps, program.m, program.phases)
+
+
+def settled(simulated: Callable[[int], Trace]) -> Trace:
+    """Run as many steps as it takes to become periodic, but not more than 48."""
+    for steps in (3, 6, 12, 24, 48):
+        trace = simulated(steps)
+        if trace.run is not None and is_periodic(trace.run.program, trace.run.start, trace.run.end):
+            break
+    return trace
 
 
 def assign(rows: Occupancies) -> Ints:

@@ -885,3 +885,12 @@ def test_a_violation_is_said_and_nothing_written(command: Command, here: Path, m
     outcome = command("simulate", "mp-cdp", "-n", "3", "--check", "-o", "checked")
     assert (outcome.code, outcome.err) == (1, "cdpsim: data is there: U(t=0,j=0) on device 2 is wrong\n")
     assert not (here / "checked").exists()
+
+
+def test_the_pyramid_takes_as_many_steps_as_it_needs(command: Command, here: Path) -> None:
+    """Spec section 5's uneven stages, which wait for fresh parameters before they settle."""
+    stages = "".join(f'[[stages]]\nforward = "{f} s"\nbackward = "{b} s"\n' for f, b in ((5, 3), (5, 6)))
+    (here / "uneven.toml").write_text(stages, encoding="utf-8")
+    refuse(command, here, "pyramid --model uneven.toml --steps 3", "not periodic yet; take more steps")
+    out = command("pyramid", "--model", "uneven.toml").out
+    assert [line.split()[:3] for line in out.splitlines()[2:]] == [["0", "2", "2"], ["1", "2", "2"], ["all", "4", "4"]]
