@@ -103,6 +103,32 @@ def test_the_order_of_simultaneous_events_changes_nothing(part: int, monkeypatch
     assert done >= SHUFFLED * SHUFFLES
 
 
+def test_a_shuffle_does_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the test above would show nothing."""
+    finished: list[int] = []
+    finisher = discrete._Run._finisher
+
+    def recording(run: discrete._Run) -> Callable[[int], None]:
+        finish = finisher(run)
+
+        def record(node: int) -> None:
+            finished.append(node)
+            finish(node)
+
+        return record
+
+    monkeypatch.setattr(simpy, "Environment", Shuffled)
+    monkeypatch.setattr(discrete._Run, "_finisher", recording)
+    run = run_of({"schedule": "multi-dp", "n": 4})
+    orders = set()
+    for shuffle in range(SHUFFLES):
+        finished.clear()
+        Shuffled.order = Random(shuffle)
+        discrete.run(run.program, run.costs)
+        orders.add(tuple(finished))
+    assert len(orders) > 1
+
+
 def mutated(program: Program, how: str, row: int, other: int) -> Program:
     """Drop, double or turn round a dependency, let two exchange their ends, or close a cycle."""
     before, after, kind = (getattr(program.edges, name).copy() for name in ("before", "after", "kind"))

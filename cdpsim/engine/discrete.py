@@ -5,7 +5,7 @@ as they become ready and delivers each after its own time; what takes no time ha
 """
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -76,6 +76,7 @@ class _Run:
         messages, single = program.messages, program.messages.op == Op.P2P
         self.pairs = list(zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True))
         self.links: dict[tuple[int, int], _Link] = {}
+        self.finish = self._finisher()
 
     def carry(self, message: int) -> None:
         """Hand a message to its link."""
@@ -91,27 +92,38 @@ class _Run:
         self.links.clear()
         self.tick(0)
 
-    def finish(self, node: int) -> None:
-        """A node has ended: whoever waited only for it may go."""
-        start, end, waits_for, reach, first = self.start, self.end, self.waits_for, self.reach, self.first
-        now = self.env.now
-        pending = [node]
-        for node in pending:
-            end[node] = now
-            for after in reach[first[node] : first[node + 1]]:
-                left = waits_for[after] - 1
-                waits_for[after] = left
-                if left:
-                    continue
-                if after < self.compute:
-                    self.let_go(after)
-                    continue
-                start[after] = now
-                if self.duration[after]:
-                    self.carry(after)
-                else:  # an update, or a message that takes no time
-                    pending.append(after)
-        self.left -= len(pending)
+    def _finisher(self) -> Callable[[int], None]:
+        """What is called when a node has ended; made once, because looking names up in a run costs more than the rest."""
+        env, start, end, duration, waits_for = self.env, self.start, self.end, self.duration, self.waits_for
+        first, reach, asleep, compute = self.first, self.reach, self.asleep, self.compute
+
+        def finish(node: int) -> None:
+            now = env.now
+            pending = [node]
+            for node in pending:
+                end[node] = now
+                for after in reach[first[node] : first[node + 1]]:
+                    left = waits_for[after] - 1
+                    waits_for[after] = left
+                    if left:
+                        continue
+                    if after < compute:
+                        if after in asleep:
+                            start[after] = now
+                            asleep.pop(after).begin(duration[after])
+                        continue
+                    start[after] = now
+                    if duration[after]:
+                        self.carry(after)
+                    else:  # an update, or a message that takes no time
+                        pending.append(after)
+            self.count(len(pending))
+
+        return finish
+
+    def count(self, nodes: int) -> None:
+        """Nodes have ended."""
+        self.left -= nodes
         if self.said - self.left >= _TICK:
             self.tick(self.said - self.left)
             self.said = self.left
@@ -128,7 +140,7 @@ class _Run:
 
     def lane(self, tasks: list[int]) -> Process:
         """Do tasks one after another."""
-        env, duration, waits_for, start = self.env, self.duration, self.waits_for, self.start
+        env, duration, waits_for, start, finish = self.env, self.duration, self.waits_for, self.start, self.finish
         for task in tasks:
             if waits_for[task]:
                 self.asleep[task] = wait = _Wait(env)
@@ -136,7 +148,7 @@ class _Run:
             else:
                 start[task] = env.now
                 yield env.timeout(duration[task])
-            self.finish(task)
+            finish(task)
 
     def release(self, task: int, time: float) -> None:
         """Let a task wait for a time, too."""
