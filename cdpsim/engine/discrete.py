@@ -93,7 +93,7 @@ class _Run:
         self.tick(0)
 
     def _finisher(self) -> Callable[[int], None]:
-        """What is called when a node has ended; made once, because looking names up in a run costs more than the rest."""
+        """Make what is called when a node has ended: looking names up in a run would cost more than all the rest."""
         env, start, end, duration, waits_for = self.env, self.start, self.end, self.duration, self.waits_for
         first, reach, asleep, compute = self.first, self.reach, self.asleep, self.compute
 
