@@ -7,8 +7,8 @@ from cdpsim import SCHEDULES, Cluster, RequestError, simulate
 from cdpsim.assemble import assemble
 from cdpsim.check import check
 from cdpsim.cluster import Link
-from cdpsim.model import Model
-from cdpsim.program import Op
+from cdpsim.model import Model, Stage
+from cdpsim.program import Category, Kind, Op
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
 
@@ -60,6 +60,19 @@ def test_messages_under_latency_keep_every_device_in_order(schedule: Schedule) -
 def test_one_stage_sends_nothing(schedule: Schedule) -> None:
     """N = 1 has no messages, whatever the schedule."""
     assert not len(simulate(schedule, 1).messages["op"])
+
+
+@every_schedule
+@every_size
+def test_the_last_update_ends_the_hold_on_its_optimizer_state(schedule: Schedule, n: int) -> None:
+    """Found by the replay: zero-cdp let a state go at the last use of its stage, before the update that followed."""
+    stages = (Stage(forward=1, backward=1, parameters=8, optimizer=8),) * n
+    for rule in [schedule.rule] if schedule.order.flush else [CDP_V1, CDP_V2]:
+        program = assemble(schedule, Model(stages=stages), 2, rule=rule)
+        tasks, buffers = program.tasks, program.buffers
+        ends = buffers.end[buffers.category == Category.OPTIMIZER]
+        last = np.flatnonzero((tasks.kind == Kind.U) & (tasks.step == 1))
+        assert np.isin(2 * last + 1, ends).all()
 
 
 @every_schedule

@@ -198,7 +198,7 @@ def _hold_carried(
     for category, kind, span, begin, finish in (
         (Category.PARAMETERS, "parameters", versions, np.vstack([initially, node[:-1]]), read),
         (Category.GRADIENTS, "gradients", sums, start(user[sums.first]), node),
-        (Category.OPTIMIZER, "optimizer", always, initially, end(user[always.last])),
+        (Category.OPTIMIZER, "optimizer", always, initially, leave[always.last]),
     ):
         first, last = span.first.ravel(), span.last.ravel()
         count = last - first + 1
