@@ -1,5 +1,6 @@
 """Every invariant holds in every run, and each has a seeded fault that it alone catches."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -220,6 +221,30 @@ FAULTS: dict[str, Fault] = {
     "activations_are_held_from_forward_to_backward": lambda: without_buffer(sound(), Category.ACTIVATIONS),
     "what_is_held_is_freed": freed_before_held,
 }
+
+
+def missing_message() -> Run:
+    """A boundary's message says that it is of another step."""
+    run = sound("pp-cdp")
+    return column(run, "messages", "step", message(run, "p2p activation(t=1,i=1,j=0)"), 0)
+
+
+def stranger_as_root() -> Run:
+    """A broadcast comes from a device that does not take part."""
+    run = sound("zero-dp", model=WEIGHTLESS)
+    return column(run, "messages", "src", message(run, "broadcast parameters(t=0,j=1)"), 7)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "problem"),
+    [
+        (missing_message, "boundaries_cross_by_one_message", "has not exactly one message that brings its boundary"),
+        (stranger_as_root, "messages_leave_their_device", r"has the members \[0, 1, 2\] and the root 7"),
+    ],
+)
+def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -> None:
+    """Each in its own words."""
+    assert re.search(problem, violations(fault())[name])
 
 
 @given(requests())

@@ -70,6 +70,4 @@ def find_rule(name: str | Path) -> Rule:
                 )
         if len(row) != len(rows[0]):
             raise RequestError(name, f"row {i} has {len(row)} columns, row 0 has {len(rows[0])}; make them equal")
-    if not rows:
-        raise RequestError(name, "no rows; write one row of 0 and 1 for each micro-batch")
     return matrix_rule(np.array([[cell.strip() == "1" for cell in row] for row in rows]), name)
