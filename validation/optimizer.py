@@ -1,0 +1,51 @@
+"""Optimizers as functions: parameters, gradient and state in, new parameters out."""
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from cdpsim.errors import choose
+
+State = dict[str, Tensor]
+
+_KINDS = MappingProxyType({"sgd": torch.optim.SGD, "adam": torch.optim.Adam})
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One of torch's optimizers and its options."""
+
+    kind: str = "sgd"
+    options: dict[str, float] = field(default_factory=lambda: {"lr": 0.1})
+
+    def __post_init__(self) -> None:
+        choose("optimizer", self.kind, _KINDS)
+
+    def over(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Make torch's own optimizer of some parameters."""
+        return _KINDS[self.kind](parameters, **self.options)
+
+    def state(self, shape: tuple[int, ...], dtype: torch.dtype) -> State:
+        """Make the state before the first update: zeros, with which torch's first update is what it is without any."""
+        zeros = {name: torch.zeros(shape, dtype=dtype) for name in self._moments()}
+        return {"step": torch.zeros(())} | zeros if self.kind == "adam" else zeros
+
+    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Say what a state weighs."""
+        return sum(tensor.nbytes for tensor in self.state(shape, dtype).values())
+
+    def update(self, theta: Tensor, gradient: Tensor, state: State) -> Tensor:
+        """Give the next parameters; the state is changed in place."""
+        parameter = nn.Parameter(theta.clone())
+        parameter.grad = gradient
+        optimizer = self.over([parameter])
+        optimizer.state[parameter] = dict(state)  # torch notes None there where it keeps nothing
+        optimizer.step()
+        return parameter.detach()
+
+    def _moments(self) -> tuple[str, ...]:
+        if self.kind == "adam":
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.options.get("momentum") else ()
