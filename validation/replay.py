@@ -1,0 +1,132 @@
+"""A case to replay, what replaying it needs, and its replay within one process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cdpsim.assemble import assemble
+from cdpsim.check import check_columns
+from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
+from cdpsim.simulate import find_schedule
+from validation.equation import evaluate, grouping_of
+from validation.interpreter import Device
+from validation.models import Training, describe, make_training
+from validation.optimizer import Optimizer
+from validation.plan import Calls, Plan, ReplayError
+from validation.transport import InProcess, Mailroom
+
+Final = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters in the end, as one vector
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to replay; plain values, so that ranks can be told."""
+
+    schedule: str
+    n: int
+    steps: int = 4
+    rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
+    model: str = "mlp"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    batch: int = 4
+    dtype: str = "float64"
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A case with its program, planned, and what it trains."""
+
+    case: Case
+    rule: Rule
+    plan: Plan
+    training: Training
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one device's part came to: the parameters that its last updates made, and the calls that it counted."""
+
+    parameters: Final
+    calls: Calls
+
+
+def prepare(case: Case) -> Prepared:
+    """Assemble the program of a case for the bytes that its stages have."""
+    schedule = find_schedule(case.schedule)
+    rule = schedule.rule if case.rule is None else _rule(case.rule)
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    training = make_training(case.model, case.n, batch=case.batch, dtype=dtype, seed=case.seed)
+    # A real device does one task at a time, so it has one lane.
+    program = assemble(schedule, describe(training, case.optimizer), case.steps, rule=rule, lanes=1)
+    check_columns(program)
+    return Prepared(case, rule, Plan(program), training)
+
+
+def _rule(rule: str | tuple[tuple[bool, ...], ...]) -> Rule:
+    return find_rule(rule) if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
+
+
+class Collector:
+    """Keeps what the last updates make: the program itself has no use for it."""
+
+    def __init__(self, steps: int) -> None:
+        self.parameters: Final = {}
+        self._steps = steps
+
+    def __call__(self, stage: int, version: int, theta: Tensor) -> None:
+        """Take note of an update."""
+        if version == self._steps:
+            self.parameters[stage] = theta.numpy()
+
+
+def play_together(prepared: Prepared) -> list[Outcome]:
+    """Play all devices in one process, in the program's order."""
+    plan, case, room = prepared.plan, prepared.case, Mailroom()
+    collectors = [Collector(case.steps) for _ in plan.parts]
+    transports = [InProcess(part.device, room) for part in plan.parts]
+    with one_thread():
+        devices = [
+            Device(plan, part, prepared.training, case.optimizer, transport, collector)
+            for part, transport, collector in zip(plan.parts, transports, collectors, strict=True)
+        ]
+        for node in plan.order:
+            for number in plan.devices_of(node):
+                devices[number].play(node)
+        for device in devices:
+            device.finish()
+    return [Outcome(c.parameters, t.calls) for c, t in zip(collectors, transports, strict=True)]
+
+
+def expected(prepared: Prepared) -> list[Tensor]:
+    """Evaluate the update equation for a case, adding gradients as its program does."""
+    program, case = prepared.plan.program, prepared.case
+    fresh = prepared.rule.matrix(program.n, program.m)
+    with one_thread():
+        return evaluate(prepared.training, case.optimizer, fresh, case.steps, grouping_of(program))
+
+
+def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
+    """Give the largest difference between what a replay's devices ended with and what it should be; 0 is bit-equal."""
+    made = [(stage, theta) for outcome in outcomes for stage, theta in outcome.parameters.items()]
+    if missing := set(range(len(parameters))) - {stage for stage, _ in made}:
+        raise ReplayError(f"nobody updated stages {sorted(missing)} in the last step")
+    # torch's maximum is nan where one is, Python's is not.
+    return float(torch.stack([(torch.tensor(theta) - parameters[stage]).abs().max() for stage, theta in made]).max())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: how many there are decides the order of additions inside an operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
