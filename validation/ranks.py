@@ -35,8 +35,7 @@ class Ranks:
     One that dies, fails or says nothing ends them all, with an error that names it.
     """
 
-    def __init__(self, count: int, *, timeout: float = 60.0) -> None:
-        self._timeout = timeout
+    def __init__(self, count: int) -> None:
         self._folder = TemporaryDirectory(prefix="cdpsim-")
         # Ranks are forked off a process that has imported torch and done nothing else: that costs its imports once.
         context = multiprocessing.get_context("forkserver")
@@ -46,21 +45,21 @@ class Ranks:
         for rank in range(count):
             here, there = context.Pipe()
             meeting = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(rank, count, meeting, there, timeout), daemon=True)
+            process = context.Process(target=_serve, args=(rank, count, meeting, there), daemon=True)
             process.start()
             there.close()
             self._ends.append(here)
             self._processes.append(process)
         self._collect(_START)
 
-    def run(self, case: Case) -> list[Outcome]:
-        """Replay a case and give what each of its devices came to."""
+    def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome]:
+        """Replay a case and give what each of its devices came to; `timeout` seconds are for all of it."""
         for rank, end in enumerate(self._ends):
             try:
-                end.send(case)
+                end.send((case, timeout))
             except OSError:
                 raise self._give_up(f"rank {rank} is dead {self._code(rank)}") from None
-        outcomes = self._collect(self._timeout + _GRACE)
+        outcomes = self._collect(timeout + _GRACE)
         return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
 
     @property
@@ -123,20 +122,20 @@ class Ranks:
         return ReplayError(reason)
 
 
-def _serve(rank: int, count: int, meeting: str, end: Connection, timeout: float) -> None:
+def _serve(rank: int, count: int, meeting: str, end: Connection) -> None:
     """Do what a rank is told until nobody tells it anything."""
     torch.set_num_threads(1)
-    limit = timedelta(seconds=timeout)
     start = timedelta(seconds=_START)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=start)
-    transport = Distributed(limit)
+    transport = Distributed()
     end.send(None)
     while True:
         try:
-            case = end.recv()
+            case, timeout = end.recv()
         except (EOFError, OSError):
             break
         try:
+            transport.timeout = timedelta(seconds=timeout)
             answer: object = _replay(rank, count, case, transport)
         except Exception as error:  # whatever it is, the launcher must learn of it
             answer = _Failure(f"{type(error).__name__}: {error}")

@@ -132,19 +132,20 @@ class _Work:
 class Distributed:
     """A rank's transport: torch.distributed, where device and rank are the same number.
 
-    Point-to-point messages have their node as tag, so that two ranks agree which is which in whatever order they come.
+    `timeout` is how long a message may be waited for. Point-to-point messages have their node as tag, so that two
+    ranks agree which is which in whatever order they come.
     """
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self) -> None:
         self.calls: Calls = Counter()
-        self._timeout = timeout
+        self.timeout = timedelta(seconds=60)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def make_groups(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Make process groups: called by all ranks with the same groups in the same order, members or not."""
         for members in groups:
             if members not in self._groups:
-                self._groups[members] = dist.new_group(list(members), timeout=self._timeout)
+                self._groups[members] = dist.new_group(list(members), timeout=self.timeout)
 
     def send(self, message: Message, tensor: Tensor) -> Pending:
         """Begin to send."""
@@ -179,4 +180,4 @@ class Distributed:
 
     def _begun(self, work: dist.Work | None, tensor: Tensor) -> Pending:
         assert work is not None, "torch gives no work to those outside a group"
-        return _Work(work, tensor, self._timeout)
+        return _Work(work, tensor, self.timeout)
