@@ -1,0 +1,128 @@
+"""The equation against plain training, and the small pieces that equation and replay share."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import numpy as np
+import torch
+from torch import nn
+
+from cdpsim import SCHEDULES
+from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
+from validation.equation import evaluate, grouping_of
+from validation.forms import Form, flatten, pack, packed, unpack
+from validation.models import MODELS, make_training, saved_bytes
+from validation.optimizer import Optimizer
+from validation.replay import Case, prepare
+
+OPTIMIZERS = {
+    "sgd": Optimizer("sgd", {"lr": 0.1}),
+    "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "adam": Optimizer("adam", {"lr": 0.01}),
+}
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+@every_optimizer
+@every_model
+def test_dp_is_ordinary_training_on_the_whole_mini_batch(model: str, optimizer: Optimizer) -> None:
+    n, steps = 3, 3
+    training, plain = (make_training(model, n) for _ in range(2))
+    whole = nn.Sequential(*plain.stages)
+    torchs = optimizer.over(list(whole.parameters()))
+    for t in range(steps):
+        x, target = (torch.cat(parts) for parts in zip(*(plain.data(t, i) for i in range(n)), strict=True))
+        torchs.zero_grad()
+        torch.autograd.backward(nn.functional.mse_loss(whole(x), target))
+        torchs.step()
+    found = evaluate(training, optimizer, DP.matrix(n, n), steps)
+    for stage, parameters in zip(plain.stages, found, strict=True):
+        assert torch.allclose(flatten(stage.parameters()), parameters, rtol=0, atol=1e-12)
+
+
+def test_v1_takes_its_second_gradient_where_it_took_the_first() -> None:
+    """theta_2 = theta_1 - lr * gradient at theta_0 of the second step's data, written out for one stage."""
+    training = make_training("mlp", 1)
+    stage = training.stages[0]
+    theta = flatten(stage.parameters())
+    for t in range(2):
+        x, target = training.data(t, 0)
+        theta = theta - 0.1 * flatten(torch.autograd.grad(training.loss(stage(x), target, 1), list(stage.parameters())))
+    (found,) = evaluate(training, OPTIMIZERS["sgd"], CDP_V1.matrix(1, 1), 2)
+    assert torch.allclose(found, theta, rtol=0, atol=1e-15)
+
+
+@every_model
+def test_rules_differ(model: str) -> None:
+    """Otherwise a replay that reads the wrong version would go unnoticed."""
+    ends = [
+        torch.cat(evaluate(make_training(model, 3), OPTIMIZERS["sgd"], rule.matrix(3, 3), 4))
+        for rule in (DP, CDP_V1, CDP_V2)
+    ]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert (ends[a] - ends[b]).abs().max() > 1e-6
+
+
+def test_order_of_addition_moves_the_last_bits_and_no_more() -> None:
+    """The grouping is worth its trouble: two of them differ, by rounding."""
+    rule = DP.matrix(4, 4)
+    one_by_one = torch.cat(evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], rule, 4))
+    in_pairs = evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], rule, 4, lambda t, j: [[0, 1], [2, 3]])
+    assert 0 < (one_by_one - torch.cat(in_pairs)).abs().max() < 1e-12
+
+
+def test_grouping_follows_devices() -> None:
+    """Of the pyramid's stage 1 at n = 3, one device has micro-batches 0 and 2 in step 0, and 1 in step 1."""
+    pyramid = grouping_of(prepare(Case("mp-cdp", 3)).plan.program)
+    assert [pyramid(0, j) for j in range(3)] == [[[0], [1], [2]], [[1], [0, 2]], [[0, 1, 2]]]
+    assert pyramid(1, 1) == [[1], [0, 2]]
+    for name in SCHEDULES:
+        groups = grouping_of(prepare(Case(name, 3)).plan.program)(0, 0)
+        assert sorted(i for group in groups for i in group) == [0, 1, 2]
+
+
+@every_optimizer
+def test_an_optimizer_as_a_function_is_torchs_own(optimizer: Optimizer) -> None:
+    """From zeros on, as many updates as one likes."""
+    form = Form((5,), torch.float64)
+    theta, state = torch.linspace(-1, 1, 5, dtype=form.dtype), optimizer.state(*form)
+    parameter = nn.Parameter(theta.clone())
+    torchs = optimizer.over([parameter])
+    for k in range(4):
+        gradient = torch.sin(theta + k)
+        theta, before = optimizer.update(theta, gradient, state), theta
+        assert not torch.equal(theta, before)
+        parameter.grad = gradient.clone()
+        torchs.step()
+        assert torch.equal(theta, parameter)
+    kept = [value for value in torchs.state[parameter].values() if value is not None]
+    assert optimizer.nbytes(*form) == sum(value.nbytes for value in kept)
+
+
+def test_what_is_packed_comes_out_the_same() -> None:
+    """Several types in one message, each with a storage of its own afterwards."""
+    tensors = [torch.tensor(3.0), torch.arange(6, dtype=torch.float64).reshape(2, 3), torch.ones(3)]
+    forms = [Form(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    one = pack(tensors)
+    assert packed(forms) == Form(tuple(one.shape), one.dtype)
+    found = unpack(one, forms)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, found, strict=True))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in [one, *found]}) == 4
+
+
+def test_saved_bytes_of_a_perceptron_can_be_counted_by_hand() -> None:
+    """Input, hidden and output of 4 x 16, 4 x 32 and 4 x 16 numbers; the last stage also has its target and mean."""
+    training = make_training("mlp", 2, batch=4)
+    numbers = 4 * (16 + 32 + 16)
+    assert saved_bytes(training, 0) == 8 * numbers
+    assert saved_bytes(training, 1) == 8 * (numbers + 4 * 16)
+
+
+def test_data_are_the_same_wherever_they_are_drawn() -> None:
+    """And others for each step, micro-batch and seed."""
+    draws = [make_training("mlp", 1, seed=s).data(t, i)[0] for s, t, i in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0))]
+    assert torch.equal(draws[0], make_training("mlp", 2).data(0, 0)[0])
+    assert len({float(draw.sum()) for draw in draws}) == 4
+    assert np.isfinite([float(draw.sum()) for draw in draws]).all()

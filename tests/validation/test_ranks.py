@@ -1,0 +1,60 @@
+"""The same programs by processes with gloo, one a device; and ranks that die, hang or fail."""
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("torch")
+
+from cdpsim import SCHEDULES
+from tests.validation.test_equation import OPTIMIZERS
+from tests.validation.test_replay import rules_of, tolerance
+from validation.plan import ReplayError
+from validation.ranks import Ranks
+from validation.replay import Case, difference, expected, prepare
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_ranks_end_where_the_equation_does(n: int) -> None:
+    """All nine schedules on ranks that stay alive: parameters, and calls device by device."""
+    with Ranks(n * n) as ranks:
+        for schedule in SCHEDULES:
+            for rule in rules_of(schedule):
+                for optimizer in ("momentum", "adam"):
+                    case = Case(schedule, n, rule=rule, optimizer=OPTIMIZERS[optimizer], model="transformer")
+                    prepared, outcomes = prepare(case), ranks.run(case)
+                    assert difference(outcomes, expected(prepared)) <= tolerance(schedule), case
+                    assert len(outcomes) == prepared.plan.program.devices
+                    for device, outcome in enumerate(outcomes):
+                        assert outcome.calls == prepared.plan.calls(device), case
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (signal.SIGKILL, r"rank 1 (is dead|died) \(exit code -9\)"),
+        (signal.SIGSTOP, r"rank 0: .*waited for p2p .* between devices .*rank 1 has not answered"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_that_is_gone_is_named(harm: int, named: str) -> None:
+    """Within the timeout and a little more, and no process is left."""
+    with Ranks(2) as ranks:
+        ranks.run(Case("multi-cdp", 2))
+        os.kill(ranks.pids[1], harm)
+        with pytest.raises(ReplayError, match=named):
+            ranks.run(Case("multi-cdp", 2), timeout=5)
+        for pid in ranks.pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def test_too_few_ranks_are_told() -> None:
+    with Ranks(2) as ranks, pytest.raises(ReplayError, match="pp-cdp has 3 devices at n=3, but there are 2 ranks"):
+        ranks.run(Case("pp-cdp", 3))
+
+
+def test_what_a_rank_raises_reaches_the_launcher() -> None:
+    with Ranks(1) as ranks, pytest.raises(ReplayError, match="rank 0: RequestError: model: unknown model 'nlp'"):
+        ranks.run(Case("single-cdp", 2, model="nlp"))

@@ -1,0 +1,156 @@
+"""All devices of a program in one process: the equation holds, calls are the program's, nothing lives too long."""
+
+from dataclasses import replace
+from weakref import ref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np
+
+from cdpsim import SCHEDULES
+from cdpsim.program import Category, Kind, Program
+from cdpsim.schedules.rule import CDP_V2
+from tests.validation.test_equation import OPTIMIZERS, every_model, every_optimizer
+from validation.interpreter import Device
+from validation.models import MODELS
+from validation.optimizer import Optimizer
+from validation.plan import Plan, ReplayError
+from validation.replay import Case, Prepared, difference, expected, play_together, prepare
+from validation.transport import InProcess, Mailroom
+
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
+cyclic = [name for name, schedule in SCHEDULES.items() if not schedule.order.flush]
+
+
+def rules_of(schedule: str) -> list[str]:
+    """The rules with a name that a schedule takes."""
+    return ["cdp-v1", "cdp-v2"] if schedule in cyclic else ["dp"]
+
+
+def tolerance(schedule: str) -> float:
+    """Point to point additions have an order; torch chooses its own inside collectives."""
+    return 0.0 if schedule in cyclic or schedule.startswith("single") else 1e-12
+
+
+@every_schedule
+@every_size
+@every_optimizer
+@every_model
+def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optimizer, model: str) -> None:
+    """After four steps, bit for bit where nothing is summed by a collective."""
+    for rule in rules_of(schedule):
+        prepared = prepare(Case(schedule, n, rule=rule, optimizer=optimizer, model=model))
+        assert difference(play_together(prepared), expected(prepared)) <= tolerance(schedule)
+
+
+@every_schedule
+@every_size
+def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
+    """Calls, partners and bytes, device by device."""
+    for rule in rules_of(schedule):
+        prepared = prepare(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS["adam"]))
+        outcomes = play_together(prepared)
+        assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
+        sends = sum(c for outcome in outcomes for (call, _, _), c in outcome.calls.items() if call == "send")
+        assert sends == sum(message.op.name == "P2P" for message in prepared.plan.messages)
+
+
+@pytest.mark.parametrize("schedule", cyclic)
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_wrong_rule_is_noticed(schedule: str, n: int, model: str) -> None:
+    """A replay of v1 is not the equation of v2, nor the other way round."""
+    v1, v2 = (prepare(Case(schedule, n, rule=rule, model=model)) for rule in ("cdp-v1", "cdp-v2"))
+    assert difference(play_together(v1), expected(v2)) > 1e-6
+    assert difference(play_together(v2), expected(v1)) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", cyclic)
+def test_any_causal_rule_is_replayed(schedule: str) -> None:
+    """Some fresh readings of v2 made stale, drawn once for all."""
+    draw = np.random.default_rng(4)
+    for n in (2, 3, 4):
+        fresh = CDP_V2.matrix(n, n) & (draw.random((n, n)) < 0.5)
+        prepared = prepare(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist()))))
+        assert difference(play_together(prepared), expected(prepared)) == 0
+
+
+def tampered(prepared: Prepared, program: Program) -> Prepared:
+    """The same case with another program."""
+    return replace(prepared, plan=Plan(program))
+
+
+@pytest.mark.parametrize("schedule", ["multi-cdp", "pp-cdp", "zero-cdp"])
+def test_what_a_program_lets_go_too_early_cannot_be_used(schedule: str) -> None:
+    """A version that ends with its first reader's forward is not there for its backward."""
+    prepared = prepare(Case(schedule, 2))
+    program = prepared.plan.program
+    tasks, buffers = program.tasks, program.buffers
+    row = int(np.flatnonzero(buffers.category == Category.PARAMETERS)[0])
+    of = (buffers.device[row], buffers.stage[row], buffers.version[row], Kind.F)
+    same = zip(tasks.device, tasks.stage, tasks.version, tasks.kind, strict=True)
+    reader = next(node for node, columns in enumerate(same) if columns == of)
+    end = buffers.end.copy()
+    end[row] = 2 * reader + 1
+    kept = buffers.kept != row
+    early = replace(buffers, end=end, kept=buffers.kept[kept], kept_until=buffers.kept_until[kept])
+    with pytest.raises(ReplayError, match=r"does not hold parameters of stage \d+, version \d+ \(not yet"):
+        play_together(tampered(prepared, replace(program, buffers=early)))
+
+
+def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
+    prepared = prepare(Case("multi-cdp", 2))
+    program = prepared.plan.program
+    larger = replace(program.messages, size=program.messages.size + 8)
+    with pytest.raises(ReplayError, match=r"p2p .* has \d+ bytes; the program says \d+"):
+        play_together(tampered(prepared, replace(program, messages=larger)))
+
+
+@every_schedule
+@every_size
+def test_the_order_keeps_every_dependency(schedule: str, n: int) -> None:
+    """Every node once, after all that it waits for."""
+    plan = prepare(Case(schedule, n)).plan
+    place = np.argsort(plan.order)
+    before, after = plan.program.waits()
+    assert sorted(plan.order) == list(range(plan.program.nodes))
+    assert (place[before] < place[after]).all()
+
+
+@every_schedule
+def test_what_is_due_is_behind_and_due_once(schedule: str) -> None:
+    """No device waits for a message that comes later in the order, nor twice for one."""
+    plan = prepare(Case(schedule, 4)).plan
+    place = np.argsort(plan.order)
+    for part in plan.parts:
+        waits = [(message, node) for node, messages in part.due.items() for message in messages]
+        assert all(place[message] < place[node] for message, node in waits)
+        assert len({message for message, _ in waits}) == len(waits)
+
+
+@every_schedule
+def test_versions_die_when_their_buffers_end(schedule: str) -> None:
+    """No tensor of an old version is alive at the end, and while it runs no more of them than the program holds."""
+    prepared = prepare(Case(schedule, 3, optimizer=OPTIMIZERS["momentum"]))
+    plan, room, made = prepared.plan, Mailroom(), []
+
+    def note(stage: int, version: int, theta: object) -> None:
+        made.append((version, ref(theta)))
+
+    devices = [
+        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note)
+        for part in plan.parts
+    ]
+    most = 0
+    for node in plan.order:
+        for number in plan.devices_of(node):
+            devices[number].play(node)
+        most = max(most, sum(theta() is not None for _, theta in made))
+    for device in devices:
+        device.finish()
+    assert len(made) == int((plan.program.tasks.kind == Kind.U).sum())
+    assert not [version for version, theta in made if theta() is not None]
+    assert most <= 2 * len({(d, j) for d, j in zip(plan.program.tasks.device, plan.program.tasks.stage, strict=True)})
