@@ -6,7 +6,6 @@ earlier than another ends. The tasks of a lane (one of the things that a device 
 another in the order of `lane_tasks`; an update takes no lane, it happens as soon as everything it needs is there.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
@@ -190,30 +189,3 @@ class Program:
         if messages.op[k] == Op.P2P:
             return f"{op} {content}({place}) {messages.src[k]}->{messages.dst[k]}"
         return f"{op} {content}({place})"
-
-    def rows(self, nodes: Iterable[int] | None = None) -> Iterator["Row"]:
-        """Go task by task: compute tasks and updates as rows with readable fields."""
-        tasks = self.tasks
-        for node in range(len(tasks)) if nodes is None else nodes:
-            yield Row(
-                node=int(node),
-                kind=Kind(int(tasks.kind[node])),
-                stage=int(tasks.stage[node]),
-                micro_batch=int(tasks.micro_batch[node]),
-                step=int(tasks.step[node]),
-                device=int(tasks.device[node]),
-                version=int(tasks.version[node]),
-            )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One task, for whoever goes task by task."""
-
-    node: int
-    kind: Kind
-    stage: int
-    micro_batch: int
-    step: int
-    device: int
-    version: int

@@ -47,6 +47,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
     program, start, end = trace.run.program, trace.run.start, trace.run.end
     rows = occupancies(program, start, end)
     device = assign(rows)
+    assert conflict(rows, device) is None, "the certificate is checked, not believed"
     stages = []
     bounds = lower_bounds(program, start, end)
     for stage in range(program.n):

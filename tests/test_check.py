@@ -179,10 +179,3 @@ def test_a_long_cycle_is_cut() -> None:
 def test_a_sound_program_has_no_cycle() -> None:
     """Nothing to say."""
     assert find_cycle(program()) == []
-
-
-def test_rows_name_tasks() -> None:
-    """A program can be gone through task by task."""
-    rows = list(program().rows([0, 5]))
-    assert [(row.kind.name, row.micro_batch, row.stage) for row in rows] == [("F", 0, 0), ("B", 0, 0)]
-    assert len(list(program().rows())) == len(program().tasks)
