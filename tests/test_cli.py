@@ -151,7 +151,7 @@ BAD_WORDS = {
     "simulate mp-cdp -n 3 -o out --collective x": ["unknown collective 'x'; known are recursive-doubling, ring, tree"],
     "simulate mp-cdp -n 3 -o out --rule cdp-v3": ["unknown rule 'cdp-v3'; did you mean 'cdp-v"],
     "simulate mp-cdp -n 3 -o out --rule xyz": ["unknown rule 'xyz'", "a CSV file of 0 and 1"],
-    "simulate single-dp -n 3 -o out --slot-order forward": [
+    "simulate single-cdp -n 3 -o out --slot-order forward": [
         "unknown slot-order 'forward'; did you mean 'forward-first'?"
     ],
     "simulate mp-cdp -n 3 -o out --model tyo": ["unknown model 'tyo'"],
@@ -428,7 +428,7 @@ def test_hostile_names_stay_one_line(name: str, command: Command, here: Path) ->
         ["simulate", "mp-cdp", "-n", "3", "-o", "out", "--model", f"{name}.toml"],
         ["simulate", "mp-cdp", "-n", "3", "-o", "out", "--cluster", name],
         ["simulate", "mp-cdp", "-n", "3", "-o", "out", "--engine", name],
-        ["simulate", "single-dp", "-n", "3", "-o", "out", "--slot-order", name],
+        ["simulate", "single-cdp", "-n", "3", "-o", "out", "--slot-order", name],
         ["simulate", "mp-cdp", "-n", "3", "-o", "out", "--collective", name],
     ]
     before = content(here)
@@ -754,7 +754,7 @@ def test_schedules_are_listed_in_every_form(command: Command) -> None:
     assert [line.split()[0] for line in text.out.splitlines()] == ["schedule", "----------", *SCHEDULES]
     listed = json.loads(command("schedules", "--format", "json").out)
     assert [row["schedule"] for row in listed] == list(SCHEDULES)
-    assert listed[0]["options"] == list(SCHEDULES["single-dp"].options) == ["slot-order"]
+    assert listed[0]["options"] == list(SCHEDULES["single-dp"].options) == []
     rows = list(csv.DictReader(io.StringIO(command("schedules", "--format", "csv").out)))
     assert [row["schedule"] for row in rows] == list(SCHEDULES)
     assert [row["options"].split() for row in rows] == [row["options"] for row in listed]
