@@ -284,16 +284,25 @@ def senders_hold_what_they_send(run: Run) -> Iterator[str]:
 
 
 def activations_are_held_from_forward_to_backward(run: Run) -> Iterator[str]:
-    """What devices hold of activations is what their tasks need, recounted from the tasks."""
+    """What devices hold of passes is what their tasks need, recounted from the tasks."""
     program, (node, start, end) = run.program, _passes(run)
-    rows, begin, finish = _spans(run, Category.ACTIVATIONS)
-    buffers = program.buffers
-    size = np.zeros(program.n, dtype=np.int64)
-    size[buffers.stage[rows]] = buffers.size[rows]
-    held = memory.step_function(buffers.device[rows], begin, finish, buffers.size[rows])
-    device, stage = (c[node[:, : program.n]].ravel() for c in (program.tasks.device, program.tasks.stage))
+    rows, device = program.passes_held, program.tasks.device
+    size = program.buffers.size[rows]
+    begin, finish = (times[rows] for times in memory.held(program.buffers, run.start, run.end))
+    held = memory.step_function(program.buffers.device[rows], begin, finish, size)
+    # A stage's passes weigh the same, but for those whose input the stage before has on the same device.
+    forward = node[:, : program.n]
+    near = np.zeros(forward.shape, dtype=np.int64)
+    near[:, 1:] = device[forward[:, 1:]] == device[forward[:, :-1]]
+    kind = near * program.n + program.tasks.stage[forward]
+    weight, kind_of = np.zeros(2 * program.n, dtype=np.int64), np.zeros(len(program.tasks), dtype=np.int64)
+    kind_of[forward] = kind
+    weight[kind_of[program.buffers.begin[rows] >> 1]] = size
     needed = memory.step_function(
-        device, start[:, : program.n].ravel(), end[:, ::-1][:, : program.n].ravel(), size[stage]
+        device[forward].ravel(),
+        start[:, : program.n].ravel(),
+        end[:, ::-1][:, : program.n].ravel(),
+        weight[kind].ravel(),
     )
     if any(not np.array_equal(a, b) for a, b in zip(held, needed, strict=True)):
         yield "activations are not held exactly from their forwards to their backwards"

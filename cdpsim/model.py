@@ -16,7 +16,16 @@ from cdpsim.units import MOST_SECONDS, Work
 MOST_STAGES = 1_000_000
 MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in float64
 
-SIZES = ("activation", "boundary", "parameters", "gradients", "optimizer")
+SIZES = (
+    "activation",
+    "kept_output",
+    "forward_transient",
+    "backward_transient",
+    "boundary",
+    "parameters",
+    "gradients",
+    "optimizer",
+)
 
 
 class Stage(fileform.Table, frozen=True, kw_only=True):
@@ -25,7 +34,10 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     forward: Cost
     backward: Cost
     weight_backward: Cost | None = None
-    activation: Size = 0
+    activation: Size = 0  # held from forward to backward, the stage's input included
+    kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
+    forward_transient: Size = 0  # what a forward needs beyond that while it runs
+    backward_transient: Size = 0  # what a backward needs beyond that and its output's gradient
     boundary: Size = 0
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
@@ -33,6 +45,8 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
+        if self.kept_output > min(self.activation, self.boundary):
+            raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
         part, whole = self.weight_backward, self.backward
         if part is None:
             return
@@ -66,6 +80,12 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         for kind in SIZES:
             if self._column(kind, np.float64).sum() > MOST_BYTES_IN_ALL:
                 raise RequestError("stages", f"{kind} sums to more than 9 PB; check the units and `repeat`")
+        if (small := self.size("activation")[1:] < self.size("kept_output")[:-1]).any():
+            j = int(small.argmax())
+            raise RequestError(
+                "stages",
+                f"stage {j + 1} has the kept_output of stage {j} as its input; its activation must not be less",
+            )
 
     @classmethod
     def unit(cls, n: int) -> Self:
@@ -95,6 +115,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def size(self, kind: str) -> npt.NDArray[np.int64]:
         """Give one of `SIZES` for each stage."""
         return self._column(kind, np.int64)
+
+    @property
+    def boundary_held(self) -> npt.NDArray[np.int64]:
+        """What each boundary weighs in memory: 0 in the slot model, though 1 as a message."""
+        return np.zeros(self.n, np.int64) if self.is_unit else self.size("boundary")
 
     @property
     def moved_optimizer(self) -> npt.NDArray[np.int64]:

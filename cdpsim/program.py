@@ -165,6 +165,14 @@ class Program:
         """Each task of a lane waits for the one before it: (before, after)."""
         return in_lanes(self.lane_tasks, self.lane_start)
 
+    @property
+    def passes_held(self) -> Ints:
+        """The buffers of what forwards keep for their backwards: one of each pass through a stage."""
+        buffers = self.buffers
+        begins = buffers.begin >> 1
+        longer = (buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 0) & (buffers.end >> 1 != begins)
+        return np.flatnonzero(longer & (self.tasks.kind[np.minimum(begins, len(self.tasks) - 1)] == Kind.F))
+
     def waits(self) -> tuple[Ints, Ints]:
         """All that one node waits for another for, dependencies and lane orders: (before, after)."""
         lane_before, lane_after = self.lane_edges

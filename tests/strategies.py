@@ -11,6 +11,8 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.units import Work
 
+KEPT = 10**6  # at most: every stage's activation and boundary have room for it
+
 seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
 sizes = st.integers(0, 10**9)
 
@@ -19,11 +21,15 @@ sizes = st.integers(0, 10**9)
 def stages(draw: st.DrawFn, work: bool) -> Stage:
     """One stage, its tasks as times or as work."""
     cost = seconds.map(Work) if work else seconds
+    kept = draw(st.just(0) | st.integers(1, KEPT))
     return Stage(
         forward=draw(cost),
         backward=draw(cost),
-        activation=draw(sizes),
-        boundary=draw(sizes),
+        activation=draw(sizes) + KEPT,
+        kept_output=kept,
+        forward_transient=draw(st.just(0) | sizes),
+        backward_transient=draw(st.just(0) | sizes),
+        boundary=draw(st.just(kept) | sizes.map(lambda size: size + KEPT)),
         parameters=draw(sizes),
         gradients=draw(st.none() | sizes),
         optimizer=draw(sizes),

@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parent.parent
 DRAWN = """
     version errors progress help columns compiled paths files units fileform model cluster program collectives check
     schedules.rule schedules.order schedules.placement schedules
-    assemble.build assemble.grid assemble.update assemble.replicated assemble.sharded assemble
+    assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
     costs
     metrics.memory metrics.communication metrics.utilisation metrics.staleness metrics
     engine.fast engine.discrete engine

@@ -1,5 +1,6 @@
 """Metrics by hand on runs small enough to count."""
 
+import msgspec
 import pytest
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
@@ -75,6 +76,53 @@ def test_a_message_is_held_at_both_ends() -> None:
     rows = (trace.memory["category"] == "communication") & (trace.memory["device"] == 1) & (trace.memory["time"] < 4)
     assert trace.memory["time"][rows].tolist() == [1, 2, 3]
     assert trace.memory["size"][rows].tolist() == [7, 0, 7]
+
+
+def on_one_device(name: str, n: int, **fields: int) -> int:
+    """The peak of one device that does one task at a time, forwards first; each stage adds 1000 bytes to a pass."""
+    transients = {"forward_transient": 3, "backward_transient": 3}
+    stage = Stage(forward=1.0, backward=1.0, activation=1000, boundary=10, **transients, **fields)
+    shared = fields.get("kept_output", 0)
+    stages = [msgspec.structs.replace(stage, activation=1000 + shared * (j > 0)) for j in range(n)]
+    stages[-1] = msgspec.structs.replace(stages[-1], boundary=0, kept_output=0)
+    trace = simulate(name, n, model=Model(stages=tuple(stages)), cluster=Cluster())
+    peak: int = trace.summary()["peak_memory"][0]["activations"]
+    return peak
+
+
+@pytest.mark.parametrize("n", [2, 4, 6, 8])
+def test_one_device_holds_what_the_specification_says(n: int) -> None:
+    """Section 7: DP shows N psi + tau, CDP (N+1)/2 psi + floor(N/2) b + tau'; psi is a whole micro-batch's."""
+    assert on_one_device("single-dp", n, kept_output=10) == n * n * 1000 + 3
+    assert on_one_device("single-cdp", n, kept_output=10) == n * (n + 1) // 2 * 1000 + n // 2 * 10 + 3
+    # Where stages do not keep their outputs, those of the slot's other forwards wait for the next slot.
+    assert on_one_device("single-dp", n) == n * n * 1000 + 3
+    assert on_one_device("single-cdp", n) == n * (n + 1) // 2 * 1000 + (n // 2 + n // 2 - 1) * 10 + 3
+
+
+def test_an_output_that_two_stages_keep_counts_once_on_one_device() -> None:
+    """Two stages of 100 that share 20; on two devices each has its own."""
+    stages = (
+        Stage(forward=1.0, backward=1.0, activation=100, kept_output=20, boundary=20),
+        Stage(forward=1.0, backward=1.0, activation=100),
+    )
+    one = simulate("multi-dp", 2, model=Model(stages=stages), cluster=Cluster()).summary()["peak_memory"][0]
+    two = simulate("pp-cdp", 2, steps=1, model=Model(stages=stages), cluster=Cluster()).summary()["peak_memory"]
+    assert one["activations"] == 180
+    assert [device["activations"] for device in two] == [220, 100]  # two passes and a gradient; one pass
+
+
+def test_a_boundary_is_held_from_task_to_task_by_hand() -> None:
+    """One micro-batch, two stages of 100 and 50 on one device, transients of 1 and 2, a boundary of 7."""
+    stages = (
+        Stage(forward=1.0, backward=1.0, activation=100, forward_transient=1, backward_transient=2, boundary=7),
+        Stage(forward=1.0, backward=1.0, activation=50, forward_transient=1, backward_transient=2),
+    )
+    trace = simulate("single-dp", 2, steps=1, model=Model(stages=stages), cluster=Cluster())
+    rows = trace.memory["category"] == "activations"
+    curve = dict(zip(trace.memory["time"][rows].tolist(), trace.memory["size"][rows].tolist(), strict=True))
+    # F(0,0) F(1,0) F(0,1) F(1,1) B(0,1) B(1,1) B(0,0) B(1,0): the output of F(0,0) waits while F(1,0) runs.
+    assert curve == {0: 101, 1: 208, 2: 258, 3: 301, 4: 302, 5: 259, 6: 216, 7: 109, 8: 0}
 
 
 def test_a_device_that_needs_more_than_it_has_is_refused() -> None:

@@ -24,11 +24,14 @@ forward = "1 s"
 backward = "2 s"
 weight_backward = "1 s"
 activation = "1.5 GB"
+kept_output = "16 MB"
+backward_transient = "3 MB"
 boundary = "16 MB"
 parameters = "400 MB"
 [[stages]]
 forward = "2.5 TFLOP"
 backward = "5 TFLOP"
+activation = "20 MB"
 gradients = 7
 optimizer = "8 B"
 """
@@ -47,7 +50,10 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
     assert toy.backward_time(1e12).tolist() == [2, 2, 5]
     assert toy.weight_backward_time(1e12).tolist() == [1, 1, 0]
     assert {kind: toy.size(kind).tolist() for kind in SIZES} == {
-        "activation": [1_500_000_000, 1_500_000_000, 0],
+        "activation": [1_500_000_000, 1_500_000_000, 20_000_000],
+        "kept_output": [16_000_000, 16_000_000, 0],
+        "forward_transient": [0, 0, 0],
+        "backward_transient": [3_000_000, 3_000_000, 0],
         "boundary": [16_000_000, 16_000_000, 0],
         "parameters": [400_000_000, 400_000_000, 0],
         "gradients": [400_000_000, 400_000_000, 7],
@@ -77,8 +83,10 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
     assert [model.forward_time(None).tolist(), model.backward_time(1e12).tolist()] == [[1, 1, 1], [1, 1, 1]]
     assert model.weight_backward_time(None).tolist() == [0, 0, 0]
-    assert [model.size(kind).tolist() for kind in SIZES] == [[1] * 3] * 4 + [[0] * 3]
-    assert model.moved_optimizer.tolist() == [1, 1, 1]
+    ones = {kind for kind in SIZES if model.size(kind).tolist() == [1] * 3}
+    assert ones == {"activation", "boundary", "parameters", "gradients"}
+    assert all(model.size(kind).tolist() == [0] * 3 for kind in set(SIZES) - ones)
+    assert (model.moved_optimizer.tolist(), model.boundary_held.tolist()) == ([1, 1, 1], [0, 0, 0])
     columns = [model.forward_time(None), model.weight_backward_time(None), model.moved_optimizer]
     assert {column.dtype for column in columns} == {np.dtype(np.int64)}
 
@@ -122,12 +130,15 @@ def test_equal_neighbours_are_saved_as_one_entry(toy: Model, tmp_path: Path) -> 
       "backward": "2 s",
       "weight_backward": "1 s",
       "activation": "1.5 GB",
+      "kept_output": "16 MB",
+      "backward_transient": "3 MB",
       "boundary": "16 MB",
       "parameters": "400 MB"
     },
     {
       "forward": "2.5 TFLOP",
       "backward": "5 TFLOP",
+      "activation": "20 MB",
       "gradients": "7 B",
       "optimizer": "8 B"
     }
@@ -144,7 +155,8 @@ def test_saving_overwrites_only_when_asked(toy: Model, tmp_path: Path) -> None:
     assert Model.load(tmp_path / "toy.toml") == toy
 
 
-SIZE = st.integers(0, 10**12)
+KEPT = 10**6  # at most: every stage's activation and boundary have room for it
+SIZE = st.integers(KEPT, 10**12)
 
 
 @st.composite
@@ -158,6 +170,9 @@ def stages(draw: st.DrawFn) -> Stage:
         backward=kind(backward),
         weight_backward=None if part is None else kind(part),
         activation=draw(SIZE),
+        kept_output=draw(st.integers(0, KEPT)),
+        forward_transient=draw(SIZE),
+        backward_transient=draw(SIZE),
         boundary=draw(SIZE),
         parameters=draw(SIZE),
         gradients=draw(st.none() | SIZE),
@@ -229,6 +244,16 @@ LAST = "$.stages[1]"
         (
             _stage(parameters="1 PB", repeat=10),
             "$.stages: parameters sums to more than 9 PB; check the units",
+        ),
+        (_stage(activation=3, boundary=2, kept_output=3), f"{LAST}: kept_output: must be at most activation and bound"),
+        (_stage(activation=2, boundary=3, kept_output=3), f"{LAST}: kept_output: must be at most activation and bound"),
+        (
+            {
+                "stages": [
+                    {"forward": 1, "backward": 2, "activation": a, "boundary": 3, "kept_output": a} for a in (2, 1)
+                ]
+            },
+            "$.stages: stage 1 has the kept_output of stage 0 as its input; its activation must not be less",
         ),
         (_stage(weight_backward=0), f"{LAST}.weight_backward: 0: not between"),
         (

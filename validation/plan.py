@@ -128,7 +128,8 @@ class Plan:
     def _holdings(self) -> list[tuple[int, int, Holding, int, list[int]]]:
         """Number, device, holding, begin and ends of each buffer that outlives the message or task it belongs to.
 
-        What is only passing (category communication) is taken out by whoever needs it, and needs no book.
+        What is only passing (communication, and activations but for what a forward keeps for its backward) is taken
+        out by whoever needs it, and needs no book.
         """
         buffers, tasks = self.program.buffers, self.program.tasks
         ends: dict[int, list[int]] = defaultdict(list)
@@ -136,9 +137,11 @@ class Plan:
             ends[number].append(moment >> 1)
         names = ("category", "device", "stage", "version", "begin", "end")
         rows = zip(*(getattr(buffers, name).tolist() for name in names), strict=True)
+        lasting = ~np.isin(buffers.category, (Category.COMMUNICATION, Category.ACTIVATIONS))
+        lasting[self.program.passes_held] = True
         found = []
         for number, (category, device, stage, version, begin, end) in enumerate(rows):
-            if category == Category.COMMUNICATION:
+            if not lasting[number]:
                 continue
             node = begin >> 1  # -1 stays -1: the beginning
             micro_batch = int(tasks.micro_batch[node]) if category == Category.ACTIVATIONS else -1

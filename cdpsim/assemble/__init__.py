@@ -4,15 +4,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, end, start
+from cdpsim.assemble.build import Builder
 from cdpsim.assemble.grid import Grid, releases
+from cdpsim.assemble.passes import pass_through_stages
 from cdpsim.assemble.replicated import exchange_at_flush, pass_along
 from cdpsim.assemble.sharded import broadcast_for_use, carry_state
 from cdpsim.assemble.update import Updates, place_updates
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.program import Category, Content, Kind, Op, Program, Tasks
+from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule, State
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
@@ -44,7 +45,7 @@ def assemble(
     check_causal(grid)
     updates = place_updates(grid)
     build = Builder(len(grid.kind) + len(updates))
-    _pass_through_stages(grid, model, build)
+    pass_through_stages(grid, model, build)
     if schedule.state is State.REPLICATED:
         (exchange_at_flush if schedule.order.flush else pass_along)(grid, updates, model, build, prefetch)
     else:
@@ -88,44 +89,6 @@ def check_causal(grid: Grid) -> None:
             f"{grid.rule.name!r} is not causal with {timing.name} timing: (i={i}, j={j}) would read theta_t before "
             f"it exists; let it read the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must",
         )
-
-
-def _pass_through_stages(grid: Grid, model: Model, build: Builder) -> None:
-    """Activations go forward and their gradients back, by message where the next stage is on another device."""
-    shape = (grid.steps, grid.m, 2 * grid.n)
-    task = np.arange(len(grid.kind), dtype=np.int32).reshape(shape)[:, :, :-1].ravel()
-    device = grid.task_device
-    crosses = device[task] != device[task + 1]
-    near, far = task[~crosses], task[crosses]
-    build.link(near, near + 1)
-    phase = far % (2 * grid.n)
-    forth = phase < grid.n
-    stage = np.where(forth, phase, 2 * grid.n - 1 - phase)
-    size = model.size("boundary")[np.where(forth, stage, stage - 1)]
-    columns = {
-        "step": far // (2 * grid.n * grid.m),
-        "micro_batch": far // (2 * grid.n) % grid.m,
-        "stage": stage,
-    }
-    for content, rows in ((Content.ACTIVATION, forth), (Content.ACTIVATION_GRADIENT, ~forth)):
-        sender, picked = far[rows], {name: column[rows] for name, column in columns.items()}
-        src, dst = device[sender], device[sender + 1]
-        message = build.send(Op.P2P, content, src=src, dst=dst, size=size[rows], **picked)
-        build.link(sender, message)
-        build.link(message, sender + 1)
-        held = {"stage": picked["stage"], "version": picked["step"], "size": size[rows]}
-        build.hold(Category.COMMUNICATION, device=src, begin=end(sender), end=end(message), **held)
-        build.land(message, device=dst, until=start(sender + 1), **held)
-    t, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
-    build.hold(
-        Category.ACTIVATIONS,
-        device=grid.device.ravel(),
-        stage=j,
-        version=t,
-        size=model.size("activation")[j],
-        begin=start(grid.forward.ravel()),
-        end=end(grid.backward.ravel()),
-    )
 
 
 def _tasks(grid: Grid, updates: Updates) -> Tasks:

@@ -88,12 +88,23 @@ class Builder:
     ) -> Ints:
         """Add buffers and return their numbers; empty ones are left out, and -1."""
         columns = (device, stage, version, size, begin, end)
+        if size.all():
+            return self._add_buffers(category, *columns)
+        some = np.flatnonzero(size)
         number = np.full(len(size), -1, dtype=np.int32)
-        some: Ints | slice = slice(None) if size.all() else np.flatnonzero(size)
-        kept = tuple(column[some] for column in columns)
-        number[some] = np.arange(self._buffers.rows, self._buffers.rows + len(kept[0]), dtype=np.int32)
-        self._buffers.add(len(kept[0]), category, *kept)
+        number[some] = self._add_buffers(category, *(column[some] for column in columns))
         return number
+
+    def hold_even_empty(
+        self, category: Category, *, device: Ints, stage: Ints, version: Ints, size: Ints, begin: Ints, end: Ints
+    ) -> None:
+        """Add buffers, of which a replay must find even those that weigh nothing."""
+        self._add_buffers(category, device, stage, version, size, begin, end)
+
+    def _add_buffers(self, category: Category, *columns: Ints) -> Ints:
+        first, count = self._buffers.rows, len(columns[0])
+        self._buffers.add(count, category, *columns)
+        return np.arange(first, first + count, dtype=np.int32)
 
     def land(
         self, message: Ints, *, device: Ints, stage: Ints, version: Ints, size: Ints, until: Ints | None = None
