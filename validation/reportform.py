@@ -1,0 +1,179 @@
+"""What a replay's report says, as types: whoever writes a report makes these, whoever reads one gets these."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from cdpsim import files
+from cdpsim.errors import RequestError
+
+Scalar: TypeAlias = str | int | float | bool | None
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a report; all its fields are known."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: only what tables and figures need is named, `Report.request` may say more."""
+
+    schedule: str
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    model: str
+    rule: str | None = None
+    steps: int = 0
+    device: str = ""
+    backend: str = ""
+    single_process: bool = False
+
+
+class Parameters(_Form, frozen=True, kw_only=True):
+    """The final parameters against the update equation."""
+
+    max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: what is no number, in JSON
+    bit_equal: bool
+    tolerance: float
+
+
+class Amount(_Form, frozen=True, kw_only=True):
+    """Count of one category."""
+
+    simulated_bytes: Count
+    measured_bytes: Count
+
+
+class PartsAt(_Form, frozen=True, kw_only=True):
+    """Where in time simulation and measurement part first."""
+
+    task: str
+    slot: int
+    simulated_bytes: Count
+    measured_bytes: Count
+
+
+class DeviceMemory(_Form, frozen=True, kw_only=True):
+    """One device's peak of the category activations, and its peaks of all categories."""
+
+    device: Count
+    simulated_bytes: Count
+    measured_bytes: Count
+    relative_error: float
+    categories: dict[str, Amount]
+    parts_at: PartsAt | None
+
+
+class Total(_Form, frozen=True, kw_only=True):
+    """The peak of what all devices hold at one time."""
+
+    simulated_bytes: Count
+    measured_bytes: Count
+    relative_error: float
+
+
+class Curve(_Form, frozen=True, kw_only=True):
+    """What all devices hold, by slot."""
+
+    slot: list[int]
+    simulated_bytes: list[Count]
+    measured_bytes: list[Count]
+
+    def __post_init__(self) -> None:
+        if not len(self.slot) == len(self.simulated_bytes) == len(self.measured_bytes):
+            raise ValueError("`slot`, `simulated_bytes` and `measured_bytes` differ in length")
+
+
+class Memory(_Form, frozen=True, kw_only=True):
+    """Memory, simulated and measured: by the storage tracker, or by the device's own allocator."""
+
+    devices: list[DeviceMemory]
+    max_relative_error: float
+    total: Total
+    curve: Curve
+    tolerance: float
+    method: Literal["storages", "allocator"]
+
+
+class MessageCount(_Form, frozen=True, kw_only=True):
+    """Messages and their bytes; `agree` also says that kinds, peers and sizes are the same one by one."""
+
+    simulated: Count
+    measured: Count
+    bytes_simulated: Count
+    bytes_measured: Count
+    agree: bool
+
+
+class DeviceTime(_Form, frozen=True, kw_only=True):
+    """How long one device computes."""
+
+    device: Count
+    simulated_busy_seconds: Seconds
+    measured_busy_seconds: Seconds
+    relative_error: float
+
+
+class Time(_Form, frozen=True, kw_only=True):
+    """The makespan and each device's busy time, simulated with a calibration before they were measured."""
+
+    simulated_seconds: Seconds
+    measured_seconds: Seconds
+    relative_error: float
+    devices: list[DeviceTime]
+    calibration: str
+
+
+class Report(_Form, frozen=True, kw_only=True):
+    """One replay held against its simulation."""
+
+    request: dict[str, Scalar]
+    environment: dict[str, object]
+    parameters: Parameters
+    memory: Memory
+    messages: MessageCount
+    time: Time | None
+    ok: bool
+
+    @property
+    def asked(self) -> Request:
+        """What was asked for, with types."""
+        return msgspec.convert(self.request, Request)
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.request, Request)  # refused when a report is read, not when it is drawn
+
+
+def relative_error(simulated: float, measured: float) -> float:
+    """Say how far a simulation is off, as a share of what was measured; positive where it is too much."""
+    if simulated == measured:
+        return 0.0
+    return (simulated - measured) / measured if measured else 1.0
+
+
+def write(path: str | Path, report: Report, *, force: bool = False) -> None:
+    """Write a report, which is there whole or not at all."""
+    files.write_file(path, [encode(report)], force=force)
+
+
+def encode(report: Report) -> bytes:
+    """Give a report as a file has it."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def read(path: str | Path) -> Report:
+    """Read a report; anything else is refused in one line."""
+    return decode(files.read_text(path), str(path))
+
+
+def decode(text: str, subject: str) -> Report:
+    """Read a report's text; a refusal begins with `subject`."""
+    try:
+        return msgspec.json.decode(text, type=Report)
+    except msgspec.DecodeError as error:
+        problem = str(error)
+        problem = problem[:1].lower() + problem[1:]
+        raise RequestError(
+            subject, f"is no report of a replay ({problem}); move it elsewhere, or replay again"
+        ) from None
