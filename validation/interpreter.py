@@ -14,6 +14,7 @@ from validation.optimizer import Optimizer, State
 from validation.plan import BEGINNING, Holding, Message, Part, Plan, ReplayError, kind_of
 from validation.shelf import Shelf
 from validation.transport import Pending, Transport
+from validation.watch import Watch
 
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
 
@@ -30,10 +31,18 @@ class Device:
     """Does the nodes of one device, one after another."""
 
     def __init__(
-        self, plan: Plan, part: Part, training: Training, optimizer: Optimizer, transport: Transport, made: Made
+        self,
+        plan: Plan,
+        part: Part,
+        training: Training,
+        optimizer: Optimizer,
+        transport: Transport,
+        made: Made,
+        watch: Watch,
     ) -> None:
         self._plan, self._part, self._program = plan, part, plan.program
-        self._training, self._optimizer, self._transport, self._made = training, optimizer, transport, made
+        self._training, self._optimizer, self._transport = training, optimizer, transport
+        self._made, self._watch = made, watch
         self._passes: Shelf[Pass] = Shelf(part.device)
         self._parameters: Shelf[Tensor] = Shelf(part.device)
         self._gradients: Shelf[Tensor] = Shelf(part.device)
@@ -48,19 +57,25 @@ class Device:
         self._pending: dict[int, Pending] = {}
         self._uses = dict(part.uses)
         self._begin(BEGINNING)
-        for holding in part.begins[BEGINNING]:
-            self._shelves[holding.category].put(holding, self._first(holding))
+        with watch.playing():
+            for holding in part.begins[BEGINNING]:
+                self._keep(holding, self._first(holding))
 
     def play(self, node: int) -> None:
         """Do a task, or begin a message and leave it to itself until it is due."""
-        for message in self._part.due.get(node, ()):
-            self._complete(message)
-        if self._plan.is_message(node):
-            self._pending[node] = self._launch(self._plan.message(node))
-            return
-        self._begin(node)
-        {Kind.F: self._forward, Kind.B: self._backward, Kind.U: self._update}[kind_of(self._program, node)](node)
-        self._end(node)
+        with self._watch.playing():
+            for message in self._part.due.get(node, ()):
+                self._complete(message)
+            if self._plan.is_message(node):
+                self._pending[node] = self._launch(self._plan.message(node))
+                return
+            self._begin(node)
+            if (kind := kind_of(self._program, node)) == Kind.U:
+                self._update(node)
+            else:
+                with self._watch.task(node):
+                    self._forward(node) if kind == Kind.F else self._backward(node)
+            self._end(node)
 
     def finish(self) -> None:
         """Complete what is still on its way, and see that nothing is left."""
@@ -81,7 +96,13 @@ class Device:
                 holding = self._part.held[number]
                 self._shelves[holding.category].end(holding)
 
-    def _first(self, holding: Holding) -> object:
+    def _keep(self, holding: Holding, value: Tensor | State) -> None:
+        """Keep a value if the program has a buffer for it."""
+        for tensor in value.values() if isinstance(value, dict) else (value,):
+            self._watch.holds(tensor, holding.category)
+        self._shelves[holding.category].put(holding, value)
+
+    def _first(self, holding: Holding) -> Tensor | State:
         """What is there before anything has happened."""
         if holding.category == Category.OPTIMIZER:
             return self._optimizer.state(*self._training.parameters(holding.stage))
@@ -128,7 +149,7 @@ class Device:
         theta = self._optimizer.update(
             self._parameters.get(old), self._sum(t, j), self._states.get(state) if has_state else {}
         )
-        self._parameters.put(Holding(Category.PARAMETERS, j, t + 1, -1), theta)
+        self._keep(Holding(Category.PARAMETERS, j, t + 1, -1), theta)
         self._made(j, t + 1, theta)
 
     def _place(self, node: int) -> tuple[int, int, int]:
@@ -140,7 +161,7 @@ class Device:
         """The device's own gradients, and those that have arrived from the device before it."""
         own = self._gradients.get(Holding(Category.GRADIENTS, stage, step, -1))
         arrived = self._passing.pop((Content.GRADIENT, step, -1, stage), None)
-        return own if arrived is None else arrived + own
+        return own if arrived is None else own.add_(arrived)
 
     # Messages
 
@@ -166,7 +187,7 @@ class Device:
             raise ReplayError(f"device {self._part.device} waited for {what}: {error}") from error
         self._begin(node)
         if message.op in (Op.ALL_REDUCE, Op.REDUCE):
-            self._gradients.put(Holding(Category.GRADIENTS, message.stage, message.step, -1), tensor)
+            self._keep(Holding(Category.GRADIENTS, message.stage, message.step, -1), tensor)
         elif self._part.device != message.src:
             self._arrive(message, tensor)
         self._end(node)
@@ -183,13 +204,14 @@ class Device:
         """Keep what a message brought."""
         cargo = self._plan.cargo(message.node)
         if not cargo:
+            self._watch.holds(tensor, Category.COMMUNICATION)
             self._passing[_key(message)] = tensor
             return
         tensors = unpack(tensor, [form for holding in cargo for form in self._forms(holding).values()])
         for holding in cargo:
             own = {name: tensors.pop(0) for name in self._forms(holding)}
             value = own if holding.category == Category.OPTIMIZER else own[""]
-            self._shelves[holding.category].put(holding, value)
+            self._keep(holding, value)
 
     def _form(self, message: Message) -> Form:
         """What a message will be when it arrives."""

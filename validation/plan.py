@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster
+from cdpsim.columns import Ints
 from cdpsim.costs import price
 from cdpsim.engine import fast
 from cdpsim.model import Model
@@ -71,17 +72,21 @@ class Plan:
         self._first = len(program.tasks)
 
     @cached_property
-    def order(self) -> list[int]:
-        """All nodes, each after what it waits for: by their start under unit costs, messages and updates first.
+    def slots(self) -> tuple[Ints, Ints]:
+        """In which slots all nodes start and end, where every task takes one slot and every message no time."""
+        program = self.program
+        return fast.run(program, price(program, Model.unit(program.n), Cluster.unit(), "ring"))
 
-        Start times choose among the many orders that dependencies allow, so that one process holds over time what
-        devices that run at once hold together.
+    @cached_property
+    def order(self) -> list[int]:
+        """All nodes, each after what it waits for: by their slots, messages and updates first.
+
+        Slots choose among the many orders that dependencies allow, so that one process holds over time what devices
+        that run at once hold together.
         """
         program = self.program
-        unit = Model.unit(program.n)
-        start, _ = fast.run(program, price(program, unit, Cluster.unit(), "ring"))
         compute = np.arange(program.nodes) < len(program.lane_tasks)
-        keys = list(zip(start.tolist(), compute.tolist(), range(program.nodes), strict=True))
+        keys = list(zip(self.slots[0].tolist(), compute.tolist(), range(program.nodes), strict=True))
         waits_for, first, reach = (column.tolist() for column in successors(*program.waits(), program.nodes))
         ready = [keys[node] for node in range(program.nodes) if not waits_for[node]]
         heapify(ready)
@@ -168,15 +173,14 @@ class Plan:
             readers[before].append(after)
         return readers
 
-    @cached_property
-    def parts(self) -> list[Part]:
-        """Every device's part."""
+    def parts(self, *, by_slot: bool = False) -> list[Part]:
+        """Every device's part; `by_slot` says to complete each message before the next task, as if slots were real."""
         nodes: list[list[int]] = [[] for _ in range(self.program.devices)]
         for node in self.order:
             for device in self.devices_of(node):
                 nodes[device].append(node)
         parts = [
-            Part(device, own, defaultdict(list), defaultdict(list), {}, {}, self._due(device, own))
+            Part(device, own, defaultdict(list), defaultdict(list), {}, {}, self._due(device, own, by_slot))
             for device, own in enumerate(nodes)
         ]
         own_nodes = [{BEGINNING, *own} for own in nodes]
@@ -190,19 +194,21 @@ class Plan:
                 part.ends[end].append(number)
         return parts
 
-    def _due(self, device: int, own: list[int]) -> dict[int, list[int]]:
+    def _due(self, device: int, own: list[int], by_slot: bool) -> dict[int, list[int]]:
         """Which messages each node of a device finds completed.
 
         A message is completed before its first reader on the device; where it has none there (it was sent, or reduced
         to another device), before the first node that comes after a reader elsewhere. Waiting so cannot deadlock: all
         devices go by one order, so of those that wait, the one that has come least far waits for a message that
-        everybody who takes part in it has begun.
+        everybody who takes part in it has begun. By slot, a message is through before the device's next task at the
+        latest: what a device holds is then what it would hold if all devices' slots began and ended together.
         """
         place = self._place
         due: dict[int, list[int]] = defaultdict(list)
         waiting: list[tuple[int, int]] = []
         for node in own:
-            while waiting and waiting[0][0] <= place[node]:
+            every = by_slot and node < len(self.program.lane_tasks)
+            while waiting and (every or waiting[0][0] <= place[node]):
                 due[node].append(heappop(waiting)[1])
             if self.is_message(node):
                 readers = self._readers[node]

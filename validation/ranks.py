@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from validation.interpreter import Device
 from validation.plan import ReplayError
-from validation.replay import Case, Collector, Outcome, Prepared, prepare
+from validation.replay import Case, Outcome, Prepared, Seat, parts_of, prepare
 from validation.transport import Distributed
 
 _START = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
@@ -155,10 +154,8 @@ def _replay(rank: int, count: int, case: Case, transport: Distributed) -> Outcom
 
 
 def _play(rank: int, prepared: Prepared, transport: Distributed) -> Outcome:
-    plan, case = prepared.plan, prepared.case
-    collector = Collector(case.steps)
-    device = Device(plan, plan.parts[rank], prepared.training, case.optimizer, transport, collector)
-    for node in plan.parts[rank].nodes:
-        device.play(node)
-    device.finish()
-    return Outcome(collector.parameters, transport.calls.copy())
+    part = parts_of(prepared)[rank]
+    seat = Seat(prepared, part, transport)
+    for node in part.nodes:
+        seat.device.play(node)
+    return seat.outcome()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from validation.equation import evaluate, grouping_of
 from validation.interpreter import Device
 from validation.models import Training, describe, make_training
 from validation.optimizer import Optimizer
-from validation.plan import Calls, Plan, ReplayError
-from validation.transport import InProcess, Mailroom
+from validation.plan import Calls, Part, Plan, ReplayError
+from validation.transport import InProcess, Mailroom, Transport
+from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
+
+Watched = Literal["nothing", "storages", "allocator", "time"]
+METERED: tuple[Watched, ...] = ("storages", "allocator")
 
 Final = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters in the end, as one vector
 
@@ -37,6 +41,8 @@ class Case:
     batch: int = 4
     dtype: str = "float64"
     seed: int = 0
+    device: str = "cpu"
+    watch: Watched = "nothing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +57,12 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one device's part came to: the parameters that its last updates made, and the calls that it counted."""
+    """What one device's part came to: what its last updates made, the calls that it counted, what was seen of it."""
 
     parameters: Final
     calls: Calls
+    readings: list[Reading]  # where storages were watched
+    spans: list[Span]  # where time was
 
 
 def prepare(case: Case) -> Prepared:
@@ -83,25 +91,45 @@ class Collector:
     def __call__(self, stage: int, version: int, theta: Tensor) -> None:
         """Take note of an update."""
         if version == self._steps:
-            self.parameters[stage] = theta.numpy()
+            self.parameters[stage] = theta.cpu().numpy().copy()  # memory that no watch sees
+
+
+class Seat:
+    """A device, and all that is to be learned of what it does."""
+
+    def __init__(self, prepared: Prepared, part: Part, transport: Transport) -> None:
+        case, device = prepared.case, torch.device(prepared.case.device)
+        self._collector, self._transport = Collector(case.steps), transport
+        self._meter = Meter(device, allocator=case.watch == "allocator") if case.watch in METERED else None
+        self._stopwatch = Stopwatch(device) if case.watch == "time" else None
+        watch: Watch = self._meter or self._stopwatch or Nobody()
+        self.device = Device(prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch)
+
+    def outcome(self) -> Outcome:
+        """Say what it came to, once the device has finished."""
+        self.device.finish()
+        return Outcome(
+            self._collector.parameters,
+            self._transport.calls.copy(),
+            self._meter.readings if self._meter else [],
+            self._stopwatch.spans if self._stopwatch else [],
+        )
+
+
+def parts_of(prepared: Prepared) -> list[Part]:
+    """Every device's part, by slot where memory is watched."""
+    return prepared.plan.parts(by_slot=prepared.case.watch in METERED)
 
 
 def play_together(prepared: Prepared) -> list[Outcome]:
     """Play all devices in one process, in the program's order."""
-    plan, case, room = prepared.plan, prepared.case, Mailroom()
-    collectors = [Collector(case.steps) for _ in plan.parts]
-    transports = [InProcess(part.device, room) for part in plan.parts]
+    plan, room = prepared.plan, Mailroom()
     with one_thread():
-        devices = [
-            Device(plan, part, prepared.training, case.optimizer, transport, collector)
-            for part, transport, collector in zip(plan.parts, transports, collectors, strict=True)
-        ]
+        seats = [Seat(prepared, part, InProcess(part.device, room)) for part in parts_of(prepared)]
         for node in plan.order:
             for number in plan.devices_of(node):
-                devices[number].play(node)
-        for device in devices:
-            device.finish()
-    return [Outcome(c.parameters, t.calls) for c, t in zip(collectors, transports, strict=True)]
+                seats[number].device.play(node)
+        return [seat.outcome() for seat in seats]
 
 
 def expected(prepared: Prepared) -> list[Tensor]:

@@ -10,6 +10,7 @@ from cdpsim.errors import RequestError
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Method: TypeAlias = Literal["storages", "allocator"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -93,7 +94,7 @@ class Memory(_Form, frozen=True, kw_only=True):
     total: Total
     curve: Curve
     tolerance: float
-    method: Literal["storages", "allocator"]
+    method: Method
 
 
 class MessageCount(_Form, frozen=True, kw_only=True):

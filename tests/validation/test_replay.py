@@ -19,6 +19,7 @@ from validation.optimizer import Optimizer
 from validation.plan import Plan, ReplayError
 from validation.replay import Case, Prepared, difference, expected, play_together, prepare
 from validation.transport import InProcess, Mailroom
+from validation.watch import Nobody
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -125,7 +126,7 @@ def test_what_is_due_is_behind_and_due_once(schedule: str) -> None:
     """No device waits for a message that comes later in the order, nor twice for one."""
     plan = prepare(Case(schedule, 4)).plan
     place = np.argsort(plan.order)
-    for part in plan.parts:
+    for part in plan.parts():
         waits = [(message, node) for node, messages in part.due.items() for message in messages]
         assert all(place[message] < place[node] for message, node in waits)
         assert len({message for message, _ in waits}) == len(waits)
@@ -141,8 +142,8 @@ def test_versions_die_when_their_buffers_end(schedule: str) -> None:
         made.append((version, ref(theta)))
 
     devices = [
-        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note)
-        for part in plan.parts
+        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, Nobody())
+        for part in plan.parts()
     ]
     most = 0
     for node in plan.order:
