@@ -57,9 +57,8 @@ class Device:
         self._pending: dict[int, Pending] = {}
         self._uses = dict(part.uses)
         self._begin(BEGINNING)
-        with watch.playing():
-            for holding in part.begins[BEGINNING]:
-                self._keep(holding, self._first(holding))
+        for holding in part.begins[BEGINNING]:  # not while watched: the modules' own parameters are only patterns
+            self._keep(holding, self._first(holding))
 
     def play(self, node: int) -> None:
         """Do a task, or begin a message and leave it to itself until it is due."""
