@@ -1,143 +1,27 @@
-"""The command line: data to stdout, everything else to stderr, one line and exit 2 for what cannot be served."""
+"""The command line of cdpsim."""
 
 import argparse
-import contextlib
-import os
-import sys
-from collections.abc import Callable, Sequence
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.errors import RequestError, nearest
-from cdpsim.version import __version__
+from cdpsim.console import add_command, dispatch, parser_of, run, say, write
+from cdpsim.errors import RequestError
 
 if TYPE_CHECKING:
     from cdpsim.trace import Trace
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake as every other refusal: one line."""
-
-    def error(self, message: str) -> NoReturn:
-        subject, _, problem = message.partition(": ")
-        if subject == "the following arguments are required":
-            subject, problem = problem, "is missing" if ", " not in problem else "are missing"
-        elif not problem:
-            subject, problem = "arguments", message
-        raise RequestError(subject.removeprefix("argument "), f"{problem}; see {self.prog} --help")
-
-    def refuse_unknown(self, words: Sequence[str]) -> None:
-        """Refuse what no option or argument has taken."""
-        for word in words:
-            name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
-            if name.startswith("-"):
-                meant = nearest(name.lower(), self._option_string_actions)
-                raise RequestError(name, f"unknown option; {meant}; {see}")
-            raise RequestError(repr(name), f"is one argument too many; {see}")
-
-    def _print_message(self, message: str, file: object = None) -> None:
-        _write(message)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
-    try:
-        return _serve(list(sys.argv[1:] if arguments is None else arguments))
-    except RequestError as error:
-        problem = str(error)
-    except MemoryError:
-        problem = "memory: there is not enough of it; take fewer stages or steps"
-    except OSError as error:
-        problem = str(RequestError(str(error.filename or "system"), f"{error.strerror or error}; mend that, try again"))
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    _say(f"error: {problem}")
-    return 2
+    return run(_serve, arguments)
 
 
 def _serve(arguments: list[str]) -> int:
-    parser, commands = _parser()
-    first = arguments[0] if arguments else ""
-    if arguments and not first.startswith("-") and first not in commands:
-        raise RequestError("command", f"unknown command {first[:80]!r}; {nearest(first, commands)}")
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except SystemExit:  # --help and --version have been served
-        return 0
-    commands[options.command].refuse_unknown(unknown)
-    code: int = options.serve(options)
-    return code
-
-
-def _write(text: str) -> None:
-    """Write data to stdout, the same bytes everywhere, and at once: later nobody could report a failure."""
-    if sys.stdout is None:
-        raise RequestError("standard output", "is closed; open it, or redirect it into a file")
-    try:
-        sys.stdout.flush()
-        if hasattr(sys.stdout, "buffer"):  # else it takes text only, as io.StringIO does
-            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-        else:
-            sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output, `head` perhaps, has seen enough
-        _silence(sys.stdout)
-    except OSError as error:
-        _silence(sys.stdout)
-        raise RequestError("standard output", f"{error.strerror or error}; redirect it to where it fits") from None
-
-
-def _say(line: str) -> None:
-    """Write one line to stderr, if anybody listens."""
-    if sys.stderr is None:
-        return
-    try:
-        print(f"cdpsim: {line}", file=sys.stderr, flush=True)
-    except OSError:
-        _silence(sys.stderr)
-
-
-def _silence(stream: IO[str]) -> None:
-    """Let what a stream still holds go nowhere: Python writes it as it exits, and would fail again."""
-    with contextlib.suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nowhere, stream.fileno())
-        finally:
-            os.close(nowhere)
-
-
-def _parser() -> tuple[_Parser, dict[str, _Parser]]:
-    parser = _Parser(
-        prog="cdpsim",
-        description=help.ABOUT,
-        epilog=help.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"cdpsim {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=_Parser)
-    _add_schedules(commands)
-    _add_table1(commands)
-    _add_simulate(commands)
-    _add_pyramid(commands)
-    return parser, dict(commands.choices)
-
-
-def _add_command(
-    commands: Any, name: str, serve: Callable[[argparse.Namespace], int], about: str, more: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(serve=serve)
-    return parser
+    parser, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
+    for add in (_add_schedules, _add_table1, _add_simulate, _add_pyramid):
+        add(commands)
+    return dispatch(parser, commands, arguments)
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +50,7 @@ def _add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> Non
 
 def _add_schedules(commands: Any) -> None:
     about = "every schedule by name, one line each"
-    parser = _add_command(commands, "schedules", _serve_schedules, about, help.SCHEDULES)
+    parser = add_command(commands, "schedules", _serve_schedules, about, help.SCHEDULES)
     _add_format(parser)
 
 
@@ -181,15 +65,15 @@ def _serve_schedules(options: argparse.Namespace) -> int:
         for s in SCHEDULES.values()
     ]
     if form == "json":
-        _write(tables.as_json([dict(zip(header, row, strict=True)) for row in rows]))
+        write(tables.as_json([dict(zip(header, row, strict=True)) for row in rows]))
     else:
-        _write(tables.FORMATS[form](header, [(*row[:5], " ".join(row[5]), row[6]) for row in rows]))
+        write(tables.FORMATS[form](header, [(*row[:5], " ".join(row[5]), row[6]) for row in rows]))
     return 0
 
 
 def _add_table1(commands: Any) -> None:
     about = "the paper's Table 1 for any N: paper | exact | simulated"
-    parser = _add_command(commands, "table1", _serve_table1, about, help.TABLE1)
+    parser = add_command(commands, "table1", _serve_table1, about, help.TABLE1)
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
     _add_run(parser)
     parser.add_argument(
@@ -214,16 +98,16 @@ def _serve_table1(options: argparse.Namespace) -> int:
         engine=options.engine,
         max_memory=options.max_memory,
     )
-    _write(table1_forms.FORMS[form](table))
+    write(table1_forms.FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if not row["agree"]]
     if disagreeing:
-        _say(f"exact and simulated disagree: {', '.join(disagreeing)}")
+        say(f"exact and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
 
 
 def _add_simulate(commands: Any) -> None:
     about = "run one schedule and write its traces"
-    parser = _add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
+    parser = add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
     parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
@@ -301,17 +185,17 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     if options.check and trace.run is not None:
         found = violations(trace.run)
         for name, problem in found.items():
-            _say(f"{name.replace('_', ' ')}: {problem}")
+            say(f"{name.replace('_', ' ')}: {problem}")
         if found:
             return 1
-        _say(f"{len(INVARIANTS)} invariants hold")
+        say(f"{len(INVARIANTS)} invariants hold")
     trace.save(options.output, force=options.force)
     return 0
 
 
 def _add_pyramid(commands: Any) -> None:
     about = "how many devices each stage needs: count, bound, certificate"
-    parser = _add_command(commands, "pyramid", _serve_pyramid, about, help.PYRAMID)
+    parser = add_command(commands, "pyramid", _serve_pyramid, about, help.PYRAMID)
     parser.add_argument(
         "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
     )
@@ -331,12 +215,12 @@ def _serve_pyramid(options: argparse.Namespace) -> int:
     else:
         result = pyramid(_simulated(options, options.steps))
     if form == "json":
-        _write(tables.as_json(result))
+        write(tables.as_json(result))
         return 0
     header = ("stage", "devices", "bound", "overlap", "path cover")
     keys = ("stage", "devices", "bound", "overlap", "path_cover")
     rows = [[stage[key] for key in keys] for stage in result["stages"]]
     sums = [sum(column) if None not in column else None for column in list(zip(*rows, strict=True))[1:]]
     rows = [["-" if cell is None else str(cell) for cell in row] for row in [*rows, ["all", *sums]]]
-    _write(tables.FORMATS[form](header, rows))
+    write(tables.FORMATS[form](header, rows))
     return 0

@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import pytest
 import tqdm
 
-from cdpsim import SCHEDULES, RequestError, __version__, cli
+from cdpsim import SCHEDULES, RequestError, __version__, cli, console
 from cdpsim.invariants import INVARIANTS
 from cdpsim.progress import progress
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
@@ -169,7 +169,7 @@ def test_a_word_that_means_nothing_is_refused_with_the_one_that_was_meant(
 def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
     """As argparse words it where options exclude each other."""
     with pytest.raises(RequestError, match=r"^arguments: one of -a -b is required; see x --help$"):
-        cli._Parser(prog="x").error("one of -a -b is required")
+        console.Parser(prog="x").error("one of -a -b is required")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""What our command lines have in common: data to stdout, all else to stderr, one line and exit 2 for what cannot be."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NoReturn
+
+from cdpsim.errors import RequestError, nearest
+from cdpsim.version import __version__
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake as every other refusal: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse what argparse could not read, in our form."""
+        subject, _, problem = message.partition(": ")
+        if subject == "the following arguments are required":
+            subject, problem = problem, "is missing" if ", " not in problem else "are missing"
+        elif not problem:
+            subject, problem = "arguments", message
+        raise RequestError(subject.removeprefix("argument "), f"{problem}; see {self.prog} --help")
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Refuse what no option or argument has taken."""
+        for word in words:
+            name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
+            if name.startswith("-"):
+                meant = nearest(name.lower(), self._option_string_actions)
+                raise RequestError(name, f"unknown option; {meant}; {see}")
+            raise RequestError(repr(name), f"is one argument too many; {see}")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        write(message)
+
+
+def run(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """Serve one request and return its exit code."""
+    try:
+        return serve(list(sys.argv[1:] if arguments is None else arguments))
+    except RequestError as error:
+        problem = str(error)
+    except MemoryError:
+        problem = "memory: there is not enough of it; take fewer stages or steps"
+    except OSError as error:
+        problem = str(RequestError(str(error.filename or "system"), f"{error.strerror or error}; mend that, try again"))
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    say(f"error: {problem}")
+    return 2
+
+
+def parser_of(program: str, about: str, examples: str) -> tuple[Parser, Any]:
+    """Make a parser, and what commands are added to."""
+    parser = Parser(
+        prog=program,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"cdpsim {__version__}")
+    return parser, parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=Parser)
+
+
+def add_command(
+    commands: Any, name: str, serve: Callable[[argparse.Namespace], int], about: str, more: str
+) -> argparse.ArgumentParser:
+    """Add a command, which `serve` serves."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(serve=serve)
+    return parser
+
+
+def dispatch(parser: Parser, commands: Any, arguments: list[str]) -> int:
+    """Let the command that is asked for serve."""
+    known: dict[str, Parser] = commands.choices
+    first = arguments[0] if arguments else ""
+    if arguments and not first.startswith("-") and first not in known:
+        raise RequestError("command", f"unknown command {first[:80]!r}; {nearest(first, known)}")
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except SystemExit:  # --help and --version have been served
+        return 0
+    known[options.command].refuse_unknown(unknown)
+    code: int = options.serve(options)
+    return code
+
+
+def write(text: str) -> None:
+    """Write data to stdout, the same bytes everywhere, and at once: later nobody could report a failure."""
+    if sys.stdout is None:
+        raise RequestError("standard output", "is closed; open it, or redirect it into a file")
+    try:
+        sys.stdout.flush()
+        if hasattr(sys.stdout, "buffer"):  # else it takes text only, as io.StringIO does
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output, `head` perhaps, has seen enough
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        raise RequestError("standard output", f"{error.strerror or error}; redirect it to where it fits") from None
+
+
+def say(line: str) -> None:
+    """Write one line to stderr, if anybody listens."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"cdpsim: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Let what a stream still holds go nowhere: Python writes it as it exits, and would fail again."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
