@@ -30,6 +30,8 @@ def evaluate(
     m = len(fresh)
     grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
     stages = deepcopy(training.stages)
+    for stage in stages:
+        stage.to(training.device)
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
     newest = older = _snapshot(stages)
     for t in range(steps):
@@ -60,7 +62,8 @@ def _gradients(
     for j, parameters in enumerate(read):
         x = training.apply(j, parameters, x)
     loss = training.loss(x, target, m)
-    flat = torch.autograd.grad(loss, [tensor for parameters in read for tensor in parameters.values()])
+    inputs = [tensor for parameters in read for tensor in parameters.values()]
+    flat = torch.autograd.grad(loss, inputs, materialize_grads=True)  # zeros of what has no part in it
     remaining = iter(flat)
     return [dict(zip(parameters, remaining, strict=False)) for parameters in read]
 

@@ -1,30 +1,22 @@
 """One device's part of a program, done with real tensors: it knows nodes, buffers and messages, and no schedule."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cdpsim.program import Category, Content, Kind, Op
 from validation.forms import Form, flatten, pack, packed, unpack
-from validation.models import Training, leaves
+from validation.models import Training
 from validation.optimizer import Optimizer, State
+from validation.passes import Pass, backward, forward
 from validation.plan import BEGINNING, Holding, Message, Part, Plan, ReplayError, kind_of
 from validation.shelf import Shelf
 from validation.transport import Pending, Transport
 from validation.watch import Watch
 
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
-
-
-class Pass(NamedTuple):
-    """What a forward keeps for its backward; of its output only where it is in the graph, not its values."""
-
-    output: GradientEdge
-    x: Tensor
-    parameters: list[Tensor]
 
 
 class Device:
@@ -105,7 +97,7 @@ class Device:
         """What is there before anything has happened."""
         if holding.category == Category.OPTIMIZER:
             return self._optimizer.state(*self._training.parameters(holding.stage))
-        return flatten(self._training.stages[holding.stage].parameters())
+        return flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
 
     # Tasks
 
@@ -113,18 +105,11 @@ class Device:
         t, i, j = self._place(node)
         version = int(self._program.tasks.version[node])
         theta = self._parameters.get(Holding(Category.PARAMETERS, j, version, -1))
-        parameters = leaves(self._training.stages[j], theta)
-        x, target = self._training.data(t, i) if j == 0 or j == self._training.n - 1 else (None, None)
-        if j > 0:
-            x = self._passing.pop((Content.ACTIVATION, t, i, j - 1)).requires_grad_()
-        assert x is not None
-        y = self._training.apply(j, parameters, x)
-        if j == self._training.n - 1:
-            assert target is not None
-            y = self._training.loss(y, target, self._program.m)
-        else:
-            self._passing[Content.ACTIVATION, t, i, j] = y.detach()
-        kept = Pass(get_gradient_edge(y), x, list(parameters.values()))
+        x = self._training.input(t, i) if j == 0 else self._passing.pop((Content.ACTIVATION, t, i, j - 1))
+        target = self._training.target(t, i) if j == self._training.n - 1 else None
+        y, kept = forward(self._training, j, theta, x, target, self._program.m)
+        if y is not None:
+            self._passing[Content.ACTIVATION, t, i, j] = y
         self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
 
     def _backward(self, node: int) -> None:
@@ -134,12 +119,17 @@ class Device:
         kept = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i))
         last = j == self._training.n - 1
         above = None if last else self._passing.pop((Content.ACTIVATION_GRADIENT, t, i, j + 1))
-        inputs = kept.parameters if j == 0 else [kept.x, *kept.parameters]
-        gradients = list(torch.autograd.grad(kept.output, inputs, above))
-        if j > 0:
-            self._passing[Content.ACTIVATION_GRADIENT, t, i, j] = gradients.pop(0)
-        own, summed = flatten(gradients), Holding(Category.GRADIENTS, j, t, -1)
-        self._gradients.put(summed, self._gradients.get(summed) + own if summed in self._gradients else own)
+        below = backward(self._training, kept, above, self._gradient(t, j))
+        if below is not None:
+            self._passing[Content.ACTIVATION_GRADIENT, t, i, j] = below
+
+    def _gradient(self, step: int, stage: int) -> Tensor:
+        """The device's own gradients of a step so far, to be added to in place."""
+        holding = Holding(Category.GRADIENTS, stage, step, -1)
+        if holding not in self._gradients:
+            shape, dtype = self._training.parameters(stage)
+            self._gradients.put(holding, torch.zeros(shape, dtype=dtype, device=self._training.device))
+        return self._gradients.get(holding)
 
     def _update(self, node: int) -> None:
         t, _, j = self._place(node)
@@ -194,7 +184,7 @@ class Device:
     def _outgoing(self, message: Message) -> Tensor:
         """What a message takes along."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
-            return self._passing.pop(_key(message)).contiguous()
+            return self._passing.pop(_key(message))
         if message.content == Content.GRADIENT:
             return self._sum(message.step, message.stage)
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
@@ -214,8 +204,10 @@ class Device:
 
     def _form(self, message: Message) -> Form:
         """What a message will be when it arrives."""
-        if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
-            return self._training.boundary
+        if message.content == Content.ACTIVATION:
+            return self._training.boundary(message.stage)
+        if message.content == Content.ACTIVATION_GRADIENT:
+            return self._training.boundary(message.stage - 1)
         if message.content == Content.GRADIENT:
             return self._training.parameters(message.stage)
         forms = [form for holding in self._plan.cargo(message.node) for form in self._forms(holding).values()]

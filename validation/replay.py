@@ -16,9 +16,10 @@ from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.simulate import find_schedule
 from validation.equation import evaluate, grouping_of
 from validation.interpreter import Device
-from validation.models import Training, describe, make_training
+from validation.models import Training, make_training
 from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
+from validation.stages import profile_stages, with_unit_times
 from validation.transport import InProcess, Mailroom, Transport
 from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
 
@@ -72,7 +73,8 @@ def prepare(case: Case) -> Prepared:
     dtype: torch.dtype = getattr(torch, case.dtype)
     training = make_training(case.model, case.n, batch=case.batch, dtype=dtype, seed=case.seed)
     # A real device does one task at a time, so it has one lane.
-    program = assemble(schedule, describe(training, case.optimizer), case.steps, rule=rule, lanes=1)
+    model = with_unit_times(profile_stages(training, case.optimizer))
+    program = assemble(schedule, model, case.steps, rule=rule, lanes=1)
     check_columns(program)
     return Prepared(case, rule, Plan(program), training)
 

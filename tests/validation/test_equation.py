@@ -12,7 +12,7 @@ from cdpsim import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
 from validation.equation import evaluate, grouping_of
 from validation.forms import Form, flatten, pack, packed, unpack
-from validation.models import MODELS, make_training, saved_bytes
+from validation.models import MODELS, make_training
 from validation.optimizer import Optimizer
 from validation.replay import Case, prepare
 
@@ -110,14 +110,6 @@ def test_what_is_packed_comes_out_the_same() -> None:
     found = unpack(one, forms)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, found, strict=True))
     assert len({tensor.untyped_storage().data_ptr() for tensor in [one, *found]}) == 4
-
-
-def test_saved_bytes_of_a_perceptron_can_be_counted_by_hand() -> None:
-    """Input, hidden and output of 4 x 16, 4 x 32 and 4 x 16 numbers; the last stage also has its target and mean."""
-    training = make_training("mlp", 2, batch=4)
-    numbers = 4 * (16 + 32 + 16)
-    assert saved_bytes(training, 0) == 8 * numbers
-    assert saved_bytes(training, 1) == 8 * (numbers + 4 * 16)
 
 
 def test_data_are_the_same_wherever_they_are_drawn() -> None:

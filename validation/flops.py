@@ -1,0 +1,58 @@
+"""Counting the floating point operations of matrix products, convolutions and attention: two for each multiply-add."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Two products: of queries and keys, and of their scores and values."""
+    batch, heads, length, width = query.shape
+    return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
+
+
+def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> int:
+    return _attention(query, key, value)
+
+
+def _attention_backward(
+    above: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
+) -> int:
+    """Five products: scores anew, then gradients of scores, values, queries and keys."""
+    batch, heads, length, width = query.shape
+    return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+
+
+# What torch's own table lacks: the kernel that it takes for attention on a CPU.
+_OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
+    {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    }
+)
+
+
+class Flops(TorchDispatchMode):
+    """While it is entered, counts by torch's own formulas; on fake tensors as on real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        """Do an operation and count it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if packet in _OWN:
+            self.count += _OWN[packet](*args, **kwargs)
+        elif packet in flop_registry:
+            self.count += flop_registry[packet](*args, **kwargs, out_val=result)
+        return result
