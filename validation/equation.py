@@ -16,8 +16,8 @@ from torch import Tensor
 from cdpsim.program import Kind, Program
 from cdpsim.schedules.rule import Fresh
 from validation.forms import flatten
-from validation.models import Training
 from validation.optimizer import Optimizer
+from validation.training import Training
 
 Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
 Version = list[dict[str, Tensor]]  # of each stage, its parameters by name

@@ -20,6 +20,11 @@ class Form(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
+def zeros(form: Form, device: torch.device) -> Tensor:
+    """Make a tensor of some form."""
+    return torch.zeros(form.shape, dtype=form.dtype, device=device)
+
+
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """Join tensors to one new vector."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

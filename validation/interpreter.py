@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
-from validation.forms import Form, flatten, pack, packed, unpack
-from validation.models import Training
+from validation.forms import Form, flatten, pack, packed, unpack, zeros
 from validation.optimizer import Optimizer, State
 from validation.passes import Pass, backward, forward
 from validation.plan import BEGINNING, Holding, Message, Part, Plan, ReplayError, kind_of
 from validation.shelf import Shelf
+from validation.training import Training
 from validation.transport import Pending, Transport
 from validation.watch import Watch
 
@@ -127,8 +126,7 @@ class Device:
         """The device's own gradients of a step so far, to be added to in place."""
         holding = Holding(Category.GRADIENTS, stage, step, -1)
         if holding not in self._gradients:
-            shape, dtype = self._training.parameters(stage)
-            self._gradients.put(holding, torch.zeros(shape, dtype=dtype, device=self._training.device))
+            self._gradients.put(holding, zeros(self._training.parameters(stage), self._training.device))
         return self._gradients.get(holding)
 
     def _update(self, node: int) -> None:

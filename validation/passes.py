@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cdpsim.errors import RequestError
-from validation.models import Training, leaves, pieces
+from validation.training import Training, leaves, pieces
 
 
 class Pass(NamedTuple):

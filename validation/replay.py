@@ -16,10 +16,11 @@ from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.simulate import find_schedule
 from validation.equation import evaluate, grouping_of
 from validation.interpreter import Device
-from validation.models import Training, make_training
+from validation.models import make_training
 from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
 from validation.stages import profile_stages, with_unit_times
+from validation.training import Training
 from validation.transport import InProcess, Mailroom, Transport
 from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdpsim.model import Model, Stage
 from cdpsim.units import Work
 from validation.flops import Flops
-from validation.models import Training, empty, imitate
+from validation.forms import zeros
 from validation.optimizer import Optimizer
 from validation.passes import backward, forward
 from validation.tracker import Tracker, is_alive, storage_of
+from validation.training import Training, imitate
 
 
 class Footprint(NamedTuple):
@@ -47,13 +47,16 @@ def with_unit_times(model: Model) -> Model:
 
 
 def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
-    """Run a stage's forward and backward once, on the tensors of a fake mode or real ones, and see what they hold."""
+    """Run a stage's forward and backward once, on the tensors of a fake mode or real ones, and see what they hold.
+
+    All are zeros, which are tokens and labels too.
+    """
     tracker, flops, last = Tracker(granularity), Flops(), training.n - 1
     parameters = training.parameters(stage)
-    theta, gradient = empty(parameters, training.device), empty(parameters, training.device)
+    theta, gradient = zeros(parameters, training.device), zeros(parameters, training.device)
     tracker.ignore([theta, gradient, *training.buffers[stage].values()])
-    x = empty(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
-    target = empty(training.targets.form, training.device) if stage == last else None
+    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
+    target = zeros(training.targets.form, training.device) if stage == last else None
     tracker.see([x] if target is None else [x, target])
     with tracker, flops:
         y, kept = forward(training, stage, theta, x, target, 1)
@@ -62,7 +65,7 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
     del x, y, target
     activation = tracker.level
     kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
-    above = None if stage == last else empty(training.boundary(stage), training.device)
+    above = None if stage == last else zeros(training.boundary(stage), training.device)
     tracker.see([] if above is None else [above])
     tracker.reset_peak()
     before = tracker.level
