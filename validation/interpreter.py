@@ -59,12 +59,9 @@ class Device:
             if self._plan.is_message(node):
                 self._pending[node] = self._launch(self._plan.message(node))
                 return
+            self._watch.before(node)
             self._begin(node)
-            if (kind := kind_of(self._program, node)) == Kind.U:
-                self._update(node)
-            else:
-                with self._watch.task(node):
-                    self._forward(node) if kind == Kind.F else self._backward(node)
+            {Kind.F: self._forward, Kind.B: self._backward, Kind.U: self._update}[kind_of(self._program, node)](node)
             self._end(node)
 
     def finish(self) -> None:
@@ -102,31 +99,47 @@ class Device:
 
     def _forward(self, node: int) -> None:
         t, i, j = self._place(node)
-        version = int(self._program.tasks.version[node])
-        theta = self._parameters.get(Holding(Category.PARAMETERS, j, version, -1))
-        x = self._training.input(t, i) if j == 0 else self._passing.pop((Content.ACTIVATION, t, i, j - 1))
-        target = self._training.target(t, i) if j == self._training.n - 1 else None
-        y, kept = forward(self._training, j, theta, x, target, self._program.m)
+        x, theta = self._taken(Content.ACTIVATION, t, i, j - 1), self._theta(node)
+        with self._watch.task(node):
+            target = self._training.target(t, i) if j == self._training.n - 1 else None
+            y, kept = forward(
+                self._training, j, theta, self._training.input(t, i) if x is None else x, target, self._program.m
+            )
         if y is not None:
             self._passing[Content.ACTIVATION, t, i, j] = y
         self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
 
     def _backward(self, node: int) -> None:
         t, i, j = self._place(node)
-        version = int(self._program.tasks.version[node])
-        self._parameters.get(Holding(Category.PARAMETERS, j, version, -1))  # what its forward read is still held
+        above, theta, gradient = (
+            self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1),
+            self._theta(node),
+            self._gradient(t, j),
+        )
         kept = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i))
-        last = j == self._training.n - 1
-        above = None if last else self._passing.pop((Content.ACTIVATION_GRADIENT, t, i, j + 1))
-        below = backward(self._training, kept, above, self._gradient(t, j))
+        with self._watch.task(node):
+            below = backward(self._training, kept, theta, above, gradient)
         if below is not None:
             self._passing[Content.ACTIVATION_GRADIENT, t, i, j] = below
+
+    def _taken(self, content: Content, step: int, micro_batch: int, stage: int) -> Tensor | None:
+        """What the stage before or after left; where there is none, nothing."""
+        if not 0 <= stage < self._training.n:
+            return None
+        tensor = self._passing.pop((content, step, micro_batch, stage))
+        self._watch.holds(tensor, Category.ACTIVATIONS)
+        return tensor
+
+    def _theta(self, node: int) -> Tensor:
+        """The version that a task reads, or that its forward has read."""
+        tasks = self._program.tasks
+        return self._parameters.get(Holding(Category.PARAMETERS, int(tasks.stage[node]), int(tasks.version[node]), -1))
 
     def _gradient(self, step: int, stage: int) -> Tensor:
         """The device's own gradients of a step so far, to be added to in place."""
         holding = Holding(Category.GRADIENTS, stage, step, -1)
         if holding not in self._gradients:
-            self._gradients.put(holding, zeros(self._training.parameters(stage), self._training.device))
+            self._keep(holding, zeros(self._training.parameters(stage), self._training.device))
         return self._gradients.get(holding)
 
     def _update(self, node: int) -> None:

@@ -70,7 +70,7 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
     tracker.reset_peak()
     before = tracker.level
     with tracker, flops:
-        backward(training, kept, above, gradient)
+        backward(training, kept, theta, above, gradient)
     return Footprint(
         activation,
         kept_output,

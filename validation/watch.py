@@ -20,8 +20,11 @@ class Watch(Protocol):
     def playing(self) -> AbstractContextManager[object]:
         """The device does something from here to there."""
 
+    def before(self, node: int) -> None:
+        """It turns to a task next, and every message before it is through."""
+
     def task(self, node: int) -> AbstractContextManager[object]:
-        """It does a forward or a backward from here to there; all messages before it are through."""
+        """It does a forward or a backward from here to there."""
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """From now on a tensor belongs to a category; what has none is activations."""
@@ -33,6 +36,9 @@ class Nobody:
     def playing(self) -> AbstractContextManager[object]:
         """Look away."""
         return nullcontext()
+
+    def before(self, node: int) -> None:
+        """Look away."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
         """Look away."""
@@ -69,6 +75,7 @@ class Meter(Nobody):
     def __init__(self, device: torch.device, *, allocator: bool = False) -> None:
         self.readings: list[Reading] = []
         self._tracker = Tracker(CUDA_GRANULARITY if device.type == "cuda" else 1)
+        self._before = [0] * len(Category)
         self._device, self._allocator = device, allocator
         self._base = torch.cuda.memory_allocated(device) if allocator else 0
 
@@ -76,10 +83,13 @@ class Meter(Nobody):
         """See what is made meanwhile."""
         return self._tracker
 
+    def before(self, node: int) -> None:
+        """Read what is held."""
+        self._before = self._levels()
+
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
-        """Read what is held, and what it comes to at the most."""
-        before = self._levels()
+        """Read what it comes to at the most."""
         self._tracker.reset_peak()
         if self._allocator:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -88,7 +98,7 @@ class Meter(Nobody):
         if self._allocator:
             others = sum(during) - during[Category.ACTIVATIONS]
             during[Category.ACTIVATIONS] = torch.cuda.max_memory_allocated(self._device) - self._base - others
-        self.readings.append(Reading(node, before, during))
+        self.readings.append(Reading(node, self._before, during))
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """Book it."""
