@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
 from validation.plan import ReplayError
@@ -25,7 +26,7 @@ class Member:
     rank: int
     count: int
     device: torch.device
-    store: dist.Store
+    store: Store
     transport: Distributed
 
 
@@ -50,9 +51,7 @@ def check_device(device: str, backend: str, ranks: int) -> None:
         raise RequestError("device", "cuda needs a GPU that torch can use, and there is none; use --device cpu")
 
 
-def join(
-    rank: int, count: int, store: dist.Store, *, device: str, backend: str, local_rank: int, seconds: float
-) -> Member:
+def join(rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float) -> Member:
     """Meet all other ranks at a store, and be one of them from then on."""
     own = torch.device("cpu")
     if device == "cuda":
@@ -62,7 +61,7 @@ def join(
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     meet(store, "start", rank, range(count), seconds)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
-    group_store = dist.PrefixStore("group", store)
+    group_store = PrefixStore("group", store)
     timeout = timedelta(seconds=seconds)
     dist.init_process_group(backends, store=group_store, rank=rank, world_size=count, timeout=timeout)
     staged = device == "cuda" and backend == "gloo"

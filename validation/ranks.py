@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
+from torch._C._distributed_c10d import FileStore
 
 from validation.member import Failure, answer, check_device, join, replay_part, verdict
 from validation.parent import end_with_parent
@@ -156,9 +157,8 @@ def _serve(rank: int, count: int, device: str, backend: str, meeting: int, end: 
     try:
         seconds = end.recv()
         try:
-            store = dist.FileStore(f"/proc/self/fd/{meeting}", count)
-            places = {"device": device, "backend": backend, "local_rank": rank}
-            member = join(rank, count, store, seconds=seconds, **places)
+            store = FileStore(f"/proc/self/fd/{meeting}", count)
+            member = join(rank, count, store, device=device, backend=backend, local_rank=rank, seconds=seconds)
         except Exception as error:
             end.send(Failure(str(error)))
             raise SystemExit(1) from None

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from cdpsim.errors import RequestError
 from validation.member import Failure, answer, check_device, join, replay_part, verdict
@@ -41,8 +42,10 @@ class Found:
             problem = f"{count} devices need one each, and {world} were started; use --nproc-per-node={count}"
             raise RequestError("ranks", problem)
         check_device(device, backend, _number("LOCAL_WORLD_SIZE", world))
-        places = {"device": device, "backend": backend}
-        self._member = join(rank, world, _store(start), seconds=start, local_rank=_number("LOCAL_RANK", rank), **places)
+        local_rank = _number("LOCAL_RANK", rank)
+        self._member = join(
+            rank, world, _store(start), device=device, backend=backend, local_rank=local_rank, seconds=start
+        )
         self.reports = rank == 0
         self._calls = 0
 
@@ -130,7 +133,7 @@ def _number(name: str, default: int | None = None) -> int:
         raise RequestError(name, f"{value!r} is not a number; start the ranks with torchrun") from None
 
 
-def _store(seconds: float) -> dist.Store:
+def _store(seconds: float) -> Store:
     """Where torchrun lets ranks meet."""
     address = os.environ.get("MASTER_ADDR")
     if not address:
@@ -139,7 +142,7 @@ def _store(seconds: float) -> dist.Store:
     # torchrun keeps the store itself, or tells rank 0 to; a second attempt must not find the first one's keys.
     kept, attempt = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("USE_AGENT_STORE", "RESTART_COUNT"))
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             address,
             port,
             is_master=first and kept != "True",
@@ -150,7 +153,7 @@ def _store(seconds: float) -> dist.Store:
         if "EADDRINUSE" in str(error):
             raise RequestError("MASTER_PORT", f"{port} is in use; choose another") from None
         raise ReplayError(f"nobody could be met at {address}:{port} within {seconds:g} s ({plain(error)})") from None
-    return dist.PrefixStore(f"cdpsim {attempt}", store)
+    return PrefixStore(f"cdpsim {attempt}", store)
 
 
 def encode(value: object) -> bytes:

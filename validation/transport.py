@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from validation.forms import Form
 from validation.plan import Calls, Message, ReplayError
@@ -136,7 +137,7 @@ class InProcess:
         return _Later(lambda: self._room.take(message, len(message.members) - 1)[0].clone())
 
 
-def missing(store: dist.Store, keys: Sequence[str], seconds: float) -> list[str]:
+def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
     """Wait for keys of a store, and give those that are not there in time."""
     deadline = time.monotonic() + seconds
     # The store's own `wait` says neither which one is missing nor, where it warns on stderr, that it was asked to.
@@ -147,7 +148,7 @@ def missing(store: dist.Store, keys: Sequence[str], seconds: float) -> list[str]
     return []
 
 
-def meet(store: dist.Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
+def meet(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
     """Wait until the other ranks are at a place too; those that do not come in time are named."""
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
@@ -197,7 +198,7 @@ class Distributed:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, count: int, *, device: torch.device | None = None, staged: bool = False
+        self, store: Store, rank: int, count: int, *, device: torch.device | None = None, staged: bool = False
     ) -> None:
         self.calls: Calls = Counter()
         self._store, self._rank, self._count = store, rank, count
