@@ -56,10 +56,10 @@ class Device:
         with self._watch.playing():
             for message in self._part.due.get(node, ()):
                 self._complete(message)
+            self._watch.turn(int(self._plan.slots[0][node]))
             if self._plan.is_message(node):
                 self._pending[node] = self._launch(self._plan.message(node))
                 return
-            self._watch.before(node)
             self._begin(node)
             {Kind.F: self._forward, Kind.B: self._backward, Kind.U: self._update}[kind_of(self._program, node)](node)
             self._end(node)

@@ -27,15 +27,11 @@ def simulated(plan: Plan) -> Held:
 
 
 def measured(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Held:
-    """What the devices' readings come to: in a slot with a task its peak, else what was held before the next one."""
-    start, end = plan.slots
-    held: Held = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
+    """What the devices' own readings come to."""
+    held: Held = np.zeros((plan.program.devices, int(plan.slots[1].max()), len(Category)), dtype=np.int64)
     for device, own in enumerate(readings):
-        free = 0
-        for node, before, during in own:
-            slot = int(start[node])
-            held[device, free:slot], held[device, slot] = before, during
-            free = slot + 1
+        for begin, end, levels in own:
+            held[device, begin:end] = levels
     return held
 
 

@@ -37,7 +37,8 @@ class _Lent:
         """Keep a place in the vector, or a tensor that has other values."""
         assert self.theta is not None
         if tensor.untyped_storage()._cdata != self.theta.untyped_storage()._cdata:
-            return tensor.detach()  # an output kept as it is would keep its own graph
+            # An output kept as it is would keep its own graph.
+            return tensor.detach() if tensor.requires_grad else tensor
         return tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def unpack(self, kept: object) -> Tensor:
@@ -70,8 +71,8 @@ def forward(
 def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None, gradient: Tensor) -> Tensor | None:
     """Add a pass's gradient to the stage's vector, in place; give that of its input, if a stage is before it.
 
-    `theta` is what the forward read, `above` the gradient of what it sent on. What a parameter has no part in leaves its
-    gradient as it is.
+    `theta` is what the forward read, `above` the gradient of what it sent on. A parameter that had no part in it keeps
+    the gradient that it has.
     """
     kept.lent.theta = theta
     values, gradients = (pieces(training.stages[kept.stage], vector).values() for vector in (theta, gradient))

@@ -123,7 +123,10 @@ class Plan:
 
     def devices_of(self, node: int) -> tuple[int, ...]:
         """Who takes part in a node, senders first."""
-        return self.message(node).members if self.is_message(node) else (int(self.program.tasks.device[node]),)
+        if not self.is_message(node):
+            return (int(self.program.tasks.device[node]),)
+        message = self.message(node)
+        return tuple(sorted(message.members, key=lambda member: member != message.src))
 
     def cargo(self, node: int) -> list[Holding]:
         """Say what a message of parameters or states brings: what its receivers hold from its end on."""
@@ -200,20 +203,22 @@ class Plan:
         A message is completed before its first reader on the device; where it has none there (it was sent, or reduced
         to another device), before the first node that comes after a reader elsewhere. Waiting so cannot deadlock: all
         devices go by one order, so of those that wait, the one that has come least far waits for a message that
-        everybody who takes part in it has begun. By slot, a message is through before the device's next task at the
-        latest: what a device holds is then what it would hold if all devices' slots began and ended together.
+        everybody who takes part in it has begun. By slot, a message is through before the device's next task and before
+        the next slot: what a device holds is then what it would hold if all devices' slots began and ended together.
         """
-        place = self._place
+        place, slot = self._place, self.slots[0]
         due: dict[int, list[int]] = defaultdict(list)
-        waiting: list[tuple[int, int]] = []
+        waiting: dict[int, int] = {}  # message -> the place before which it must be through
         for node in own:
-            every = by_slot and node < len(self.program.lane_tasks)
-            while waiting and (every or waiting[0][0] <= place[node]):
-                due[node].append(heappop(waiting)[1])
+            task = node < len(self.program.lane_tasks)
+            for message, until in list(waiting.items()):
+                if until <= place[node] or (by_slot and (task or slot[message] < slot[node])):
+                    due[node].append(message)
+                    del waiting[message]
             if self.is_message(node):
                 readers = self._readers[node]
                 here = [reader for reader in readers if device in self.devices_of(reader)]
-                heappush(waiting, (min(place[reader] for reader in here or readers), node))
+                waiting[node] = min(place[reader] for reader in here or readers)
         return due
 
     @cached_property

@@ -161,8 +161,15 @@ def imitate(training: Training) -> Training:
 
 
 def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Cut a vector of parameters into those of a stage: views of it, each a leaf for autograd."""
-    return {name: piece.requires_grad_() for name, piece in pieces(stage, vector.detach()).items()}
+    """Cut a vector of parameters into those of a stage, each a leaf for autograd with the values of a view of it.
+
+    A leaf that is a view itself would keep the whole vector alive, whatever became of its values.
+    """
+    leaves = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
+    for (name, piece), leaf in zip(pieces(stage, vector.detach()).items(), leaves.values(), strict=True):
+        leaf.data = piece
+        leaf.requires_grad_()
+    return leaves
 
 
 def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
@@ -177,7 +184,8 @@ def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 def mean_square(output: Tensor, target: Tensor) -> Tensor:
     """Give the mean square of the differences."""
-    return nn.functional.mse_loss(output, target)
+    # torch's own makes on a CPU, for one number, a storage as large as its input.
+    return (output - target).square().mean()
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Mailroom:
 
 
 class InProcess:
-    """A device's transport where all devices are played in one process, in the program's order.
+    """A device's transport where all devices are played in one process, in the program's order, senders first.
 
     What is received has a storage of its own, as between processes.
     """
@@ -100,9 +100,10 @@ class InProcess:
         return _Later(lambda: tensor)
 
     def receive(self, message: Message, form: Form) -> Pending:
-        """Copy the tensor when it is needed."""
+        """Copy the tensor."""
         self.calls["receive", (message.src,), form.nbytes] += 1
-        return _Later(lambda: self._room.take(message)[0].clone())
+        copy = self._room.take(message)[0].clone()
+        return _Later(lambda: copy)
 
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Sum in the order in which members come; every member's tensor becomes the sum."""
@@ -134,7 +135,8 @@ class InProcess:
         if tensor is not None:
             self._room.put(message, tensor)
             return _Later(lambda: tensor)
-        return _Later(lambda: self._room.take(message, len(message.members) - 1)[0].clone())
+        copy = self._room.take(message, len(message.members) - 1)[0].clone()
+        return _Later(lambda: copy)
 
 
 def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:

@@ -20,8 +20,8 @@ class Watch(Protocol):
     def playing(self) -> AbstractContextManager[object]:
         """The device does something from here to there."""
 
-    def before(self, node: int) -> None:
-        """It turns to a task next, and every message before it is through."""
+    def turn(self, slot: int) -> None:
+        """The device comes to a slot; what was to be done before is done."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
         """It does a forward or a backward from here to there."""
@@ -37,7 +37,7 @@ class Nobody:
         """Look away."""
         return nullcontext()
 
-    def before(self, node: int) -> None:
+    def turn(self, slot: int) -> None:
         """Look away."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
@@ -49,11 +49,11 @@ class Nobody:
 
 
 class Reading(NamedTuple):
-    """What a device held, by `Category`: before a task, and at the most during it, each category by itself."""
+    """What a device held, by `Category`, from a slot on until another: at the most, each category by itself."""
 
-    node: int
-    before: list[int]
-    during: list[int]
+    begin: int
+    end: int
+    held: list[int]
 
 
 class Span(NamedTuple):
@@ -65,7 +65,7 @@ class Span(NamedTuple):
 
 
 class Meter(Nobody):
-    """Follows the storages that a device makes.
+    """Follows the storages that a device makes, slot by slot: it must play as if slots were real.
 
     Where `allocator` says so, a task's peak of activations is what CUDA's own allocator had at the most beyond `base`,
     less what the other categories hold: its kernels' workspaces count, and blocks as large as they really are. That
@@ -75,7 +75,7 @@ class Meter(Nobody):
     def __init__(self, device: torch.device, *, allocator: bool = False) -> None:
         self.readings: list[Reading] = []
         self._tracker = Tracker(CUDA_GRANULARITY if device.type == "cuda" else 1)
-        self._before = [0] * len(Category)
+        self._slot = 0
         self._device, self._allocator = device, allocator
         self._base = torch.cuda.memory_allocated(device) if allocator else 0
 
@@ -83,9 +83,11 @@ class Meter(Nobody):
         """See what is made meanwhile."""
         return self._tracker
 
-    def before(self, node: int) -> None:
-        """Read what is held."""
-        self._before = self._levels()
+    def turn(self, slot: int) -> None:
+        """Read what was held since the last task."""
+        if slot > self._slot:
+            self.readings.append(Reading(self._slot, slot, self._levels()))
+            self._slot = slot
 
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
@@ -98,7 +100,8 @@ class Meter(Nobody):
         if self._allocator:
             others = sum(during) - during[Category.ACTIVATIONS]
             during[Category.ACTIVATIONS] = torch.cuda.max_memory_allocated(self._device) - self._base - others
-        self.readings.append(Reading(node, self._before, during))
+        self.readings.append(Reading(self._slot, self._slot + 1, during))
+        self._slot += 1
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """Book it."""
