@@ -166,7 +166,7 @@ def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
     A leaf that is a view itself would keep the whole vector alive, whatever became of its values.
     """
     leaves = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
-    for (name, piece), leaf in zip(pieces(stage, vector.detach()).items(), leaves.values(), strict=True):
+    for piece, leaf in zip(pieces(stage, vector.detach()).values(), leaves.values(), strict=True):
         leaf.data = piece
         leaf.requires_grad_()
     return leaves
