@@ -165,11 +165,11 @@ def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
     A leaf that is a view itself would keep the whole vector alive, whatever became of its values.
     """
-    leaves = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
-    for piece, leaf in zip(pieces(stage, vector.detach()).values(), leaves.values(), strict=True):
+    cut = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
+    for piece, leaf in zip(pieces(stage, vector.detach()).values(), cut.values(), strict=True):
         leaf.data = piece
         leaf.requires_grad_()
-    return leaves
+    return cut
 
 
 def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
@@ -184,8 +184,8 @@ def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 def mean_square(output: Tensor, target: Tensor) -> Tensor:
     """Give the mean square of the differences."""
-    # torch's own makes on a CPU, for one number, a storage as large as its input.
-    return (output - target).square().mean()
+    # As one operation it would give a single number in a storage as large as the output.
+    return nn.functional.mse_loss(output, target, reduction="none").mean()
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:

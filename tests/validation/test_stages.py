@@ -1,0 +1,121 @@
+"""The profile of stages against a real run of the same passes, against hand counts and torch's own counter."""
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from cdpsim.model import Model
+from cdpsim.units import Work
+from tests.validation.test_equation import OPTIMIZERS, every_model
+from tests.validation.test_models import images, tokens
+from validation.flops import Flops
+from validation.models import make_training
+from validation.stages import measure, profile_stages, with_unit_times
+from validation.training import Training, cut
+
+TRAININGS = {
+    "mlp": lambda: make_training("mlp", 3),
+    "mlp, wide": lambda: make_training("mlp", 2, batch=7, width=50, layers=3, dtype=torch.float32),
+    "mlp, one stage": lambda: make_training("mlp", 1, batch=1),
+    "transformer": lambda: make_training("transformer", 3),
+    "transformer, wide": lambda: make_training(
+        "transformer", 2, batch=3, width=96, length=17, heads=4, layers=2, dtype=torch.float32
+    ),
+    "transformer, bfloat16": lambda: make_training("transformer", 2, batch=3, length=33, dtype=torch.bfloat16),
+    "tokens": lambda: cut(tokens(4, batch=3, dtype=torch.float32), [1, 2]),
+    "images": lambda: cut(images(3, batch=4, dtype=torch.float32), [1, 2]),
+}
+
+
+@pytest.mark.parametrize("granularity", [1, 512])
+@pytest.mark.parametrize("build", TRAININGS.values(), ids=TRAININGS)
+def test_it_equals_a_real_run(build: Callable[[], Training], granularity: int) -> None:
+    """To the byte, for every stage: the first, those between, and the one with the loss."""
+    training = build()
+    stages = profile_stages(training, OPTIMIZERS["sgd"], granularity).stages
+    for j, stage in enumerate(stages):
+        real = measure(training, j, granularity)
+        assert (stage.activation, stage.kept_output) == (real.activation, real.kept_output)
+        assert stage.forward_transient == real.forward_transient
+        assert stage.backward_transient == real.backward_transient
+        assert (stage.forward, stage.backward) == (Work(max(1, real.forward_flops)), Work(max(1, real.backward_flops)))
+        assert stage.activation % granularity == stage.forward_transient % granularity == 0
+
+
+def test_a_perceptron_can_be_counted_by_hand() -> None:
+    """Of 4 samples: input 16, hidden 32, output 16 and target 16 numbers, each of 8 bytes.
+
+    The forward makes each layer's sum before its tanh, the hidden one while there is no output yet.
+    """
+    first, last = profile_stages(make_training("mlp", 2, batch=4), OPTIMIZERS["momentum"]).stages
+    assert (first.activation, last.activation) == (8 * 4 * 64, 8 * 4 * 80)
+    assert (first.kept_output, last.kept_output) == (8 * 4 * 16, 0)
+    assert (first.boundary, last.boundary) == (8 * 4 * 16, 0)
+    assert first.forward_transient == 8 * 4 * 16
+    weights = 2 * 16 * 32
+    assert first.parameters == first.optimizer == 8 * (weights + 48)
+    assert first.gradients is None
+    assert float(first.forward) == float(last.forward) == 2 * 4 * weights
+    assert float(last.backward) == 2 * float(last.forward)
+    assert float(first.backward) == 1.5 * float(first.forward)  # the first layer has no gradient of its input
+
+
+@every_model
+def test_stages_between_are_equal(model: str) -> None:
+    """So a model file needs to say them once."""
+    stages = profile_stages(make_training(model, 6), OPTIMIZERS["adam"]).stages
+    assert len(set(stages[1:-1])) == 1
+    assert stages[0].activation == stages[1].activation < stages[-1].activation
+
+
+def test_unit_times_leave_the_bytes() -> None:
+    model = profile_stages(make_training("transformer", 2), OPTIMIZERS["adam"])
+    unit = with_unit_times(model)
+    assert all(stage.forward == stage.backward == 1.0 for stage in unit.stages)
+    for name in ("activation", "kept_output", "forward_transient", "backward_transient", "boundary", "optimizer"):
+        assert [getattr(stage, name) for stage in unit.stages] == [getattr(stage, name) for stage in model.stages]
+    assert unit.forward_time(None).tolist() == [1.0, 1.0]
+
+
+def test_a_model_without_weights_is_profiled_as_one_with_them() -> None:
+    with torch.device("meta"):
+        light = tokens(4, batch=3, dtype=torch.float32)
+    heavy = tokens(4, batch=3, dtype=torch.float32)
+    models: list[Model] = [
+        profile_stages(cut(architecture, [1, 3]), OPTIMIZERS["sgd"]) for architecture in (light, heavy)
+    ]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_operations_of_attention_are_those_of_its_products(causal: bool) -> None:
+    """The CPU's own kernel counts as many as the products that torch's counter sees where it is switched off."""
+    query, key, value = (torch.randn(2, 3, 20, 8, requires_grad=True) for _ in range(3))
+    with Flops() as flops, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        forward = flops.count
+        y.sum().backward()
+    products = 2 * 2 * 3 * 20 * 20 * 8
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        assert forward == counter.get_total_flops() == 2 * products
+        y.sum().backward()
+    assert flops.count == counter.get_total_flops() + products  # it forms the scores anew
+
+
+@every_model
+def test_operations_are_what_torchs_counter_counts(model: str) -> None:
+    """Forward and backward of a whole model, without the attention that torch does not count."""
+    training = make_training(model, 2)
+    whole = nn.Sequential(*training.stages)
+    x, target = training.data(0, 0)
+    with Flops() as flops, FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        training.loss(whole(x), target, 1).backward()
+    assert flops.count == counter.get_total_flops() > 0
