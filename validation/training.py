@@ -109,6 +109,8 @@ def cut(
     stages = tuple(nn.Sequential(*layers[first:end]) for first, end in pairwise(ends))
     _check_parameters(stages)
     device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():  # fake tensors too would end the process, with no error
+        raise RequestError(f"device {device}", "torch finds no GPU here; use cpu")
     # What was built on the meta device has no numbers to be moved; it can be profiled.
     buffers = tuple(
         {name: buffer if buffer.is_meta else buffer.to(device) for name, buffer in stage.named_buffers()}

@@ -156,6 +156,12 @@ def test_cuts_must_leave_each_stage_a_layer(cuts: list[int]) -> None:
         cut(Architecture(layers, VECTOR, VECTOR, mean_square), cuts)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RequestError, match="device cuda: torch finds no GPU here; use cpu"):
+        make_training("mlp", 2, device="cuda")
+
+
 def test_sizes_that_a_model_has_not_are_refused() -> None:
     with pytest.raises(RequestError, match=r"unknown size of mlp 'widht'; did you mean 'width'\?"):
         make_training("mlp", 2, widht=8)

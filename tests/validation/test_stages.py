@@ -1,14 +1,18 @@
 """The profile of stages against a real run of the same passes, against hand counts and torch's own counter."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import TypeVar
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from cdpsim.model import Model
@@ -16,10 +20,13 @@ from cdpsim.units import Work
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_models import images, tokens
 from validation.flops import Flops
+from validation.forms import zeros
 from validation.models import make_training
+from validation.passes import Pass, backward, forward
 from validation.stages import measure, profile_stages, with_unit_times
 from validation.training import Training, cut
 
+Made = TypeVar("Made")
 TRAININGS = {
     "mlp": lambda: make_training("mlp", 3),
     "mlp, wide": lambda: make_training("mlp", 2, batch=7, width=50, layers=3, dtype=torch.float32),
@@ -119,3 +126,33 @@ def test_operations_are_what_torchs_counter_counts(model: str) -> None:
     with Flops() as flops, FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         training.loss(whole(x), target, 1).backward()
     assert flops.count == counter.get_total_flops() > 0
+
+
+def allocated(work: Callable[[], Made]) -> tuple[Made, int]:
+    """Do something, and read how far the allocator's own counter rises above its beginning meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        made = work()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return made, max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize("name", ["mlp", "mlp, wide", "transformer", "transformer, wide"])
+def test_it_is_what_the_allocator_counts_unwatched(name: str) -> None:
+    """To the byte; but where the loss is, torch makes a few single numbers for itself."""
+    training = TRAININGS[name]()
+    for j, stage in enumerate(profile_stages(training, OPTIMIZERS["sgd"]).stages):
+        last = j == training.n - 1
+        for _ in range(2):  # the first time, torch makes things that it keeps
+            theta, gradient = (zeros(training.parameters(j), training.device) for _ in range(2))
+            above = None if last else zeros(training.boundary(j), training.device)
+
+            def run_forward(j: int = j, theta: Tensor = theta, last: bool = last) -> tuple[Tensor | None, Pass]:
+                x = zeros(training.boundary(j - 1) if j else training.inputs.form, training.device)
+                target = zeros(training.targets.form, training.device) if last else None
+                return forward(training, j, theta, x, target, 1)
+
+            (y, kept), forward_peak = allocated(run_forward)
+            del y
+            _, backward_peak = allocated(partial(backward, training, kept, above, gradient))
+        assert abs(forward_peak - stage.activation - stage.forward_transient) <= 64 * last
+        assert abs(backward_peak - stage.backward_transient) <= 64 * last
