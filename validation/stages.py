@@ -3,10 +3,11 @@
 Each stage goes through the forward and the backward that a replay does, with fake tensors and a tracker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdpsim.model import Model, Stage
@@ -17,6 +18,8 @@ from validation.optimizer import Optimizer
 from validation.passes import backward, forward
 from validation.tracker import Tracker, is_alive, storage_of
 from validation.training import Training, imitate
+
+_EVERY_MODULES = frozenset(vars(nn.Module()))
 
 
 class Footprint(NamedTuple):
@@ -32,10 +35,32 @@ class Footprint(NamedTuple):
 
 def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1) -> Model:
     """Tell cdpsim what stages do and weigh; each storage in memory counts a multiple of `granularity` bytes."""
+    keys = [_key(training, stage) for stage in range(training.n)]
+    found: dict[Hashable, Footprint] = {}
     with FakeTensorMode():
         imitation = imitate(training)
-        footprints = [measure(imitation, stage, granularity) for stage in range(training.n)]
-    return Model(stages=_stages(training, optimizer, footprints))
+        for stage, key in enumerate(keys):
+            if key not in found:  # most stages are as others are, and each takes a while
+                found[key] = measure(imitation, stage, granularity)
+    return Model(stages=_stages(training, optimizer, [found[key] for key in keys]))
+
+
+def _key(training: Training, stage: int) -> Hashable:
+    """Say all that a footprint depends on: stages of one key have one."""
+    given = training.boundary(stage - 1) if stage else training.inputs.form
+    return _likeness(training.stages[stage]), given, stage == 0, stage == training.n - 1
+
+
+def _likeness(module: nn.Module) -> Hashable:
+    """Say what a module is, but for the values of its tensors; what cannot be compared is like nothing else."""
+    attributes = tuple(
+        (name, value if isinstance(value, Hashable) else id(value))
+        for name, value in vars(module).items()
+        if name == "training" or name not in _EVERY_MODULES
+    )
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    forms = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    return type(module), attributes, forms, tuple((name, _likeness(child)) for name, child in module.named_children())
 
 
 def with_unit_times(model: Model) -> Model:

@@ -6,13 +6,14 @@ Nothing here computes but draws of data and the loss; how a stage runs is in `pa
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.errors import RequestError
 from validation.forms import Form, zeros
@@ -134,10 +135,26 @@ def _check_parameters(stages: Sequence[nn.Module]) -> None:
         seen |= own.keys()
 
 
+class _Draws(TorchDispatchMode):
+    """Finds an operation that draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        # Attention is marked as one that may; which is for a dropout of its own.
+        if torch.Tag.nondeterministic_seeded in func.tags and not {"attention", "sdp"} & set(func.name().split("_")):
+            self.found = func.name()
+        return func(*args, **(kwargs or {}))
+
+
 def _boundaries(training: Training) -> tuple[Form, ...]:
     """Find what each stage but the last gives, without computing anything."""
     forms = []
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), _Draws() as draws:
         imitation = imitate(training)
         x = zeros(training.inputs.form, training.device)
         for j in range(training.n):
@@ -146,6 +163,9 @@ def _boundaries(training: Training) -> tuple[Form, ...]:
             changed = [name for name, buffer in imitation.buffers[j].items() if buffer._version != versions[name]]
             if changed:
                 problem = f"changes its buffer {changed[0]} in a forward; switch running statistics off"
+                raise RequestError(f"stage {j}", problem)
+            if draws.found:
+                problem = f"draws random numbers ({draws.found}), so that no two runs agree; switch dropout off"
                 raise RequestError(f"stage {j}", problem)
             if not (isinstance(x, Tensor) and x.is_floating_point()):
                 raise RequestError(f"stage {j}", "does not give a tensor of real numbers; cut the model elsewhere")

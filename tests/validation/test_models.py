@@ -136,6 +136,7 @@ REFUSED = {
     "without parameters": ([nn.Linear(4, 4), nn.ReLU()], "stage 1: has no parameters"),
     "of two types": ([nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())], "stage 0: has parameters of several"),
     "sharing": ([shared, nn.Sequential(nn.ReLU(), shared)], "stage 1: shares a parameter"),
+    "that draw": ([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))], "stage 1: draws random numbers"),
     "with running statistics": (
         [nn.Linear(4, 4), nn.BatchNorm1d(4)],
         "stage 1: changes its buffer 0.(running_mean|num_batches_tracked) in a forward; switch running statistics off",

@@ -48,7 +48,7 @@ def test_all_stages_together_are_autograd_of_the_whole(model: str) -> None:
             passes.append(kept)
         assert values is None
         for j in reversed(range(n)):
-            values = backward(training, passes[j], values, gradients[j])
+            values = backward(training, passes[j], thetas[j], values, gradients[j])
         assert values is None
         whole = nn.Sequential(*training.stages)
         loss = training.loss(whole(x), target, m)
@@ -71,7 +71,7 @@ def test_a_gradient_as_large_as_a_stage_is_never_made() -> None:
         assert y is not None
         tracker.reset_peak()
         before = tracker.level
-        assert backward(training, kept, torch.ones_like(y), gradient) is None
+        assert backward(training, kept, theta, torch.ones_like(y), gradient) is None
         assert tracker.peak - before < gradient.nbytes / 4
     assert gradient.abs().max() > 0
 
@@ -86,7 +86,7 @@ def test_a_pass_keeps_neither_gradients_nor_what_was_sent(model: str) -> None:
     sent, own, above = storage_of(y), storage_of(gradient), torch.ones_like(y)
     del y
     assert is_alive(sent) == (model == "mlp")
-    backward(training, kept, above, gradient)
+    backward(training, kept, theta, above, gradient)
     assert not is_alive(sent)
     del gradient
     assert not is_alive(own)
@@ -97,7 +97,7 @@ def test_the_gradient_of_an_input_is_handed_over() -> None:
     training = make_training("mlp", 2)
     theta, gradient = vectors(training, 1)
     _, kept = forward(training, 1, theta, training.input(0, 0), training.target(0, 0), 1)
-    below = backward(training, kept, None, gradient)
+    below = backward(training, kept, theta, None, gradient)
     assert below is not None
     reference = storage_of(below)
     del below
@@ -121,7 +121,7 @@ def test_what_a_parameter_has_no_part_in_leaves_its_gradient() -> None:
     theta, gradient = vectors(training, 0)
     _, kept = forward(training, 0, theta, training.input(0, 0), training.target(0, 0), 1)
     gradient += 1
-    backward(training, kept, None, gradient)
+    backward(training, kept, theta, None, gradient)
     assert (gradient[:3] == 1).all()
     assert (gradient[3:] != 1).all()
     (found,) = evaluate(training, OPTIMIZERS["sgd"], DP.matrix(1, 1), 1)
@@ -147,7 +147,7 @@ def test_what_is_sent_fills_its_storage(transposed: bool) -> None:
     theta, gradient = vectors(training, 1)
     y, kept = forward(training, 1, theta, training.input(0, 0), None, 1)
     assert y is not None
-    below = backward(training, kept, torch.ones_like(y), gradient)
+    below = backward(training, kept, theta, torch.ones_like(y), gradient)
     assert below is not None
     for tensor in (y, below):
         assert tensor.is_contiguous()
@@ -170,4 +170,4 @@ def test_a_stage_that_does_not_look_at_its_input_is_refused() -> None:
     theta, gradient = vectors(training, 1)
     _, kept = forward(training, 1, theta, training.input(0, 0), training.target(0, 0), 1)
     with pytest.raises(RequestError, match="stage 1: does not depend on its input"):
-        backward(training, kept, None, gradient)
+        backward(training, kept, theta, None, gradient)

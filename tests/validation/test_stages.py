@@ -21,7 +21,7 @@ from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_models import images, tokens
 from validation.flops import Flops
 from validation.forms import zeros
-from validation.models import make_training
+from validation.models import Block, make_training, transformer
 from validation.passes import Pass, backward, forward
 from validation.stages import measure, profile_stages, with_unit_times
 from validation.training import Training, cut
@@ -80,6 +80,17 @@ def test_stages_between_are_equal(model: str) -> None:
     stages = profile_stages(make_training(model, 6), OPTIMIZERS["adam"]).stages
     assert len(set(stages[1:-1])) == 1
     assert stages[0].activation == stages[1].activation < stages[-1].activation
+
+
+def test_stages_that_only_look_alike_are_told_apart() -> None:
+    """With as many parameters, of the same shapes: attention with more heads keeps more of its sums."""
+    architecture = transformer(4, batch=2, dtype=torch.float32)
+    layers = [*architecture.layers[:2], Block(16, 8), architecture.layers[3]]
+    training = cut(architecture._replace(layers=layers), [1, 2, 3])
+    stages = profile_stages(training, OPTIMIZERS["sgd"]).stages
+    assert stages[0].parameters == stages[2].parameters
+    assert stages[2].activation - stages[0].activation == 4 * 2 * (8 - 2) * 6
+    assert [stage.activation for stage in stages] == [measure(training, j).activation for j in range(4)]
 
 
 def test_unit_times_leave_the_bytes() -> None:
@@ -153,6 +164,6 @@ def test_it_is_what_the_allocator_counts_unwatched(name: str) -> None:
 
             (y, kept), forward_peak = allocated(run_forward)
             del y
-            _, backward_peak = allocated(partial(backward, training, kept, above, gradient))
+            _, backward_peak = allocated(partial(backward, training, kept, theta, above, gradient))
         assert abs(forward_peak - stage.activation - stage.forward_transient) <= 64 * last
         assert abs(backward_peak - stage.backward_transient) <= 64 * last
