@@ -54,13 +54,21 @@ def _key(training: Training, stage: int) -> Hashable:
 def _likeness(module: nn.Module) -> Hashable:
     """Say what a module is, but for the values of its tensors; what cannot be compared is like nothing else."""
     attributes = tuple(
-        (name, value if isinstance(value, Hashable) else id(value))
+        (name, _comparable(value))
         for name, value in vars(module).items()
         if name == "training" or name not in _EVERY_MODULES
     )
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     forms = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     return type(module), attributes, forms, tuple((name, _likeness(child)) for name, child in module.named_children())
+
+
+def _comparable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
 
 
 def with_unit_times(model: Model) -> Model:
