@@ -15,7 +15,7 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a report; all its fields are known."""
+    """A part of a report that says nothing beyond its fields."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class Curve(_Form, frozen=True, kw_only=True):
 class Memory(_Form, frozen=True, kw_only=True):
     """Memory, simulated and measured: by the storage tracker, or by the device's own allocator."""
 
-    devices: list[DeviceMemory]
+    devices: Annotated[list[DeviceMemory], msgspec.Meta(min_length=1)]
     max_relative_error: float
     total: Total
     curve: Curve

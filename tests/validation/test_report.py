@@ -1,0 +1,248 @@
+"""Reports of replays as one table and one figure, and what is none of them."""
+
+import csv
+import json
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cdpsim import SCHEDULES
+from cdpsim.errors import RequestError
+from validation import pictures, report, reportform
+from validation.reportform import (
+    Amount,
+    Curve,
+    DeviceMemory,
+    DeviceTime,
+    Memory,
+    MessageCount,
+    Parameters,
+    Report,
+    Time,
+    Total,
+    relative_error,
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A report of a replay that never was: each stage's activations weigh `stage` bytes."""
+
+    schedule: str = "multi-cdp"
+    n: int = 4
+    model: str = "mlp"
+    stage: int = 4096
+    off: float = 0.0
+    seconds: float | None = None
+    agree: bool = True
+
+    def report(self) -> Report:
+        cyclic = self.schedule.endswith("-cdp")
+        slots = range(6 * self.n)
+        held = [n_held(self.n, slot, cyclic) * self.stage for slot in slots]
+        measured = [round(amount / (1 + self.off)) for amount in held]
+        error = relative_error(max(held), max(measured))
+        devices = [
+            DeviceMemory(
+                device=d,
+                simulated_bytes=self.n * self.stage,
+                measured_bytes=round(self.n * self.stage / (1 + self.off)),
+                relative_error=relative_error(self.n * self.stage, round(self.n * self.stage / (1 + self.off))),
+                categories={"activations": Amount(simulated_bytes=1, measured_bytes=1)},
+                parts_at=None,
+            )
+            for d in range(self.n)
+        ]
+        return Report(
+            request={"schedule": self.schedule, "n": self.n, "model": self.model, "device": "cpu", "batch": 4},
+            environment={"torch": "2"},
+            parameters=Parameters(max_abs_difference=0.0, bit_equal=True, tolerance=0.0),
+            memory=Memory(
+                devices=devices,
+                max_relative_error=max(abs(d.relative_error) for d in devices),
+                total=Total(simulated_bytes=max(held), measured_bytes=max(measured), relative_error=error),
+                curve=Curve(slot=list(slots), simulated_bytes=held, measured_bytes=measured),
+                tolerance=0.01,
+                method="storages",
+            ),
+            messages=MessageCount(
+                simulated=24, measured=24 if self.agree else 23, bytes_simulated=9, bytes_measured=9, agree=self.agree
+            ),
+            time=None if self.seconds is None else made_time(self.seconds, self.off),
+            ok=self.agree,
+        )
+
+
+def n_held(n: int, slot: int, cyclic: bool) -> int:
+    """Stage-activations that all micro-batches hold in a slot."""
+    starts = [2 * i * cyclic + 2 * n * t for i in range(n) for t in range(3)]
+    phases = [slot - start for start in starts if 0 <= slot - start < 2 * n]
+    return sum(min(phase + 1, 2 * n - phase) for phase in phases)
+
+
+def made_time(seconds: float, off: float) -> Time:
+    busy = DeviceTime(device=0, simulated_busy_seconds=1.0, measured_busy_seconds=1.0, relative_error=0.0)
+    return Time(
+        simulated_seconds=seconds * (1 + off),
+        measured_seconds=seconds,
+        relative_error=off,
+        devices=[busy],
+        calibration="cluster.toml",
+    )
+
+
+reports = st.builds(
+    Made,
+    schedule=st.sampled_from([*SCHEDULES, "one-of-tomorrow"]),
+    n=st.integers(1, 5),
+    model=st.sampled_from(["mlp", "transformer"]),
+    stage=st.integers(1, 10**12),
+    off=st.floats(-0.5, 0.5),
+    seconds=st.none() | st.floats(1e-6, 1e6),
+    agree=st.booleans(),
+).map(Made.report)
+
+
+@given(reports)
+def test_a_report_comes_back_as_it_was_written(made: Report) -> None:
+    assert reportform.decode(reportform.encode(made).decode(), "it") == made
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two reports, one of them further down."""
+    (tmp_path / "deep").mkdir()
+    reportform.write(tmp_path / "report.json", Made("multi-dp", off=0.002).report())
+    reportform.write(tmp_path / "deep" / "report-2.json", Made("multi-cdp", seconds=2.0, agree=False).report())
+    (tmp_path / "cluster.json").write_text("{}")  # which is no report, and does not say that it is
+    return tmp_path
+
+
+def test_every_report_below_a_folder_is_a_row(results: Path) -> None:
+    rows = list(csv.DictReader(StringIO(report.run(results, form="csv"))))
+    assert [(row["schedule"], row["file"], row["ok"]) for row in rows] == [
+        ("multi-cdp", str(Path("deep", "report-2.json")), "NO"),
+        ("multi-dp", "report.json", "yes"),
+    ]
+    assert [(row["messages"], row["time %"], row["error %"]) for row in rows] == [
+        ("23, not 24", "0", "0"),
+        ("24", "-", "0.20"),
+    ]
+
+
+def test_json_has_the_numbers_unrounded(results: Path) -> None:
+    rows = json.loads(report.run(results, form="json"))
+    simulated, measured = rows[1]["simulated_bytes"], rows[1]["measured_bytes"]
+    assert rows[1]["relative_error"] == (simulated - measured) / measured
+    assert [row["time_relative_error"] for row in rows] == [0.0, None]
+
+
+@pytest.mark.parametrize(
+    ("ending", "start"),
+    [(".md", "| schedule"), (".json", "["), (".csv", "schedule,"), (".tex", "% needs"), (".txt", "schedule  ")],
+)
+def test_the_ending_of_the_output_says_its_form(results: Path, tmp_path: Path, ending: str, start: str) -> None:
+    table = report.run(results, tmp_path / f"table{ending}")
+    assert table == (tmp_path / f"table{ending}").read_text()
+    assert table.startswith(start)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-7, -1e-7, 0.0123, -0.5])
+def test_only_what_is_exact_reads_zero(share: float) -> None:
+    assert (float(report.percent(share)) == 0) == (share == 0)
+
+
+@pytest.mark.parametrize(("ending", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_same_reports_give_the_same_picture(results: Path, tmp_path: Path, ending: str, start: bytes) -> None:
+    drawn = [tmp_path / f"{name}{ending}" for name in "ab"]
+    for picture in drawn:
+        report.run(results, picture=picture)
+    first, second = (picture.read_bytes() for picture in drawn)
+    assert first == second
+    assert first.startswith(start)
+
+
+def test_a_picture_shows_every_device_of_every_report() -> None:
+    made = [Made(name, n, seconds=1.0).report() for name in ("mp-cdp", "zero-dp", "one-of-tomorrow") for n in (2, 3)]
+    drawn = report.figure([report.Found("report.json", each) for each in made])
+    scatter, errors, times = drawn.axes[:3]
+    for panel in (scatter, errors):
+        assert sum(np.shape(dots.get_offsets())[0] for dots in panel.collections) == 3 * (2 + 3)
+    assert len(times.collections) == len(made)
+    curves = [axes.get_title("left") for axes in drawn.axes[3:] if axes.get_visible()]
+    assert curves == [f"{name}, n = 3, mlp" for name in ("mp-cdp", "zero-dp", "one-of-tomorrow")]
+
+
+ODD = {
+    "no stage weighs much": Made("single-dp", n=1, stage=1),
+    "everything is off": Made("zero-cdp", n=2, stage=10**12, off=-0.5, seconds=1e-6),
+    "many stages": Made("mp-dp", n=40, off=0.1, seconds=1e6),
+}
+
+
+@pytest.mark.parametrize("made", ODD.values(), ids=ODD)
+def test_no_report_is_too_odd_to_be_drawn(made: Made) -> None:
+    drawn = report.figure([report.Found("report.json", made.report())])
+    assert pictures.rendered(drawn, "report.png")
+
+
+def test_a_report_of_nothing_measured_can_be_drawn() -> None:
+    full = Made(n=1).report()
+    device = replace(full.memory.devices[0], measured_bytes=0)
+    bare = replace(full.memory, devices=[device], curve=Curve(slot=[], simulated_bytes=[], measured_bytes=[]))
+    assert pictures.rendered(report.figure([report.Found("report.json", replace(full, memory=bare))]), "report.png")
+
+
+FOREIGN = {
+    "a list": "[]",
+    "half a report": '{"request": {"schedule": "multi-dp"',
+    "another report": '{"request": {"schedule": "multi-dp", "n": 2, "model": "mlp"}, "score": 3}',
+    "nothing": " ",
+}
+
+
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_is_refused_by_its_name(results: Path, text: str) -> None:
+    (results / "report-of-something.json").write_text(text)
+    with pytest.raises(RequestError, match=r"report-of-something\.json: is .*[;?]"):
+        report.run(results)
+
+
+def test_unequal_curves_are_no_report() -> None:
+    text = reportform.encode(Made().report()).decode().replace('"slot": [', '"slot": [7,')
+    with pytest.raises(RequestError, match="differ in length"):
+        reportform.decode(text, "it")
+
+
+def test_a_folder_without_reports_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="replay -o"):
+        report.run(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="give a folder"):
+        report.run(tmp_path / "file")
+    with pytest.raises(RequestError, match="check its spelling"):
+        report.run(tmp_path / "nowhere")
+
+
+def test_refusals_come_before_anything_is_written(results: Path, tmp_path: Path) -> None:
+    for output, picture, problem in (
+        ("table.xls", None, "its form is unknown"),
+        ("table.md", "figure.gif", "its form is unknown"),
+        ("report.json", None, "--force"),
+        ("table.md", "report.svg", "--force"),
+    ):
+        (tmp_path / "report.svg").touch()
+        with pytest.raises(RequestError, match=problem):
+            report.run(results, tmp_path / output, picture=picture and tmp_path / picture)
+        assert not (tmp_path / "table.md").exists()
+    with pytest.raises(RequestError, match="did you mean 'markdown'"):
+        report.run(results, form="markdwn")

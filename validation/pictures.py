@@ -1,0 +1,45 @@
+"""What the harness's pictures share: they are drawn without a display, and the same data give the same bytes."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdpsim.errors import RequestError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+GREY = "#6b6b6b"
+PALE = "#dddddd"
+
+
+def check_form(path: str | Path) -> str:
+    """Give the ending of a picture's name; refuse one that names no form."""
+    ending = Path(path).suffix.lower()
+    if ending not in FORMS:
+        raise RequestError(str(path), f"its form is unknown; end its name in {', '.join(FORMS)}")
+    return ending
+
+
+def rendered(figure: "Figure", path: str | Path) -> bytes:
+    """Give a figure as the bytes of a file of that name."""
+    import matplotlib as mpl
+
+    ending, out = check_form(path), BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "path"}):
+        figure.savefig(out, format=ending[1:], metadata=FORMS[ending], dpi=150)
+    return out.getvalue()
+
+
+def plain(axes: "Axes", title: str) -> None:
+    """Give a panel its title, and take away what says nothing."""
+    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(labelsize=8, color=GREY)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
+    axes.grid(visible=True, color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
