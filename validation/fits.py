@@ -1,0 +1,116 @@
+"""Latency, bandwidth and speed out of measured times, each time the same ones.
+
+What counts is the logarithm of predicted over measured: half as long is as wrong as twice as long, from microseconds
+to seconds.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cdpsim.cluster import Floats
+from cdpsim.collectives import ALL_REDUCE, algorithm
+from cdpsim.program import Op
+
+_FAR = 0.2  # of logarithms: what is farther off than by about a fifth counts by its distance, not its square
+_ITERATIONS = 100
+_LEAST_SLOPE = 1e-18  # seconds for a byte: no cluster file takes a larger bandwidth
+
+
+class Line(NamedTuple):
+    """Time = rounds × latency + bytes carried / bandwidth, with the relative error at each measured point."""
+
+    latency: float
+    bandwidth: float
+    errors: tuple[float, ...]
+
+    @property
+    def median_error(self) -> float:
+        """How far off it is at half of the points, at most."""
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def largest_error(self) -> float:
+        """How far off it is where it is worst."""
+        return float(np.abs(self.errors).max())
+
+
+class Sample(NamedTuple):
+    """One collective's measured time."""
+
+    ranks: int
+    size: int
+    seconds: float
+
+
+def fit_line(carried: ArrayLike, seconds: ArrayLike, rounds: ArrayLike = 1.0) -> Line:
+    """Find the latency and the bandwidth that explain the times of some transfers best."""
+    time = np.asarray(seconds, dtype=np.float64)
+    columns = np.stack(np.broadcast_arrays(rounds, carried), axis=1).astype(np.float64) / time[:, None]
+    solution = _solve(columns, np.ones(len(time)))
+    for _ in range(_ITERATIONS):
+        ratio = columns @ solution
+        off = np.log(ratio)
+        # With these weights squared differences have the slope that squared logarithms have.
+        near = np.abs(ratio - 1) < 1e-6
+        weight = np.where(near, 1.0, off / np.where(near, 1.0, ratio * (ratio - 1)))
+        weight *= _FAR / np.maximum(np.abs(off), _FAR)
+        previous, solution = solution, _solve(columns, weight)
+        if np.allclose(solution, previous, rtol=1e-12, atol=0):
+            break
+    latency, slope = solution.tolist()
+    return Line(latency, 1 / slope if slope > _LEAST_SLOPE else inf, tuple((columns @ solution - 1).tolist()))
+
+
+def _solve(columns: Floats, weight: Floats) -> Floats:
+    """Give the two numbers, neither below zero, for which the weighted columns come closest to one."""
+    root = np.sqrt(weight)
+    scale = columns.max(axis=0)
+    scaled = columns / scale * root[:, None]
+    both: Floats = np.linalg.lstsq(scaled, root, rcond=None)[0]
+    if (both >= 0).all():
+        return both / scale
+    # With one of them negative the best is on the edge where that one is nothing: one of these two.
+    edges = []
+    for k in range(2):
+        one = np.zeros(2)
+        one[k] = scaled[:, k] @ root / (scaled[:, k] @ scaled[:, k])
+        edges.append(one)
+    best = min(edges, key=lambda one: float(((scaled @ one - root) ** 2).sum()))
+    return best / scale
+
+
+def predict(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
+    """Say how long a collective takes as cdpsim has it, on links of that latency and bandwidth."""
+    how = algorithm(op, all_reduce)
+    return how.rounds(ranks) * (latency + size / how.parts(ranks) / bandwidth)
+
+
+def errors_of(
+    latency: float, bandwidth: float, op: Op, all_reduce: str, samples: Sequence[Sample]
+) -> tuple[float, ...]:
+    """Say how far that is off at each sample."""
+    return tuple(predict(op, all_reduce, k, size, latency, bandwidth) / seconds - 1 for k, size, seconds in samples)
+
+
+def fit_collective(op: Op, all_reduce: str, samples: Sequence[Sample]) -> Line:
+    """Find the links on which a textbook algorithm would take the times that were measured."""
+    how = algorithm(op, all_reduce)
+    rounds = [how.rounds(k) for k, _, _ in samples]
+    # What a link carries in all rounds, which are one after another.
+    carried = [how.rounds(k) * size / how.parts(k) for k, size, _ in samples]
+    return fit_line(carried, [seconds for _, _, seconds in samples], rounds)
+
+
+def algorithms(op: Op) -> list[str]:
+    """Name the algorithms that cdpsim has for a collective."""
+    return list(ALL_REDUCE) if op == Op.ALL_REDUCE else ["tree"]
+
+
+def fit_speed(work: ArrayLike, seconds: ArrayLike) -> float:
+    """Find the FLOP/s at which predicted times are off least, in the square of the relative error."""
+    achieved = np.asarray(work, dtype=np.float64) / np.asarray(seconds, dtype=np.float64)
+    return float((achieved**2).sum() / achieved.sum())
