@@ -1,0 +1,189 @@
+"""Calibration: a real run of two ranks, what it writes, and what it makes of times that are known."""
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from cdpsim import simulate
+from cdpsim.cluster import Cluster
+from cdpsim.console import parser_of
+from cdpsim.errors import RequestError
+from cdpsim.model import Model
+from cdpsim.program import Op
+from validation import calibrate, calibration
+from validation.calibration import Calibration
+from validation.calibrationfigure import draw
+from validation.fits import algorithms, predict
+from validation.pictures import rendered
+from validation.timings import Passed, Span, Stages, StageTimes, repetitions
+
+STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
+SIZES = (8, 4096, 2**18)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A calibration that was really run."""
+
+    folder: Path
+    found: Calibration
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("calibration")
+    request = calibrate.Request(stages=STAGES, sizes=SIZES, rounds=4)
+    return Done(folder, calibrate.run(folder / "box.toml", request, stages_output=folder / "stages.toml"))
+
+
+def test_a_run_writes_all_of_its_files(done: Done) -> None:
+    assert sorted(path.name for path in done.folder.iterdir()) == ["box.json", "box.png", "box.toml", "stages.toml"]
+    assert (done.folder / "box.png").read_bytes().startswith(b"\x89PNG")
+    assert msgspec.json.decode((done.folder / "box.json").read_bytes(), type=Calibration) == done.found
+    assert done.found.request["stages"]["sizes"] == {"width": 32, "length": 8}
+
+
+def test_every_number_measured_is_positive_and_finite(done: Done) -> None:
+    found = done.found
+    collectives = [point for each in found.collectives for point in each.points]
+    assert [each.name for each in found.collectives] == ["all-reduce", "broadcast", "reduce"]
+    for point in [*found.one_way.points, *found.both_ways.points, *collectives]:
+        assert 0 < point.faster <= point.seconds <= point.slower < 60
+        assert point.repetitions == repetitions(point.size)
+    assert {task.kind for task in found.compute.tasks} == {"forward", "backward", "update"}
+    for task in found.compute.tasks:
+        assert 0 < task.faster <= task.seconds <= task.slower < 60
+        assert task.repetitions == 2 * 4  # of both ranks
+    assert 0 < found.compute.speed_flop_per_second < 1e18
+    assert isfinite(found.compute.slowdown)
+
+
+def test_one_size_of_group_tells_no_algorithm_from_another(done: Done) -> None:
+    all_reduce = done.found.collectives[0]
+    assert all_reduce.best_fit is None
+    assert set(all_reduce.fits) == set(algorithms(Op.ALL_REDUCE))
+    assert all_reduce.best in all_reduce.fits
+
+
+def test_the_cluster_file_is_one_that_cdpsim_runs_on(done: Done) -> None:
+    cluster = Cluster.load(done.folder / "box.toml")
+    cluster.save(done.folder.parent / "again.toml", force=True)
+    assert Cluster.load(done.folder.parent / "again.toml") == cluster
+    assert cluster.link.latency == pytest.approx(done.found.one_way.fit.latency_seconds, rel=1e-3)
+    assert cluster.link.bandwidth == pytest.approx(done.found.one_way.fit.bandwidth, rel=1e-3)
+    assert cluster.speeds(1) == [pytest.approx(done.found.compute.speed_flop_per_second, rel=1e-3)]
+
+
+def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
+    model = Model.load(done.folder / "stages.toml")
+    seconds = {(task.stage, task.kind): task.seconds for task in done.found.compute.tasks}
+    assert model.n == STAGES.n
+    for j, stage in enumerate(model.stages):
+        assert stage.forward == pytest.approx(seconds[j, "forward"], rel=1e-3)
+        assert stage.backward == pytest.approx(seconds[j, "backward"], rel=1e-3)
+        assert stage.activation > 0
+    times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
+    assert times.summary()["makespan"] > sum(seconds.values()) / 2
+
+
+def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
+    lines = calibrate.told(done.found).splitlines()
+    assert len(lines) == 7
+    assert lines[0].startswith("link: ")
+
+
+def test_a_calibration_is_not_overwritten(done: Done) -> None:
+    with pytest.raises(RequestError, match="--force"):
+        calibrate.run(done.folder / "box.toml", calibrate.Request(stages=STAGES))
+
+
+LATENCY, BANDWIDTH = 5e-5, 2e9
+
+
+def series(seconds: float) -> list[list[float]]:
+    """The second of three series is the one that nobody disturbed."""
+    return [[k * seconds for k in own] for own in ((2, 9, 9), (0.9, 1, 1.1), (1, 7, 8))]
+
+
+def test_the_quietest_series_counts() -> None:
+    times = {size: series(LATENCY + size / BANDWIDTH) for size in (8, 2**12, 2**20, 2**26)}
+    found = calibration.transfers(times)
+    assert found.fit.latency_seconds == pytest.approx(LATENCY)
+    assert found.fit.bandwidth == pytest.approx(BANDWIDTH)
+    assert [point.faster / point.seconds for point in found.points] == pytest.approx([0.95] * 4)
+
+
+@pytest.mark.parametrize("name", algorithms(Op.ALL_REDUCE))
+def test_the_algorithm_is_found_that_times_were_made_of(name: str) -> None:
+    """Each rank begins a little later than the one before, and only the last one's beginning counts."""
+    link = calibration.transfers({size: [[LATENCY + size / BANDWIDTH] * 3] for size in (8, 2**12, 2**20, 2**26)}).fit
+    spans = {}
+    for ranks in (2, 3, 4, 5):
+        took = {
+            size: predict(Op.ALL_REDUCE, name, ranks, size, LATENCY, BANDWIDTH) for size in (8, 2**12, 2**20, 2**26)
+        }
+        spans[ranks] = [
+            {size: [[Span(-0.1 * (ranks - 1 - rank), seconds - 0.01 * rank)] * 3] for size, seconds in took.items()}
+            for rank in range(ranks)
+        ]
+    found = calibration.collective(Op.ALL_REDUCE, spans, link)
+    assert (found.best_fit, found.best) == (name, name)
+    assert found.fits[name].max_relative_error < 1e-6
+    assert found.on_link[name].max_relative_error < 1e-6
+
+
+def passed(seconds: float) -> list[Passed]:
+    return [Passed(seconds, seconds)] * 3
+
+
+def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
+    busy = [StageTimes(passed(2.0), passed(4.0), passed(100.0))]
+    quiet = [StageTimes(passed(1.0), passed(2.0), passed(1.0))]
+    found = calibration.compute(busy, quiet, [(20.0, 40.0)], False)
+    assert (found.speed_flop_per_second, found.slowdown) == (10.0, 2.0)
+    assert found.relative_errors == [0.0, 0.0]
+    assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None]
+
+
+def test_ranks_speak_for_the_same_stages() -> None:
+    one, two = StageTimes(passed(1.0), passed(2.0), passed(3.0)), StageTimes(passed(4.0), passed(5.0), passed(6.0))
+    (both,) = calibration.pooled([[one], [two]])
+    assert [p.seconds for p in both.backward] == [2.0] * 3 + [5.0] * 3
+
+
+def test_the_same_calibration_gives_the_same_picture(done: Done) -> None:
+    drawn = [rendered(draw(done.found), f"{name}.png") for name in "ab"]
+    assert drawn[0] == drawn[1]
+
+
+REFUSED = {
+    "nobody to send to": (["--ranks", "1"], "ranks"),
+    "no GPU for nccl": (["--backend", "nccl", "--device", "cuda", "--ranks", "99"], "use --backend gloo"),
+    "unknown device": (["--device", "gpu"], "cpu"),
+    "unknown model": (["--model", "transformr"], "did you mean 'transformer'"),
+    "unknown type": (["--dtype", "float8"], "dtype"),
+    "unknown size": (["--size", "wdth=3"], "did you mean 'width'"),
+    "size without value": (["--size", "width"], "width=512"),
+    "what is no size": (["--size", "seed=3"], "no size of a model"),
+    "stages in JSON": (["--stages", "stages.json"], r"\.toml"),
+    "one name twice": (["--stages", "box.toml"], "--stages"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "problem"), REFUSED.values(), ids=REFUSED)
+def test_refusals_are_one_line_and_leave_nothing(
+    arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser, commands = parser_of("cdpsim", "", "")
+    calibrate.add_parser(commands)
+    options = parser.parse_args(["calibrate", "-o", "box.toml", *arguments])
+    with pytest.raises(RequestError, match=problem) as refusal:
+        options.serve(options)
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,212 @@
+"""Measuring this machine: a cluster file for `--cluster`, all that was measured for it, and a picture of that."""
+
+import argparse
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cdpsim import console, files
+from cdpsim.cluster import Cluster, Devices, Link
+from cdpsim.errors import RequestError, choose
+from cdpsim.model import Model
+from cdpsim.program import Op
+from cdpsim.simulate import whole
+from cdpsim.units import text
+from validation import calibration, pictures, timings
+from validation.calibration import Calibration, Errors
+from validation.calibrationfigure import draw
+from validation.environment import environment
+from validation.models import make_training
+from validation.ranks import Ranks
+from validation.stages import profile_stages
+from validation.timings import Stages
+
+ABOUT = "measure this machine: a cluster file for --cluster"
+MORE = """Writes three files: FILE.toml, a cluster of the link and the speed that explain best what was
+measured; FILE.json, all that was measured and how far those are off; FILE.png, a picture of it.
+
+  link        one message from rank to rank, of 8 B to 64 MiB: latency and bandwidth
+  collectives all-reduce, broadcast and reduce over 2 to K ranks: which textbook algorithm
+              takes as long on that link (what to tell `cdpsim simulate --collective`)
+  speed       FLOP/s of the stages' forwards and backwards, in all ranks at once
+
+One speed for all passes predicts less well than each stage's own times, which --stages writes
+as a model file for `--model`.
+
+examples:
+  python -m validation calibrate -o box.toml
+  python -m validation calibrate --ranks 4 --model mlp -n 4 --size width=512 -o box.toml --stages mlp.toml
+"""
+SIZES = (*(8 * 4**k for k in range(12)), 2**26)
+OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
+USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
+TYPES = ("float32", "float64", "bfloat16")
+_TIMEOUT = 300.0  # seconds for one series of messages
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    stages: Stages = USUAL
+    device: str = "cpu"
+    backend: str = "gloo"
+    ranks: int = 2
+    sizes: tuple[int, ...] = SIZES
+    rounds: int = 30
+    alone: bool = False  # time stages in one rank while the others wait
+
+
+def run(
+    output: str | Path, request: Request, *, stages_output: str | Path | None = None, force: bool = False
+) -> Calibration:
+    """Measure this machine, write what was found, and give it."""
+    outputs = _outputs(output, stages_output)
+    for path in outputs:
+        files.check_writable(path, force=force)
+    if request.ranks < 2:
+        raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
+    model = profile_stages(request.stages.training("cpu"), request.stages.optimizer)
+    with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
+        found = measure(group, request, model)
+    drawn = pictures.rendered(draw(found), outputs[2])
+    cluster_of(found, request).save(outputs[0], force=force)
+    files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
+    files.write_file(outputs[2], [drawn], force=force)
+    if stages_output is not None:
+        timed_model(model, found, request.stages.model).save(stages_output, force=force)
+    return found
+
+
+def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]:
+    """Name all files to write; each has its own name."""
+    for path in (output, stages_output):
+        if path is not None and Path(path).suffix.lower() != ".toml":
+            raise RequestError(str(path), "is to be a TOML file; end its name in .toml")
+    beside = [Path(output), *(Path(output).with_suffix(ending) for ending in (".json", ".png"))]
+    if stages_output is None:
+        return beside
+    if Path(stages_output) == Path(output):
+        raise RequestError("--stages", f"{stages_output} is to be the cluster file; choose another name")
+    return [*beside, Path(stages_output)]
+
+
+def measure(group: Ranks, request: Request, model: Model) -> Calibration:
+    """Take all times that a request asks for, by ranks that are there."""
+    stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
+    one_way, *_ = group.call(timings.ping_pong, sizes, timeout=_TIMEOUT)
+    both_ways, *_ = group.call(timings.both_ways, sizes, timeout=_TIMEOUT)
+    link = calibration.transfers(one_way)
+    collectives = []
+    for op in OPS:
+        spans = {k: group.call(timings.collective, op, k, sizes, timeout=_TIMEOUT)[:k] for k in range(2, ranks + 1)}
+        collectives.append(calibration.collective(op, spans, link.fit))
+    alone = group.call(timings.passes, stages, rounds, True, timeout=_TIMEOUT)[0]
+    busy = calibration.pooled(group.call(timings.passes, stages, rounds, False, timeout=_TIMEOUT))
+    work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
+    return Calibration(
+        request=msgspec.json.decode(msgspec.json.encode(request)),
+        environment=environment(request.device),
+        one_way=link,
+        both_ways=calibration.transfers(both_ways),
+        collectives=collectives,
+        compute=calibration.compute(busy, alone, work, request.alone),
+    )
+
+
+def cluster_of(found: Calibration, request: Request) -> Cluster:
+    """Make the cluster that explains best what was measured."""
+    link = found.one_way.fit
+    return Cluster(
+        name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
+        devices=(Devices(speed=_short(found.compute.speed_flop_per_second)),),
+        link=Link(latency=_short(link.latency_seconds), bandwidth=_short(link.bandwidth)),
+    )
+
+
+def timed_model(model: Model, found: Calibration, name: str) -> Model:
+    """Put measured seconds in place of a model's work."""
+    seconds = {(task.stage, task.kind): _short(task.seconds) for task in found.compute.tasks}
+    stages = (
+        msgspec.structs.replace(stage, forward=seconds[j, "forward"], backward=seconds[j, "backward"])
+        for j, stage in enumerate(model.stages)
+    )
+    return Model(name=f"{name}, measured", stages=tuple(stages))
+
+
+def _short(amount: float) -> float:
+    """Round to what a measurement is worth."""
+    return float(f"{amount:.4g}")
+
+
+def told(found: Calibration) -> str:
+    """Say in a few lines what was found."""
+    link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
+    lines = [
+        _line("link", link),
+        _line("both directions at once", both),
+        *(
+            f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
+            for each in found.collectives
+        ),
+        f"speed: {text(_short(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
+        f"other ranks at work: {compute.slowdown:.2f} times as long",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(name: str, fit: Errors) -> str:
+    latency, bandwidth = text(_short(fit.latency_seconds), "s"), text(_short(fit.bandwidth), "B/s")
+    return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `calibrate` to a command line."""
+    parser = console.add_command(commands, "calibrate", serve, ABOUT, MORE)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.toml", help="the cluster file to write")
+    parser.add_argument("--stages", metavar="FILE.toml", help="also write a model file of the stages' own times")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
+    parser.add_argument("--backend", default="gloo", metavar="NAME", help="gloo (default) or nccl: a GPU for each rank")
+    parser.add_argument("--ranks", default="2", metavar="K", help="processes to start (default 2)")
+    parser.add_argument("--model", metavar="NAME", help="whose stages to time (default a transformer of width 256)")
+    parser.add_argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})")
+    parser.add_argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})")
+    parser.add_argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(TYPES)} (default float32)")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
+    )
+    parser.add_argument("--alone", action="store_true", help="time stages in one rank while the others wait")
+    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
+    return parser
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the command line asks for."""
+    request = Request(
+        stages=Stages(
+            model=USUAL.model if options.model is None else options.model,
+            n=whole("n", options.n, at_least=1),
+            batch=whole("batch", options.batch, at_least=1),
+            dtype=choose("dtype", options.dtype, TYPES),
+            sizes={**(USUAL.sizes if options.model is None else {}), **dict(map(_size, options.size))},
+        ),
+        device=options.device,
+        backend=options.backend,
+        ranks=whole("ranks", options.ranks, at_least=2),
+        alone=options.alone,
+    )
+    found = run(options.output, request, stages_output=options.stages, force=options.force)
+    console.write(told(found))
+    return 0
+
+
+def _size(given: str) -> tuple[str, int]:
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise RequestError("--size", f"{given[:40]!r} has no value; write for example width=512")
+    if name in signature(make_training).parameters:
+        raise RequestError("--size", f"{name} is no size of a model; see python -m validation calibrate --help")
+    return name, whole(name, value, at_least=1)
