@@ -87,12 +87,12 @@ class Found:
     def _agree(self, failure: Failure | None, size: int, timeout: float) -> Exception | None:
         """Learn from each other whether all went well."""
         member, place = self._member, f"call {self._calls}"
-        member.store.set(f"{place}/{member.rank}", msgspec.json.encode((failure, size)))
+        member.store.set(f"{place}/{member.rank}", msgspec.json.encode((failure, size)).decode())
         if member.rank == 0:
             problem = verdict(*self._statuses(place, timeout))
             subject = problem.subject if isinstance(problem, RequestError) else None
             shared = Failure(str(problem), subject) if problem else None
-            member.store.set(f"{place}/verdict", msgspec.json.encode(shared))
+            member.store.set(f"{place}/verdict", msgspec.json.encode(shared).decode())
             return problem
         if missing(member.store, [f"{place}/verdict"], timeout + 2 * GRACE):
             return ReplayError(f"rank {member.rank} waited for what rank 0 makes of it, which has not answered")

@@ -1,19 +1,22 @@
-"""What ranks do in tests: replay until something goes wrong with one of them."""
+"""What ranks do in tests: replay until something goes wrong with one of them, or with messages carried otherwise."""
 
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from validation.member import Member, replay_part
 from validation.plan import Message
 from validation.replay import Case, Outcome
-from validation.transport import Pending
+from validation.transport import Distributed, Pending
 
 
 def sleep() -> None:
@@ -50,3 +53,36 @@ def replay_harmed(member: Member, case: Case, rank: int, harm: str) -> Outcome |
 
     member.transport.send = harmful  # type: ignore[method-assign]
     return replay_part(member, case)
+
+
+class Landing(Distributed):
+    """Every message goes through buffers of its own, as those of a GPU do with gloo."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.store, member.rank, member.count, staged=True)
+
+
+class Through(dist.Work):
+    """What has been waited for."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+
+class Queued(Distributed):
+    """Every message is through before anything else happens, as if it went through one queue for all."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.store, member.rank, member.count)
+
+    def _begin(self, message: Message, call: Callable[[], dist.Work | None]) -> dist.Work:
+        super()._begin(message, call).wait()
+        return Through()  # gloo's own would wait for another message
+
+
+CARRIERS: dict[str, Callable[[Member], Distributed]] = {"staged": Landing, "queued": Queued}
+
+
+def replay_carried(member: Member, case: Case, carrier: str) -> Outcome | None:
+    """Replay a device's part with another transport."""
+    return replay_part(replace(member, transport=CARRIERS[carrier](member)), case)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
@@ -11,7 +10,7 @@ pytest.importorskip("torch")
 
 import numpy as np
 
-from validation.replay import Outcome
+from validation.replay import Case, Outcome, Watched, play_together, prepare
 from validation.torchrun import decode, encode
 
 
@@ -52,14 +51,18 @@ def test_what_goes_wrong_under_torchrun_is_told_once() -> None:
 
 
 def test_what_ranks_return_comes_out_the_same() -> None:
-    """Arrays of any type and shape, and keys that are not strings."""
-    arrays = {0: np.arange(3.0), 5: np.ones((2, 0, 3), np.float32)}
-    outcome = Outcome(arrays, Counter({("send", (1,), 8): 3, ("reduce", (0, 2), 0): 1}))
-    found = decode(encode(outcome), Outcome | None)
-    assert found.calls == outcome.calls and type(found.calls) is Counter
-    for stage, array in arrays.items():
-        assert np.array_equal(found.parameters[stage], array)
-        assert (found.parameters[stage].dtype, found.parameters[stage].shape) == (array.dtype, array.shape)
+    """Arrays, keys that are not strings, and whatever was seen meanwhile."""
+    watches: tuple[Watched, ...] = ("storages", "time")
+    for watch in watches:
+        outcome = play_together(prepare(Case("zero-dp", 2, watch=watch)))[0]
+        found = decode(encode(outcome), Outcome | None)
+        assert found.parameters.keys() == outcome.parameters.keys()
+        for stage, array in outcome.parameters.items():
+            assert found.parameters[stage].dtype == array.dtype
+            assert np.array_equal(found.parameters[stage], array)
+        rest = [(seen.calls, type(seen.calls), seen.readings, seen.spans) for seen in (outcome, found)]
+        assert rest[0] == rest[1]
+        assert outcome.readings or outcome.spans
     assert decode(encode(None), Outcome | None) is None
 
 

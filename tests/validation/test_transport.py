@@ -1,0 +1,162 @@
+"""What carries tensors: storages of one's own, buffers on the host, and one order in which nothing can be stuck."""
+
+from collections import deque
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES
+from cdpsim.errors import RequestError
+from cdpsim.program import Content, Op
+from tests.validation.harm import CARRIERS, replay_carried
+from tests.validation.test_replay import rules_of, tolerance
+from validation.forms import Form
+from validation.member import check_device
+from validation.plan import Message, Plan
+from validation.ranks import Ranks
+from validation.replay import Case, difference, expected, prepare
+from validation.transport import InProcess, Mailroom, plain
+
+FORM = Form((3,), torch.float64)
+
+
+def message(op: Op, *members: int) -> Message:
+    """A message of three numbers from the first member, or with it as root."""
+    return Message(7, op, Content.GRADIENT, 0, -1, 0, members[0], members, FORM.nbytes)
+
+
+def test_what_is_received_has_a_storage_of_its_own() -> None:
+    """And nobody keeps the sender's for it."""
+    room, sent = Mailroom(), torch.arange(3.0, dtype=torch.float64)
+    there = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM)
+    sending = InProcess(0, room).send(message(Op.P2P, 0, 1), sent)
+    assert sending.wait() is sent
+    found = there.wait()
+    assert torch.equal(found, sent)
+    assert found.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr()
+    kept = ref(sent)
+    del sent, sending
+    assert kept() is None
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.randoms())
+def test_a_sum_in_one_process_is_everybodys_and_takes_no_more_room(values: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
+    """Whoever asks first: every member's own tensor becomes the sum of all."""
+    room, together = Mailroom(), message(Op.ALL_REDUCE, *range(len(values)))
+    tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
+    total = torch.stack(tensors).sum(0)
+    pending = [InProcess(k, room).all_reduce(together, tensor) for k, tensor in enumerate(tensors)]
+    for k in random.sample(range(len(values)), len(values)):
+        assert pending[k].wait() is tensors[k]
+        assert torch.equal(tensors[k], total)
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(0, 4))
+def test_a_reduction_in_one_process_ends_at_its_root(values: list[list[int]], root: int) -> None:
+    root %= len(values)
+    room, together = Mailroom(), message(Op.REDUCE, *range(len(values)))._replace(src=root)
+    tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
+    total = torch.stack(tensors).sum(0)
+    pending = [InProcess(k, room).reduce(together, tensor) for k, tensor in enumerate(tensors)]
+    assert pending[root].wait() is tensors[root]
+    assert torch.equal(tensors[root], total)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as four:
+        yield four
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_does_not_matter_how_messages_are_carried(ranks: Ranks, schedule: str, carrier: str) -> None:
+    """Through buffers on the host, or one at a time: values and counts stay, and nothing is stuck."""
+    for rule in rules_of(schedule):
+        case = Case(schedule, 2, rule=rule)
+        outcomes = [outcome for outcome in ranks.call(replay_carried, case, carrier) if outcome]
+        prepared = prepare(case)
+        assert difference(outcomes, expected(prepared)) <= tolerance(schedule)
+        assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
+
+
+def stuck(plan: Plan, queues: list[deque[int]]) -> list[int]:
+    """Who is left where a device does nothing before its message is through, as NCCL's queues may have it at worst."""
+    at_work = True
+    while at_work:
+        at_work = False
+        for queue in queues:
+            while queue:
+                members = plan.devices_of(queue[0])
+                if any(not queues[member] or queues[member][0] != queue[0] for member in members):
+                    break
+                for member in members:
+                    queues[member].popleft()
+                at_work = True
+    return [device for device, queue in enumerate(queues) if queue]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_one_queue_a_device_is_enough(schedule: str, n: int) -> None:
+    """For messages in both directions, collectives and tasks; so two ranks agree on what is next between them."""
+    for rule in rules_of(schedule):
+        plan = prepare(Case(schedule, n, steps=3, rule=rule)).plan
+        assert not stuck(plan, [deque(part.nodes) for part in plan.parts()])
+
+
+def test_another_order_on_one_side_is_stuck() -> None:
+    """Two messages between the same two devices, the other way round on one of them."""
+    plan = prepare(Case("multi-cdp", 2)).plan
+    queues = [deque(part.nodes) for part in plan.parts()]
+    one, other = [k for k, node in enumerate(queues[0]) if plan.is_message(node)][:2]
+    queues[0][one], queues[0][other] = queues[0][other], queues[0][one]
+    assert stuck(plan, queues) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpus", "problem"),
+    [
+        ("cuda", "nccl", 1, "backend: nccl needs a GPU for each rank; there are 1 for 2 ranks; use --backend gloo"),
+        ("cpu", "nccl", 0, "backend: nccl needs a GPU for each rank; there are 0 for 2 ranks; use --backend gloo"),
+        ("cpu", "nccl", 2, "backend: nccl carries nothing but a GPU's tensors; use --device cuda or --backend gloo"),
+        ("cuda", "gloo", 0, "device: cuda needs a GPU that torch can use, and there is none; use --device cpu"),
+        ("gpu", "gloo", 2, "device: unknown device 'gpu'; did you mean 'cpu'?"),
+        ("cpu", "mpi", 2, "backend: unknown backend 'mpi'; known are gloo, nccl"),
+    ],
+)
+def test_what_a_machine_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str, gpus: int, problem: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(RequestError) as raised:
+        Ranks(2, device=device, backend=backend)
+    assert str(raised.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpus"), [("cpu", "gloo", 0), ("cuda", "gloo", 1), ("cuda", "gloo", 2), ("cuda", "nccl", 2)]
+)
+def test_what_a_machine_has_is_taken(monkeypatch: pytest.MonkeyPatch, device: str, backend: str, gpus: int) -> None:
+    """Ranks may share a GPU with gloo, and need not with NCCL."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    check_device(device, backend, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("[/build/gloo/transport/tcp/pair.cc:538] Connection closed\nmore", "Connection closed"),
+        ("[a.cc:1] Closed [::1]:80. This is typically caused by another.", "Closed [::1]:80"),
+        ("[enforce fail at alloc_cpu.cpp:121] err == 0. Full", "err == 0. Full"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_what_torch_says_becomes_one_line(said: str, told: str) -> None:
+    assert plain(RuntimeError(said)) == told
