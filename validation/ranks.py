@@ -21,7 +21,7 @@ from validation.replay import Case, Outcome
 T = TypeVar("T")
 
 START = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
-GRACE = 5.0  # seconds for ranks whose own waits have timed out to say so
+GRACE = 3.0  # seconds for ranks whose own waits have timed out to say so
 
 
 class Ranks:

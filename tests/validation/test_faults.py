@@ -133,7 +133,9 @@ def launcher(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """Even one that is stopped, and hears of nothing."""
     with launcher(tmp_path) as (process, below):
+        os.kill(below[-1], signal.SIGSTOP)
         process.kill()
         assert ended(below)
     assert not list(tmp_path.iterdir())
