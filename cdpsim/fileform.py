@@ -76,13 +76,20 @@ def load(path: str | Path) -> object:
 
 def save(path: str | Path, content: Mapping[str, object], *, force: bool = False) -> None:
     """Write plain dicts and lists into a .toml or .json file."""
-    if _ending(path) == ".toml":
-        import tomli_w
-
-        text = tomli_w.dumps(content)
-    else:
-        text = msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
+    text = as_toml(content) if _ending(path) == ".toml" else as_json(content)
     files.write_file(path, [text], force=force)
+
+
+def as_toml(content: Mapping[str, object]) -> str:
+    """Give what a .toml file says."""
+    import tomli_w
+
+    return tomli_w.dumps(content)
+
+
+def as_json(content: Mapping[str, object]) -> str:
+    """Give what a .json file says."""
+    return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
 
 
 def decode(content: object, form: type[T], subject: str, tables: tuple[type[Table], ...]) -> T:

@@ -133,11 +133,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; a unit model becomes, for good, one of seconds and bytes."""
-        fileform.save(path, self._table(), force=force)
+        fileform.save(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Give what a file says of this model, or "unit"."""
-        return "unit" if self.is_unit else self._table()
+        return "unit" if self.is_unit else self.table()
 
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
@@ -151,7 +151,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 
-    def _table(self) -> dict[str, object]:
+    def table(self) -> dict[str, object]:
+        """Give what a file says of this model."""
         name: dict[str, object] = {"name": self.name} if self.name else {}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
         return name | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
+from cdpsim.errors import choose
+from cdpsim.model import Model
 from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.simulate import find_schedule
 from validation.equation import evaluate, grouping_of
@@ -20,12 +22,14 @@ from validation.models import make_training
 from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
 from validation.stages import profile_stages, with_unit_times
-from validation.training import Training
+from validation.training import Training, in_double
 from validation.transport import InProcess, Mailroom, Transport
-from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
+from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch, granularity
 
 Watched = Literal["nothing", "storages", "allocator", "time"]
 METERED: tuple[Watched, ...] = ("storages", "allocator")
+
+DTYPES = ("float32", "float64")
 
 Final = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters in the end, as one vector
 
@@ -43,7 +47,11 @@ class Case:
     batch: int = 4
     dtype: str = "float64"
     seed: int = 0
+    sizes: tuple[tuple[str, int], ...] = ()  # of the model
+    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
+    stages: Model | None = None  # what they hold, if it is known: else it is found out
     device: str = "cpu"
+    backend: str = "gloo"
     watch: Watched = "nothing"
 
 
@@ -71,13 +79,21 @@ def prepare(case: Case) -> Prepared:
     """Assemble the program of a case for the bytes that its stages have."""
     schedule = find_schedule(case.schedule)
     rule = schedule.rule if case.rule is None else _rule(case.rule)
-    dtype: torch.dtype = getattr(torch, case.dtype)
-    training = make_training(case.model, case.n, batch=case.batch, dtype=dtype, seed=case.seed)
+    training = train(case)
+    model = profile_stages(training, case.optimizer, granularity(case.device)) if case.stages is None else case.stages
     # A real device does one task at a time, so it has one lane.
-    model = with_unit_times(profile_stages(training, case.optimizer))
-    program = assemble(schedule, model, case.steps, rule=rule, lanes=1)
+    program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, lanes=1)
     check_columns(program)
     return Prepared(case, rule, Plan(program), training)
+
+
+def train(case: Case) -> Training:
+    """Build what a case trains."""
+    dtype: torch.dtype = getattr(torch, choose("dtype", case.dtype, DTYPES))
+    sizes = dict(case.sizes)
+    return make_training(
+        case.model, case.n, batch=case.batch, dtype=dtype, seed=case.seed, device=case.device, cuts=case.cuts, **sizes
+    )
 
 
 def _rule(rule: str | tuple[tuple[bool, ...], ...]) -> Rule:
@@ -140,7 +156,7 @@ def expected(prepared: Prepared) -> list[Tensor]:
     program, case = prepared.plan.program, prepared.case
     fresh = prepared.rule.matrix(program.n, program.m)
     with one_thread():
-        return evaluate(prepared.training, case.optimizer, fresh, case.steps, grouping_of(program))
+        return evaluate(in_double(prepared.training), case.optimizer, fresh, case.steps, grouping_of(program))
 
 
 def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

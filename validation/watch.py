@@ -11,7 +11,10 @@ from torch import Tensor
 from cdpsim.program import Category
 from validation.tracker import Tracker
 
-CUDA_GRANULARITY = 512  # bytes: what CUDA's caching allocator rounds up to
+
+def granularity(device: str) -> int:
+    """Say what a device's allocator rounds up to: CUDA's caching one to 512 bytes."""
+    return 512 if torch.device(device).type == "cuda" else 1
 
 
 class Watch(Protocol):
@@ -74,7 +77,7 @@ class Meter(Nobody):
 
     def __init__(self, device: torch.device, *, allocator: bool = False) -> None:
         self.readings: list[Reading] = []
-        self._tracker = Tracker(CUDA_GRANULARITY if device.type == "cuda" else 1)
+        self._tracker = Tracker(granularity(device.type))
         self._slot = 0
         self._device, self._allocator = device, allocator
         self._base = torch.cuda.memory_allocated(device) if allocator else 0
