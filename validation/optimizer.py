@@ -49,3 +49,12 @@ class Optimizer:
         if self.kind == "adam":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.options.get("momentum") else ()
+
+
+OPTIMIZERS = MappingProxyType(
+    {
+        "sgd": Optimizer("sgd", {"lr": 0.1}),
+        "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        "adam": Optimizer("adam", {"lr": 0.01}),
+    }
+)

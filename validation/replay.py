@@ -80,11 +80,20 @@ def prepare(case: Case) -> Prepared:
     schedule = find_schedule(case.schedule)
     rule = schedule.rule if case.rule is None else _rule(case.rule)
     training = train(case)
-    model = profile_stages(training, case.optimizer, granularity(case.device)) if case.stages is None else case.stages
+    model = _profiled(training, case) if case.stages is None else case.stages
     # A real device does one task at a time, so it has one lane.
     program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, lanes=1)
     check_columns(program)
     return Prepared(case, rule, Plan(program), training)
+
+
+def profile_of(case: Case) -> Model:
+    """Find out what a case's stages hold and do, without computing anything."""
+    return _profiled(train(case), case)
+
+
+def _profiled(training: Training, case: Case) -> Model:
+    return profile_stages(training, case.optimizer, granularity(case.device))
 
 
 def train(case: Case) -> Training:
