@@ -1,0 +1,96 @@
+"""Cuts into stages, against all cuts that there are."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from cdpsim.errors import RequestError
+from validation.partition import Cuts, authors, balanced, read_cuts
+
+np = pytest.importorskip("numpy")
+
+costs_and_stages = st.lists(st.integers(0, 30), min_size=1, max_size=9).flatmap(
+    lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
+)
+
+
+def stages(costs: list[int], cuts: Cuts, closing: list[int] | None = None) -> list[int]:
+    extra = closing or [0] * len(costs)
+    return [sum(costs[begin:end]) + extra[end - 1] for begin, end in pairwise((0, *cuts, len(costs)))]
+
+
+def rank(sums: list[int]) -> tuple[int, int]:
+    return max(sums), sum(cost**2 for cost in sums)
+
+
+@given(costs_and_stages)
+def test_balanced_cuts_are_the_first_of_the_best(case: tuple[list[int], int]) -> None:
+    costs, n = case
+    every = list(combinations(range(1, len(costs)), n - 1))
+    assert balanced(costs, n) == min(every, key=lambda cuts: (*rank(stages(costs, cuts)), cuts))
+
+
+@given(costs_and_stages, st.data())
+def test_what_closes_a_stage_counts_once_for_each(case: tuple[list[int], int], data: st.DataObject) -> None:
+    costs, n = case
+    closing = data.draw(st.lists(st.integers(0, 30), min_size=len(costs), max_size=len(costs)))
+    every = list(combinations(range(1, len(costs)), n - 1))
+    assert balanced(costs, n, closing) == min(every, key=lambda cuts: (*rank(stages(costs, cuts, closing)), cuts))
+
+
+@given(costs_and_stages)
+def test_another_unit_moves_no_cut(case: tuple[list[int], int]) -> None:
+    costs, n = case
+    assert balanced([10**15 * cost for cost in costs], n) == balanced(costs, n)
+
+
+@example(([1, 1, 1, 1, 4], 2))
+@given(costs_and_stages)
+def test_authors_cuts_are_those_of_their_code(case: tuple[list[int], int]) -> None:
+    """A cumulative sum, its n-th parts, and a search from the left, as numpy has them."""
+    costs, n = case
+    sums = np.cumsum(costs)
+    found = tuple(np.searchsorted(sums, np.arange(1, n) * (sums[-1] // n)).tolist())
+    assume(all(begin < end for begin, end in pairwise((0, *found, len(costs)))))
+    assert authors(costs, n) == found
+
+
+@given(costs_and_stages)
+def test_authors_never_beat_the_exact_cuts(case: tuple[list[int], int]) -> None:
+    costs, n = case
+    try:
+        cuts = authors(costs, n)
+    except RequestError:
+        assume(False)
+    assert max(stages(costs, cuts)) >= max(stages(costs, balanced(costs, n)))
+
+
+def test_authors_may_do_worse_than_the_exact_cuts() -> None:
+    costs = [3, 3, 3, 3, 1]
+    assert stages(costs, authors(costs, 3)) == [3, 3, 7]
+    assert stages(costs, balanced(costs, 3)) == [3, 6, 4]
+
+
+def test_authors_may_leave_a_stage_empty() -> None:
+    with pytest.raises(RequestError, match="stage 0 of 2 without a layer; take flops"):
+        authors([9, 1], 2)
+
+
+@pytest.mark.parametrize("cut", [balanced, authors])
+def test_fewer_layers_than_stages_are_refused(cut: type) -> None:
+    with pytest.raises(RequestError, match="n=4: must be at least 1 and at most 3"):
+        cut([1, 1, 1], 4)
+
+
+@pytest.mark.parametrize("text", ["0,3", "3,3", "5,3", "3,7"])
+def test_cuts_that_leave_a_stage_empty_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="must increase from 1 at least to 6 at most"):
+        read_cuts(text, 7)
+
+
+@pytest.mark.parametrize("text", ["", "3,", "a", "flop", "-1", "1.5", "²"])
+def test_what_are_no_cuts_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="unknown partition"):
+        read_cuts(text, 7)
