@@ -5,16 +5,19 @@ A model is a function in `MODELS`, called as `build(n, batch=..., dtype=..., **s
 defaults. Parameters are made in torch's default type, which is `dtype` then, and from torch's seed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
 from validation.forms import Form
-from validation.training import Architecture, Draw, Training, cut, mean_square
+from validation.own import own_model
+from validation.training import Architecture, Build, Draw, Training, cut, mean_square
+from validation.zoo import ZOO
 
 
 class Perceptron(nn.Module):
@@ -73,7 +76,7 @@ def transformer(
     return Architecture([Block(width, heads) for _ in range(n * layers)], data, data, mean_square)
 
 
-MODELS: dict[str, Callable[..., Architecture]] = {"mlp": perceptrons, "transformer": transformer}
+MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
 
 
 def make_training(
@@ -85,21 +88,36 @@ def make_training(
     seed: int = 0,
     device: torch.device | str = "cpu",
     cuts: Sequence[int] | None = None,
-    **sizes: int,
+    **sizes: Any,
 ) -> Training:
     """Build n stages of a model, the same ones wherever it is built; `sizes` are those that the model has."""
-    build = MODELS[choose("model", model, MODELS)]
-    known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
-    for name, size in sizes.items():
-        choose(f"size of {model}", name, known)
-        if size < 1:
-            raise RequestError(f"{name}={size}", "must be at least 1")
-    with torch.random.fork_rng(devices=[]), _default_type(dtype):
-        torch.manual_seed(seed)
-        architecture = build(n, batch=batch, dtype=dtype, **sizes)
+    architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, **sizes)
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
     return cut(architecture, cuts, seed=seed, device=device)
+
+
+def make_architecture(
+    model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, **sizes: Any
+) -> Architecture:
+    """Build the layers of a model, always the same ones."""
+    build = find_model(model)
+    known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
+    for name, size in sizes.items():
+        choose(f"size of {model}", name, known)
+        if isinstance(size, int) and size < 1:
+            raise RequestError(f"{name}={size}", "must be at least 1")
+    with torch.random.fork_rng(devices=[]), _default_type(dtype):
+        torch.manual_seed(seed)
+        return build(n, batch=batch, dtype=dtype, **sizes)
+
+
+def find_model(name: str) -> Build:
+    """Say how to build a model: one of `MODELS`, of transformers, or somebody's own (`module:function`)."""
+    if ":" in name:
+        return own_model(name)
+    known = {**MODELS, **ZOO}
+    return known[choose("model", name, known)]
 
 
 def even_cuts(layers: int, n: int) -> list[int]:

@@ -55,6 +55,9 @@ class Architecture(NamedTuple):
     loss: Loss
 
 
+Build = Callable[..., Architecture]  # of n, batch=..., dtype=... and the sizes that a model has
+
+
 @dataclass(frozen=True, eq=False)
 class Training:
     """Stages with their first parameters, on a CPU, and the data that each micro-batch brings."""

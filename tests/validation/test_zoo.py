@@ -1,0 +1,209 @@
+"""Models of transformers as layers, against transformers' own."""
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import torch
+from torch import Tensor, nn
+
+from cdpsim.errors import RequestError
+from validation.models import make_architecture, make_training
+from validation.profile import without_weights
+from validation.training import Architecture, cut
+from validation.zoo import ZOO, RootMeanSquareNorm
+
+CLASSES = {
+    "resnet": "ResNetForImageClassification",
+    "vit": "ViTForImageClassification",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+}
+MINIS = [name for name in ZOO if name.endswith("-mini")]
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[nn.Module, Architecture]]:
+    """Gives a model of transformers before it is taken apart, and the layers that were made of it."""
+
+    def both(name: str, dtype: torch.dtype, **sizes: Any) -> tuple[nn.Module, Architecture]:
+        kind = getattr(transformers, CLASSES[name.partition("-")[0]])
+        make, copies = kind.__init__, []
+
+        def spy(model: nn.Module, config: Any) -> None:
+            make(model, config)
+            copies.append(deepcopy(model))
+
+        monkeypatch.setattr(kind, "__init__", spy)
+        architecture = make_architecture(name, 1, batch=3, dtype=dtype, **sizes)
+        return copies[0], architecture
+
+    return both
+
+
+@pytest.mark.parametrize("name", MINIS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_compute_what_the_model_does(whole: Callable[..., Any], name: str, attention: str) -> None:
+    """Bit by bit, outputs and gradients; Llama in float32, to which its norms round in transformers."""
+    llama = name == "llama-mini"
+    sizes = {} if name == "resnet-mini" else {"attention": attention}
+    model, architecture = whole(name, torch.float32 if llama else torch.float64, **sizes)
+    layers = nn.Sequential(*architecture.layers)
+    x = architecture.inputs(0)
+    output = model(x, **({"use_cache": False} if x.dtype == torch.int64 else {})).logits
+    found = layers(x)
+    assert torch.equal(found, output)
+    assert _values(layers, architecture, found) == _values(model, architecture, output)
+
+
+def _values(module: nn.Module, architecture: Architecture, output: Tensor) -> list[tuple[list[float], list[float]]]:
+    """Every parameter with its gradient; they have other names here and there."""
+    parameters = list(module.parameters())
+    gradients = torch.autograd.grad(architecture.loss(output, architecture.targets(1)), parameters)
+    return sorted((p.flatten().tolist(), g.flatten().tolist()) for p, g in zip(parameters, gradients, strict=True))
+
+
+def test_llamas_norm_is_that_of_transformers_in_wider_numbers() -> None:
+    """The same bits in float32; where the model is in float64, closer to the truth."""
+    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    ours = RootMeanSquareNorm(norm.weight, norm.variance_epsilon)
+    assert torch.equal(ours(x), norm(x))
+    double = RootMeanSquareNorm(nn.Parameter(norm.weight.double()), norm.variance_epsilon)(x.double())
+    truth = x.double() / (x.double() ** 2).mean(-1, keepdim=True).add(norm.variance_epsilon).sqrt()
+    assert (double - truth).abs().max() < 1e-15
+    assert (norm(x.double()) - truth).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "layers"),
+    [
+        ("resnet50", 25_557_032, 18),
+        ("vit-b16", 86_567_656, 14),
+        ("gpt2", 124_439_808 + 50_257 * 768, 14),  # its output layer has weights of its own
+        ("llama3-8b", 8_030_261_248, 34),
+    ],
+)
+def test_full_models_have_the_parameters_that_they_are_known_for(name: str, count: int, layers: int) -> None:
+    found = without_weights(name, 1, batch=1, dtype=torch.float32).layers
+    assert len(found) == layers
+    assert sum(parameter.numel() for layer in found for parameter in layer.parameters()) == count
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_small_models_make_eight_stages_that_start_alike_everywhere(name: str) -> None:
+    first, second = (make_training(name, 8, seed=3) for _ in range(2))
+    other = make_training(name, 8, seed=4)
+    assert first.n == 8
+    for a, b in zip(first.stages, second.stages, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(next(first.stages[0].parameters()), next(other.stages[0].parameters()))
+    assert {p.dtype for stage in first.stages for p in stage.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_a_forward_is_the_same_one_twice(name: str) -> None:
+    """No dropout, and no statistics that run along."""
+    architecture = make_architecture(name, 1, batch=3, dtype=torch.float64)
+    layers = nn.Sequential(*architecture.layers)
+    x = architecture.inputs(0)
+    assert layers.training
+    assert torch.equal(layers(x), layers(x))
+
+
+def test_sizes_are_the_models_own() -> None:
+    assert make_architecture("gpt2-mini", 1, batch=2, dtype=torch.float64, length=5).inputs.form.shape == (2, 5)
+    with pytest.raises(RequestError, match="unknown size of resnet-mini 'length'; known are image"):
+        make_architecture("resnet-mini", 1, batch=2, dtype=torch.float64, length=5)
+    with pytest.raises(RequestError, match="unknown attention 'flash'; known are sdpa, eager"):
+        make_architecture("gpt2-mini", 1, batch=2, dtype=torch.float64, attention="flash")
+
+
+def test_an_unknown_model_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(RequestError, match="did you mean 'resnet50'"):
+        make_training("resnet-50", 2)
+
+
+def test_without_transformers_its_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RequestError, match=r"is not installed; run `pip install 'cdpsim\[models\]'`"):
+        make_training("gpt2-mini", 2)
+
+
+# A model of one's own
+
+OWN = """
+import torch
+from torch import nn
+
+def classifier(batch):
+    layers = [nn.Linear(6, 5), nn.Sequential(nn.ReLU(), nn.Linear(5, 3))]
+    return layers, torch.ones(batch, 6), torch.tensor([2] * batch)
+
+def regression(batch):
+    return [nn.Embedding(4, 2), nn.Linear(2, 1)], torch.tensor([[0, 3]] * batch), torch.ones(batch, 2, 1)
+
+def two_things(batch):
+    return [nn.Linear(2, 2)], torch.ones(batch, 2)
+
+def no_layers(batch):
+    return nn.Linear(2, 2), torch.ones(batch, 2), torch.ones(batch, 2)
+
+def no_tensors(batch):
+    return [nn.Linear(2, 2)], 1, 2
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_models.py").write_text(OWN)
+    (tmp_path / "my_mistake.py").write_text("def function(:")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_model_of_ones_own_is_found_in_the_working_folder() -> None:
+    training = make_training("my_models:classifier", 2, batch=4)
+    assert training.boundary(0).shape == (4, 5)
+    assert training.input(0, 0).shape == (4, 6)
+    assert training.target(0, 0).shape == (4,)
+    assert {int(training.target(0, i).max()) for i in range(9)} <= {0, 1, 2}
+    output = torch.zeros(4, 3, dtype=torch.float64)
+    assert training.loss(output, training.target(0, 0), 1).item() == pytest.approx(torch.log(torch.tensor(3.0)).item())
+
+
+@pytest.mark.usefixtures("folder")
+def test_whole_numbers_in_real_ones_out() -> None:
+    architecture = make_architecture("my_models:regression", 1, batch=4, dtype=torch.float64)
+    assert (architecture.inputs.classes, architecture.targets.form.dtype) == (4, torch.float64)
+    assert cut(architecture, [1]).loss(torch.ones(4, 2, 1), torch.zeros(4, 2, 1), 2).item() == 0.5
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("my_model:classifier", "cannot be imported .*; check its spelling and the working folder"),
+        ("my_mistake:function", "cannot be imported"),
+        (":classifier", "cannot be imported"),
+        ("my_models:classifer", "has no function 'classifer'"),
+        ("my_models:number", "has no function 'number'"),
+        ("my_models:two_things", "must give three things"),
+        ("my_models:no_layers", "must give a list of torch modules first"),
+        ("my_models:no_tensors", "must give two tensors after the layers"),
+    ],
+)
+def test_what_is_no_model_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        make_training(name, 1)
