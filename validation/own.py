@@ -25,7 +25,7 @@ def own_model(name: str) -> Build:
 
     def build(n: int, *, batch: int, dtype: torch.dtype) -> Architecture:
         with torch.device("cpu"):  # the example's values are looked at, so it must have some
-            given = function(batch)
+            given = _called(name, function, batch)
         if not (isinstance(given, tuple | list) and len(given) == 3):
             raise RequestError(name, "must give three things: layers, an example input, an example target")
         layers, x, target = given
@@ -46,13 +46,21 @@ def _find(name: str) -> Callable[[int], Any]:
         sys.path.append(here)
     try:
         module = import_module(module_name)
-    except (ImportError, ValueError, SyntaxError) as error:
+    except Exception as error:  # it is their own code that runs here
         raise RequestError(name, f"cannot be imported ({error}); check its spelling and the working folder") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise RequestError(name, f"{module_name} has no function {function_name!r}; check its spelling")
     found: Callable[[int], Any] = function
     return found
+
+
+def _called(name: str, function: Callable[[int], Any], batch: int) -> Any:
+    try:
+        return function(batch)
+    except Exception as error:  # whatever somebody's own code may raise
+        what = f"{type(error).__name__}: {error}"
+        raise RequestError(name, f"fails when it is called with {batch} ({what}); mend it there") from error
 
 
 def _like(example: Tensor, dtype: torch.dtype) -> Draw:

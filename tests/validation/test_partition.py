@@ -1,15 +1,16 @@
 """Cuts into stages, against all cuts that there are."""
 
+import doctest
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
+from validation import partition
 from validation.partition import Cuts, authors, balanced, read_cuts
-
-np = pytest.importorskip("numpy")
 
 costs_and_stages = st.lists(st.integers(0, 30), min_size=1, max_size=9).flatmap(
     lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
@@ -23,6 +24,10 @@ def stages(costs: list[int], cuts: Cuts, closing: list[int] | None = None) -> li
 
 def rank(sums: list[int]) -> tuple[int, int]:
     return max(sums), sum(cost**2 for cost in sums)
+
+
+def test_examples_are_right() -> None:
+    assert doctest.testmod(partition)[:2] == (0, 3)
 
 
 @given(costs_and_stages)
