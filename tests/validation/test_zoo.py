@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
 from validation.models import make_architecture, make_training
+from validation.optimizer import Optimizer
 from validation.profile import without_weights
+from validation.replay import Case, difference, expected, play_together, prepare
+from validation.stages import measure, profile_stages
 from validation.training import Architecture, cut
 from validation.zoo import ZOO, RootMeanSquareNorm
 
@@ -118,6 +121,22 @@ def test_a_forward_is_the_same_one_twice(name: str) -> None:
     assert torch.equal(layers(x), layers(x))
 
 
+@pytest.mark.parametrize("name", MINIS)
+def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
+    """To the byte, also where kernels are convolutions and fused attention."""
+    training = make_training(name, 4, batch=3, dtype=torch.float32)
+    for j, stage in enumerate(profile_stages(training, Optimizer()).stages):
+        real = measure(training, j)
+        found = (stage.activation, stage.kept_output, stage.forward_transient, stage.backward_transient)
+        assert found == real[:4]
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_a_replay_of_their_stages_is_the_equation(name: str) -> None:
+    prepared = prepare(Case("mp-cdp", 3, steps=2, model=name))
+    assert difference(play_together(prepared), expected(prepared)) == 0
+
+
 def test_sizes_are_the_models_own() -> None:
     assert make_architecture("gpt2-mini", 1, batch=2, dtype=torch.float64, length=5).inputs.form.shape == (2, 5)
     with pytest.raises(RequestError, match="unknown size of resnet-mini 'length'; known are image"):
@@ -158,6 +177,9 @@ def no_layers(batch):
 
 def no_tensors(batch):
     return [nn.Linear(2, 2)], 1, 2
+
+def fails(batch):
+    raise KeyError("mine")
 
 number = 3
 """
@@ -200,6 +222,7 @@ def test_whole_numbers_in_real_ones_out() -> None:
         ("my_models:classifer", "has no function 'classifer'"),
         ("my_models:number", "has no function 'number'"),
         ("my_models:two_things", "must give three things"),
+        ("my_models:fails", "fails when it is called with 4 .KeyError: 'mine'.; mend it there"),
         ("my_models:no_layers", "must give a list of torch modules first"),
         ("my_models:no_tensors", "must give two tensors after the layers"),
     ],

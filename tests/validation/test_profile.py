@@ -1,0 +1,258 @@
+"""Profiles against torch's own tracker, real runs and hand counts; and the command."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+
+from cdpsim.cli import main
+from cdpsim.console import dispatch, parser_of
+from cdpsim.errors import RequestError
+from cdpsim.model import Model, Stage
+from cdpsim.units import Work
+from validation.cuts import layer_times
+from validation.models import make_architecture
+from validation.partition import PARTITIONS
+from validation.peak import imitate_module, peak_activations, whole_peak
+from validation.profile import OPTIMIZERS, add_parser, profile, without_weights
+from validation.training import Architecture, cut
+
+MINIS = ["mlp", "transformer", "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"]
+HEADER = ["stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters"]
+BOX = 'name = "box"\n[devices]\nspeed = "10 TFLOPS"\n[link]\nbandwidth = "10 GB/s"\n'
+
+
+def architecture(model: str, batch: int = 2, dtype: torch.dtype = torch.float32, **sizes: Any) -> Architecture:
+    if model not in ("mlp", "transformer"):
+        pytest.importorskip("transformers")
+    return without_weights(model, 3, batch=batch, dtype=dtype, **sizes)
+
+
+class _Peak(MemTracker):  # type: ignore[misc, unused-ignore]
+    """Torch's tracker, which by itself keeps only the peak of everything together."""
+
+    activations = 0
+
+    def _update_peak_stats(self, state: Any) -> None:
+        for level in self._curr_mem_snap.values():
+            self.activations = max(self.activations, level[_MemRefType.ACT] + level[_MemRefType.TEMP])
+        super()._update_peak_stats(state)
+
+
+def torchs_peak(model: Architecture) -> int:
+    net, tracker = nn.Sequential(*model.layers), _Peak()
+    with FakeTensorMode():
+        imitate_module(net)
+        data = [torch.empty(draw.form.shape, dtype=draw.form.dtype) for draw in (model.inputs, model.targets)]
+        tracker.track_external(net, *data)
+        with tracker:
+            torch.autograd.backward(model.loss(net(data[0]), data[1]))
+    return tracker.activations
+
+
+@pytest.mark.parametrize(("model", "batch"), [("resnet50", 32), ("vit-b16", 32), ("gpt2", 2)])
+def test_peak_is_that_of_torchs_tracker(model: str, batch: int) -> None:
+    assert whole_peak(architecture(model, batch)) == torchs_peak(architecture(model, batch))
+
+
+@pytest.mark.parametrize("model", MINIS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_peak_is_that_of_a_real_run(model: str, dtype: torch.dtype) -> None:
+    fake = whole_peak(architecture(model, dtype=dtype))
+    real = make_architecture(model, 3, batch=2, dtype=dtype)
+    net = nn.Sequential(*real.layers)
+    assert peak_activations(net, real.loss, real.inputs(0), real.targets(1)) == fake
+
+
+def test_flops_of_a_vision_transformer_can_be_counted_by_hand() -> None:
+    """Patches, twelve blocks of four square products, attention's two and the perceptron's two, and the head."""
+    pytest.importorskip("transformers")
+    tokens, width = 197, 768
+    block = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * 4 * width
+    whole = 196 * width * (3 * 16 * 16) + 12 * block + width * 1000
+    assert sum(stage.forward for stage in profile("vit-b16", batch=1).model.stages) == 2 * whole
+
+
+def test_flops_of_a_resnet_are_those_that_it_is_known_for() -> None:
+    """4.09 G multiply-adds for an image."""
+    pytest.importorskip("transformers")
+    assert sum(stage.forward for stage in profile("resnet50", batch=1).model.stages) == 2 * 4_089_184_256
+
+
+def test_attention_counts_alike_in_either_kernel() -> None:
+    """In the forward; in the backward the fused kernel computes scores again."""
+    fused, eager = (
+        [stage.forward for stage in profile("gpt2-mini", attention=kernel).model.stages]
+        for kernel in ("sdpa", "eager")
+        if pytest.importorskip("transformers")
+    )
+    assert fused == eager
+
+
+def test_optimizers_weigh_what_they_keep() -> None:
+    stages = {name: profile("mlp", 2, optimizer=name).model.stages[0] for name in OPTIMIZERS}
+    parameters = stages["sgd"].parameters
+    assert parameters == 4 * (16 * 32 + 32 + 32 * 16 + 16)
+    assert {name: stage.optimizer for name, stage in stages.items()} == {
+        "sgd": 0,
+        "momentum": parameters,
+        "adam": 2 * parameters + 4,
+    }
+
+
+@pytest.mark.parametrize("partition", [*PARTITIONS, "1,2,5"])
+def test_stages_are_those_of_the_cuts(partition: str) -> None:
+    """Whatever makes them, they are all of the layers."""
+    pytest.importorskip("transformers")
+    found, layers = profile("gpt2-mini", 4, partition=partition), profile("gpt2-mini").model.stages
+    ends = [0, *found.cuts, found.layers]
+    assert len(found.model.stages) == 4 == len(ends) - 1
+    for stage, (begin, end) in zip(found.model.stages, pairwise(ends), strict=True):
+        own = layers[begin:end]
+        assert stage.parameters == sum(layer.parameters for layer in own)
+        assert stage.boundary == own[-1].boundary
+        # A first layer has no gradient of its input to compute, wherever it stands alone; none at all counts as one.
+        assert abs(stage.forward - sum(layer.forward for layer in own)) <= 1
+        assert abs(stage.backward - sum(layer.backward for layer in own)) <= 1
+
+
+def test_partitions_balance_what_they_say() -> None:
+    """GPT-2's first layer has no FLOP and many bytes; the exact cuts of one are not those of the other."""
+    pytest.importorskip("transformers")
+    balanced, by_memory = (
+        profile("gpt2", 4, partition=partition, optimizer="adam").model.stages for partition in ("flops", "memory")
+    )
+
+    def flops(stages: tuple[Stage, ...]) -> float:
+        return max(stage.forward + stage.backward for stage in stages)
+
+    def held(stages: tuple[Stage, ...]) -> int:
+        return max(stage.activation + 2 * stage.parameters + stage.optimizer for stage in stages)
+
+    assert flops(balanced) < flops(by_memory)
+    assert held(by_memory) < held(balanced)
+
+
+def test_memory_of_a_stage_is_what_its_layers_were_cut_by() -> None:
+    """What the partition adds up is what the stage then weighs, for layers that keep their input."""
+    pytest.importorskip("transformers")
+    layers, stage = profile("resnet-mini").model.stages, profile("resnet-mini", 1).model.stages[0]
+    assert sum(layer.activation for layer in layers) - sum(layer.kept_output for layer in layers) == stage.activation
+
+
+def test_layers_are_timed_by_themselves() -> None:
+    model = make_architecture("mlp", 3, batch=2, dtype=torch.float32, width=8)
+    times = layer_times(cut(model, [1, 2]))
+    assert len(times) == 3
+    assert all(0 < time < 10**10 for time in times)
+
+
+def test_half_the_bytes_in_half_the_type() -> None:
+    single, half = (profile("mlp", 2, dtype=dtype).model.stages[0] for dtype in ("float32", "bfloat16"))
+    assert (single.activation, single.parameters) == (2 * half.activation, 2 * half.parameters)
+    assert single.forward == half.forward
+
+
+def test_equal_layers_are_one_table_in_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = profile("gpt2-mini").model
+    found.save(tmp_path / "model.toml")
+    assert (tmp_path / "model.toml").read_text().count("[[stages]]") == 3
+    assert Model.load(tmp_path / "model.toml") == found
+    assert all(isinstance(stage.forward, Work) and isinstance(stage.backward, Work) for stage in found.stages)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n": 11}, "n=11: must be at least 1 and at most 10"),
+        ({"partition": "flops"}, "flops makes as many stages as one asks for; give -n too"),
+        ({"n": 3, "partition": "4"}, "n=3: '4' makes 2 stages; leave -n out, or give other cuts"),
+        ({"n": 3, "partition": "flop"}, "did you mean 'flops'"),
+        ({"dtype": "float31"}, "did you mean 'float32'"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; known are sgd, momentum, adam"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"width": 3}, "unknown size of gpt2-mini 'width'"),
+    ],
+)
+def test_requests_that_cannot_be_served(options: dict[str, Any], problem: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(RequestError, match=problem):
+        profile("gpt2-mini", **options)
+
+
+def test_layers_that_do_not_run_are_refused_in_one_line() -> None:
+    with pytest.raises(RequestError, match=r"mlp: its layers do not run .Storage size calculation overflowed"):
+        profile("mlp", 2, width=10**11)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is made on it: that would end the process."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match="torch finds no CUDA device here"):
+        profile("mlp", 2, device="cuda")
+
+
+# The command
+
+
+def command(*words: str) -> int:
+    parser, commands = parser_of("python -m validation", "about", "examples")
+    add_parser(commands)
+    return dispatch(parser, commands, ["profile", *words])
+
+
+def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, box = tmp_path / "model.toml", tmp_path / "box.toml"
+    box.write_text(BOX)
+    words = ("transformer", "-n", "4", "--batch", "8", "--optimizer", "adam", "--size", "width=64", "-o", str(model))
+    assert command(*words) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == HEADER
+    assert "peak activations of the whole model in one piece" in out
+    assert Model.load(model).name == "transformer, batch 8, float32, adam"
+    traces = str(tmp_path / "traces")
+    assert main(["simulate", "multi-cdp", "-n", "4", "--model", str(model), "--cluster", str(box), "-o", traces]) == 0
+    with pytest.raises(RequestError, match="exists"):
+        command(*words)
+    assert command(*words, "--force") == 0
+
+
+@pytest.mark.parametrize("text", ["width", "=3", "width=", "width=0", "width=1.5", "wi dth=3"])
+def test_sizes_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError):
+        command("mlp", "-n", "2", "--size", text, "-o", str(tmp_path / "model.toml"))
+    assert not list(tmp_path.iterdir())
+
+
+FRESH = """
+import resource
+from time import perf_counter
+begin = perf_counter()
+from validation.profile import profile
+found = profile("llama3-8b", batch=1)
+print(perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(found.model.stages))
+"""
+
+
+def test_eight_billion_parameters_fit_anywhere() -> None:
+    """In a process of its own: at most 2 GB, in ten seconds, of which the machine's other work may take most."""
+    pytest.importorskip("transformers")
+    run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, timeout=120)
+    seconds, kilobytes, layers = run.stdout.split()
+    assert int(layers) == 34
+    assert int(kilobytes) < 2_000_000
+    assert float(seconds) < 60
