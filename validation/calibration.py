@@ -190,4 +190,5 @@ def _median_size(errors: Sequence[float]) -> float:
 
 
 def _nearest(fits: Mapping[str, Errors]) -> str:
-    return min(fits, key=lambda name: fits[name].median_relative_error)
+    """Say which is off least, where half as long is as wrong as twice as long."""
+    return min(fits, key=lambda name: float(np.median(np.abs(np.log1p(fits[name].relative_errors)))))

@@ -91,9 +91,9 @@ def _compute(above: "Axes", below: "Axes", compute: Compute) -> None:
         above.plot(stages, said, marker="_", markersize=13, markeredgewidth=1.3, linestyle="", color=colour)
         ratios = [1 + compute.relative_errors[row] for row in rows]
         below.plot(stages, ratios, marker="o", markersize=4, linestyle="", color=colour)
-    above.set_ylim(bottom=0)
+    above.set_ylim(0, 1.25 * max(task.slower for task in passes))
     above.yaxis.set_major_formatter(EngFormatter("s"))
-    above.legend(fontsize=8, frameon=False)
+    above.legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
     below.axhline(1, color=GREY, linewidth=0.9)
     below.set(xlabel="stage", ylabel="speed / measured")
     for axes in (above, below):

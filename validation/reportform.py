@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None = None
     steps: int = 0
     device: str = ""
-    backend: str = ""
+    backend: str | None = None  # None: all devices in one process, or not told
     single_process: bool = False
 
 

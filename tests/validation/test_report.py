@@ -63,7 +63,7 @@ class Made:
             for d in range(self.n)
         ]
         return Report(
-            request={"schedule": self.schedule, "n": self.n, "model": self.model, "device": "cpu", "batch": 4},
+            request={"schedule": self.schedule, "n": self.n, "model": self.model, "device": "cpu", "backend": None},
             environment={"torch": "2"},
             parameters=Parameters(max_abs_difference=0.0, bit_equal=True, tolerance=0.0),
             memory=Memory(
