@@ -21,19 +21,13 @@ from cdpsim.model import Model, Stage
 from cdpsim.simulate import whole
 from validation.cuts import find_cuts
 from validation.models import make_architecture
-from validation.optimizer import Optimizer
+from validation.optimizer import OPTIMIZERS
 from validation.partition import Cuts
 from validation.peak import whole_peak
 from validation.stages import profile_stages
+from validation.tracker import granularity
 from validation.training import Architecture, cut
 
-CUDA_BLOCK = 512  # bytes in which CUDA's allocator deals
-
-OPTIMIZERS = {
-    "sgd": Optimizer("sgd", {"lr": 0.1}),
-    "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9}),
-    "adam": Optimizer("adam", {"lr": 0.001}),
-}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,7 +53,7 @@ def profile(
 ) -> Profile:
     """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is."""
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-    granularity = CUDA_BLOCK if check_device(device) == "cuda" else 1
+    block = granularity(check_device(device))
     with _refusing(model):
         architecture = without_weights(model, n or 1, batch=batch, dtype=kind, **sizes)
         count = len(architecture.layers)
@@ -67,8 +61,8 @@ def profile(
             cuts: Cuts = tuple(range(1, count))
         else:
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
-        stages = profile_stages(cut(architecture, cuts, device=device), own, granularity).stages
-        peak = whole_peak(architecture, device, granularity)
+        stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
+        peak = whole_peak(architecture, device, block)
     name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
     return Profile(Model(name=name, stages=stages), cuts, count, peak)
 

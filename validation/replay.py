@@ -22,9 +22,10 @@ from validation.models import make_training
 from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
 from validation.stages import profile_stages, with_unit_times
+from validation.tracker import granularity
 from validation.training import Training, in_double
 from validation.transport import InProcess, Mailroom, Transport
-from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch, granularity
+from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
 
 Watched = Literal["nothing", "storages", "allocator", "time"]
 METERED: tuple[Watched, ...] = ("storages", "allocator")

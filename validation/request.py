@@ -39,7 +39,7 @@ rank that is dead or hangs is named. Started by torchrun it uses the ranks that 
 
 examples:
   python -m validation replay multi-cdp -n 4 -o report.json
-  python -m validation replay pp-cdp -n 4 --model vit-small --steps 2 -o report.json
+  python -m validation replay pp-cdp -n 4 --model vit-mini --steps 2 -o report.json
   python -m validation replay mp-cdp -n 4 --single-process -o report.json
   torchrun --nproc-per-node=4 -m validation replay zero-cdp -n 4 -o report.json
 """
@@ -62,7 +62,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is trained")
-    group.add_argument("--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …")
+    group.add_argument(
+        "--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …"
+    )
     group.add_argument(
         "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
     )
@@ -71,7 +73,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
     group.add_argument("--dtype", default="float64", metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float64)")
-    group.add_argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)")
+    group.add_argument(
+        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
+    )
     group.add_argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)")
 
 
@@ -110,13 +114,13 @@ def serve(options: argparse.Namespace) -> int:
 def case_of(options: argparse.Namespace) -> Case:
     """Read what to replay, and find out what its stages hold: before anything runs."""
     from validation.cuts import find_cuts
-    from validation.profile import read_sizes, without_weights
+    from validation.profile import TYPES, read_sizes, without_weights
 
     n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
     sizes = read_sizes(options.size)
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
-    layers = without_weights(options.model, n, batch=batch, dtype=dtype, **sizes)
+    layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
     case = Case(
         schedule=find_schedule(options.schedule).name,
         n=n,
@@ -132,7 +136,8 @@ def case_of(options: argparse.Namespace) -> Case:
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )
-    return replace(case, stages=profile_of(case) if options.stages is None else _stages(options.stages, n))
+    model = profile_of(case) if options.stages is None else _stages(options.stages, n)
+    return replace(case, stages=model)
 
 
 def _rule(given: str | None, n: int) -> str | tuple[tuple[bool, ...], ...] | None:
@@ -175,7 +180,9 @@ def told(report: Report) -> str:
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
     apart = parameters.max_abs_difference
     lines = [
-        "parameters  bit-equal" if parameters.bit_equal else f"parameters  differ by {apart} (at most {parameters.tolerance})",
+        "parameters  bit-equal"
+        if parameters.bit_equal
+        else f"parameters  differ by {apart} (at most {parameters.tolerance})",
         f"memory      {_pair(held.total.simulated_bytes, held.total.measured_bytes, 'B')} of activations at the most, "
         f"devices off by at most {percent(held.max_relative_error)} %",
         f"messages    {_pair(messages.simulated, messages.measured, '')}",

@@ -28,6 +28,11 @@ def is_alive(storage: Reference) -> bool:
     return storage() is not None
 
 
+def granularity(device: str) -> int:
+    """Say what a device's allocator rounds up to: CUDA's caching one to 512 bytes."""
+    return 512 if torch.device(device).type == "cuda" else 1
+
+
 class _Entry:
     """A storage that was seen."""
 

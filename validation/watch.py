@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Category
-from validation.tracker import Tracker
-
-
-def granularity(device: str) -> int:
-    """Say what a device's allocator rounds up to: CUDA's caching one to 512 bytes."""
-    return 512 if torch.device(device).type == "cuda" else 1
+from validation.tracker import Tracker, granularity
 
 
 class Watch(Protocol):

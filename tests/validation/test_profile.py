@@ -22,9 +22,10 @@ from cdpsim.model import Model, Stage
 from cdpsim.units import Work
 from validation.cuts import layer_times
 from validation.models import make_architecture
+from validation.optimizer import OPTIMIZERS
 from validation.partition import PARTITIONS
 from validation.peak import imitate_module, peak_activations, whole_peak
-from validation.profile import OPTIMIZERS, add_parser, profile, without_weights
+from validation.profile import add_parser, profile, without_weights
 from validation.training import Architecture, cut
 
 MINIS = ["mlp", "transformer", "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"]
