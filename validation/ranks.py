@@ -39,8 +39,9 @@ class Ranks:
         # Where ranks meet: a file without a name needs no port, and nobody has to remove it.
         self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
         # Ranks are forked off a process that has imported torch and done nothing else: that costs its imports once.
+        # Fake tensors and optimizers would have every rank import `torch._dynamo` by itself.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["validation.fork_server", "validation.ranks"])
+        context.set_forkserver_preload(["validation.fork_server", "validation.ranks", "torch._dynamo"])
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(count):

@@ -34,10 +34,9 @@ def message(op: Op, *members: int) -> Message:
 def test_what_is_received_has_a_storage_of_its_own() -> None:
     """And nobody keeps the sender's for it."""
     room, sent = Mailroom(), torch.arange(3.0, dtype=torch.float64)
-    there = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM)
     sending = InProcess(0, room).send(message(Op.P2P, 0, 1), sent)
+    found = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM).wait()
     assert sending.wait() is sent
-    found = there.wait()
     assert torch.equal(found, sent)
     assert found.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr()
     kept = ref(sent)
