@@ -58,7 +58,7 @@ def simulate(
     model, cluster = _find_model(model, n), _find_cluster(cluster)
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
     refuse_too_large(model.n, m, steps, engine, max_memory)
-    _refuse_untaken(schedule, m != model.n, chunks > 1, prefetch > 0, slot_order)
+    refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     done = ticker(3, "simulate")
     program = assemble(
@@ -130,7 +130,9 @@ def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster
         )
 
 
-def _refuse_untaken(schedule: Schedule, m: bool, chunks: bool, prefetch: bool, slot_order: str | None) -> None:
+def refuse_untaken(
+    schedule: Schedule, *, m: bool = False, chunks: bool = False, prefetch: bool = False, slot_order: str | None = None
+) -> None:
     """Refuse an option that the schedule does not take, rather than let it do nothing."""
     if slot_order is not None:
         choose("slot-order", slot_order, SLOT_ORDERS)

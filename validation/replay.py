@@ -23,7 +23,7 @@ from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
 from validation.stages import profile_stages, with_unit_times
 from validation.tracker import granularity
-from validation.training import Training, in_double
+from validation.training import Training
 from validation.transport import InProcess, Mailroom, Transport
 from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
 
@@ -43,6 +43,7 @@ class Case:
     n: int
     steps: int = 4
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
+    slot_order: str | None = None  # what one device does first in a slot that has several tasks for it
     model: str = "mlp"
     optimizer: Optimizer = field(default_factory=Optimizer)
     batch: int = 4
@@ -83,7 +84,8 @@ def prepare(case: Case) -> Prepared:
     training = train(case)
     model = _profiled(training, case) if case.stages is None else case.stages
     # A real device does one task at a time, so it has one lane.
-    program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, lanes=1)
+    forward_first = case.slot_order != "backward-first"
+    program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, forward_first=forward_first, lanes=1)
     check_columns(program)
     return Prepared(case, rule, Plan(program), training)
 
@@ -162,20 +164,22 @@ def play_together(prepared: Prepared) -> list[Outcome]:
 
 
 def expected(prepared: Prepared) -> list[Tensor]:
-    """Evaluate the update equation for a case, adding gradients as its program does."""
+    """Evaluate the update equation for a case, in its type, on its device, adding gradients as its program does."""
     program, case = prepared.plan.program, prepared.case
     fresh = prepared.rule.matrix(program.n, program.m)
     with one_thread():
-        return evaluate(in_double(prepared.training), case.optimizer, fresh, case.steps, grouping_of(program))
+        return evaluate(prepared.training, case.optimizer, fresh, case.steps, grouping_of(program))
 
 
 def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
-    """Give the largest difference between what a replay's devices ended with and what it should be; 0 is bit-equal."""
+    """Give the largest difference between what devices ended with and what it should be; 0 is bit-equal."""
     made = [(stage, theta) for outcome in outcomes for stage, theta in outcome.parameters.items()]
     if missing := set(range(len(parameters))) - {stage for stage, _ in made}:
         raise ReplayError(f"nobody updated stages {sorted(missing)} in the last step")
     # torch's maximum is nan where one is, Python's is not.
-    return float(torch.stack([(torch.tensor(theta) - parameters[stage]).abs().max() for stage, theta in made]).max())
+    return float(
+        torch.stack([(torch.tensor(theta) - parameters[stage].cpu()).abs().max() for stage, theta in made]).max()
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.schedules.rule import RULES, find_rule
-from cdpsim.simulate import find_schedule, whole
+from cdpsim.simulate import find_schedule, refuse_untaken, whole
 from cdpsim.units import seconds
 from validation import reportform
 from validation.member import BACKENDS, DEVICES, check_device
@@ -55,6 +55,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--steps", default="3", metavar="T", help="training steps (default 3)")
     parser.add_argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)")
     parser.add_argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)")
+    parser.add_argument(
+        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
+    )
     _add_training(parser)
     _add_machine(parser)
     return parser
@@ -121,11 +124,14 @@ def case_of(options: argparse.Namespace) -> Case:
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    schedule = find_schedule(options.schedule)
+    refuse_untaken(schedule, slot_order=options.slot_order)
     case = Case(
-        schedule=find_schedule(options.schedule).name,
+        schedule=schedule.name,
         n=n,
         steps=whole("steps", options.steps, at_least=1),
         rule=_rule(options.rule, n),
+        slot_order=options.slot_order,
         model=options.model,
         optimizer=optimizer,
         batch=batch,

@@ -50,12 +50,13 @@ class Tracker(TorchDispatchMode):
     """While it is entered, sees every storage that an operation's result lies in; follows it to its end ever after.
 
     Each storage counts a multiple of `granularity` bytes; CUDA's allocator deals in 512. What was there before counts
-    from the first operation that gives a view of it, unless it is told to be ignored.
+    from the first operation that gives a view of it, unless it is told to be ignored. Where a `device` type is given,
+    only its storages are seen: not what the host holds for a GPU.
     """
 
-    def __init__(self, granularity: int = 1) -> None:
+    def __init__(self, granularity: int = 1, device: str | None = None) -> None:
         super().__init__()
-        self._granularity = granularity
+        self._granularity, self._device = granularity, device
         self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one has ended
         self._level = self._peak = 0
         self._levels = [0] * len(Category)
@@ -114,7 +115,8 @@ class Tracker(TorchDispatchMode):
 
     def _look(self, result: object) -> None:
         if isinstance(result, Tensor):
-            self._find(result)
+            if self._device in (None, result.device.type):
+                self._find(result)
         elif isinstance(result, tuple | list):
             for part in result:
                 self._look(part)

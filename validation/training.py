@@ -4,7 +4,6 @@ Nothing here computes but draws of data and the loss; how a stage runs is in `pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,14 +22,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over t
 
 
 class Draw(NamedTuple):
-    """How data are drawn: normal numbers, or whole ones below `classes` where that is given.
-
-    They are drawn in the type `drawn`, if one is given, and are then the same numbers in another type.
-    """
+    """How data are drawn: normal numbers, or whole ones below `classes` where that is given."""
 
     form: Form
     classes: int = 0
-    drawn: torch.dtype | None = None
 
     def __call__(self, *seeds: int) -> Tensor:
         """Draw, the same numbers for the same seeds, on a CPU wherever they will be used."""
@@ -39,7 +34,7 @@ class Draw(NamedTuple):
         shape, dtype = self.form
         if self.classes:
             return torch.randint(self.classes, shape, generator=generator, dtype=dtype)
-        return torch.randn(shape, generator=generator, dtype=self.drawn or dtype).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 class Architecture(NamedTuple):
@@ -188,27 +183,6 @@ def imitate(training: Training) -> Training:
         for own in training.buffers
     )
     return replace(training, buffers=buffers)
-
-
-def in_double(training: Training) -> Training:
-    """Make a training with the same numbers in float64, on a CPU."""
-    cpu = torch.device("cpu")
-
-    def double(draw: Draw) -> Draw:
-        shape, dtype = draw.form
-        return draw._replace(form=Form(shape, torch.float64), drawn=dtype) if dtype.is_floating_point else draw
-
-    def widen(tensor: Tensor) -> Tensor:
-        return tensor.to(cpu, torch.float64) if tensor.is_floating_point() else tensor.to(cpu)
-
-    return replace(
-        training,
-        stages=tuple(deepcopy(stage).double() for stage in training.stages),
-        buffers=tuple({name: widen(buffer) for name, buffer in own.items()} for own in training.buffers),
-        inputs=double(training.inputs),
-        targets=double(training.targets),
-        device=cpu,
-    )
 
 
 def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ class Meter(Nobody):
 
     def __init__(self, device: torch.device, *, allocator: bool = False) -> None:
         self.readings: list[Reading] = []
-        self._tracker = Tracker(granularity(device.type))
+        self._tracker = Tracker(granularity(device.type), device.type)
         self._slot = 0
         self._device, self._allocator = device, allocator
         self._base = torch.cuda.memory_allocated(device) if allocator else 0

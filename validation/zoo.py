@@ -62,6 +62,23 @@ class TokensAndPositions(nn.Module):
         return y
 
 
+class Rotary(nn.Module):
+    """Llama's rotary embedding, in float32; that of transformers writes into itself when it runs."""
+
+    frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor, scaling: float) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.scaling = scaling
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give cosine and sine for each position of (batch, length, width)."""
+        positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+        angles = (positions[:, None] * self.frequencies.float()).repeat(1, 2)[None]
+        return (angles.cos() * self.scaling).to(x.dtype), (angles.sin() * self.scaling).to(x.dtype)
+
+
 class CausalBlock(nn.Module):
     """A block of GPT-2 or Llama with the mask that its attention needs, if any, and Llama's rotary embedding."""
 
@@ -72,10 +89,7 @@ class CausalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        more: dict[str, Any] = {}
-        if self.rotary is not None:
-            positions = torch.arange(x.shape[1], device=x.device)[None]
-            more = {"position_embeddings": self.rotary(x, position_ids=positions)}
+        more = {} if self.rotary is None else {"position_embeddings": self.rotary(x)}
         y: Tensor = self.block(x, attention_mask=self.mask, **more)
         return y
 
@@ -146,7 +160,8 @@ def llama(length: int, **options: Any) -> Build:
         for block in model.model.layers:
             block.input_layernorm = _wide(block.input_layernorm)
             block.post_attention_layernorm = _wide(block.post_attention_layernorm)
-        blocks = [CausalBlock(block, mask, model.model.rotary_emb) for block in model.model.layers]
+        own = model.model.rotary_emb
+        blocks = [CausalBlock(block, mask, Rotary(own.inv_freq, own.attention_scaling)) for block in model.model.layers]
         head = nn.Sequential(_wide(model.model.norm), model.lm_head)
         return _language_model([model.model.embed_tokens, *blocks, head], batch, length, config.vocab_size)
 
