@@ -33,9 +33,9 @@ def rendered(figure: "Figure", path: str | Path) -> bytes:
     return out.getvalue()
 
 
-def plain(axes: "Axes", title: str) -> None:
+def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
     """Give a panel its title, and take away what says nothing."""
-    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.set_title(title, fontsize=size, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(labelsize=8, color=GREY)

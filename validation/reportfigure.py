@@ -8,6 +8,7 @@ from validation.reportform import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
 CURVES = 9  # as many fit
@@ -83,8 +84,6 @@ def _measured(report: Report) -> list[float]:
 
 def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
     """Each device's peak, one axis against the other."""
-    from matplotlib.ticker import EngFormatter
-
     plain(axes, "Peak activations of each device")
     axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="simulated")
     for report in reports:
@@ -93,15 +92,12 @@ def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks
     ends = (min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1]))
     axes.plot(ends, ends, color=GREY, linewidth=0.9, zorder=1)
     axes.set(xlim=ends, ylim=ends)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(EngFormatter("B"))
-        axis.set_minor_formatter("")
+    _decades(axes.xaxis, "B")
+    _decades(axes.yaxis, "B")
 
 
 def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
     """How far each device's peak is off, beside a band of one per cent."""
-    from matplotlib.ticker import EngFormatter
-
     plain(axes, f"Its error, and a band of ±{BAND:.0%}")
     for report in reports:
         errors = [100 * d.relative_error for d in report.memory.devices]
@@ -110,14 +106,11 @@ def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str],
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 150 * BAND)
     axes.set(xscale="log", xlabel="measured", ylabel="error, %")
-    axes.xaxis.set_major_formatter(EngFormatter("B"))
-    axes.xaxis.set_minor_formatter("")
+    _decades(axes.xaxis, "B")
 
 
 def _time_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
     """How far the time of each run is off."""
-    from matplotlib.ticker import EngFormatter
-
     plain(axes, "Error of the predicted time of a run")
     for report in reports:
         assert report.time is not None
@@ -126,8 +119,20 @@ def _time_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], m
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 5)
     axes.set(xscale="log", xlabel="measured", ylabel="error, %")
-    axes.xaxis.set_major_formatter(EngFormatter("s"))
-    axes.xaxis.set_minor_formatter("")
+    _decades(axes.xaxis, "s")
+
+
+def _decades(axis: "Axis", unit: str) -> None:
+    """Number a logarithmic axis, more closely where it is short."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    middle, half = (low * high) ** 0.5, max(10**0.3, (high / low) ** 0.5)
+    axis.set_view_interval(middle / half, middle * half, ignore=True)
+    digits = (1, 2, 3, 4, 6, 8) if half < 3 else (1, 2, 5) if half < 15 else (1,)
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter(EngFormatter(unit))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _centre(axes: "Axes", least: float) -> None:
@@ -163,7 +168,7 @@ def _curve(axes: "Axes", report: Report, colour: str) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     asked, curve = report.asked, report.memory.curve
-    plain(axes, f"{asked.schedule}, n = {asked.n}, {asked.model}")
+    plain(axes, f"{asked.schedule}, n = {asked.n}, {asked.model}", size=8.5)
     axes.step(curve.slot, curve.simulated_bytes, where="mid", color=colour, linewidth=1.6)
     size = 9 if len(curve.slot) < 80 else 4
     axes.scatter(curve.slot, curve.measured_bytes, s=size, color="#222222", linewidth=0, zorder=3)
@@ -179,5 +184,5 @@ def _legend(figure: "Figure", colours: dict[str, str], marks: dict[str, str]) ->
 
     shown = [Line2D([], [], color=colour, marker="s", linestyle="", label=name) for name, colour in colours.items()]
     shown += [Line2D([], [], color=GREY, marker=mark, linestyle="", label=name) for name, mark in marks.items()]
-    columns = min(len(shown), 8)
+    columns = len(shown) if len(shown) <= 8 else -(-len(shown) // 2)
     figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)
