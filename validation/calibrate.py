@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,16 @@ from cdpsim.units import text
 from validation import calibration, pictures, timings
 from validation.calibration import Calibration, Errors
 from validation.calibrationfigure import draw
+from validation.cuts import find_cuts
 from validation.environment import environment
-from validation.models import make_training
+from validation.member import check_device
+from validation.optimizer import OPTIMIZERS
+from validation.profile import TYPES, read_sizes, without_weights
 from validation.ranks import Ranks
+from validation.replay import DTYPES
 from validation.stages import profile_stages
 from validation.timings import Stages
+from validation.tracker import granularity
 
 ABOUT = "measure this machine: a cluster file for --cluster"
 MORE = """Writes three files: FILE.toml, a cluster of the link and the speed that explain best what was
@@ -38,12 +42,13 @@ as a model file for `--model`.
 
 examples:
   python -m validation calibrate -o box.toml
-  python -m validation calibrate --ranks 4 --model mlp -n 4 --size width=512 -o box.toml --stages mlp.toml
+  python -m validation calibrate --model mlp -n 2 --size width=512 -o box.toml --stages mlp.toml
+  python -m validation replay multi-cdp --model mlp -n 2 --size width=512 --batch 8 --dtype float32
+                              --cluster box.toml --stages mlp.toml -o report.json
 """
 SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
-TYPES = ("float32", "float64", "bfloat16")
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
@@ -69,7 +74,9 @@ def run(
         files.check_writable(path, force=force)
     if request.ranks < 2:
         raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
-    model = profile_stages(request.stages.training("cpu"), request.stages.optimizer)
+    check_device(request.device, request.backend, request.ranks)
+    stages = request.stages
+    model = profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
         found = measure(group, request, model)
     drawn = pictures.rendered(draw(found), outputs[2])
@@ -174,9 +181,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="NAME", help="whose stages to time (default a transformer of width 256)")
     parser.add_argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})")
     parser.add_argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})")
-    parser.add_argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(TYPES)} (default float32)")
+    parser.add_argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float32)")
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
+    )
+    parser.add_argument(
+        "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
+    )
+    parser.add_argument(
+        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
     )
     parser.add_argument("--alone", action="store_true", help="time stages in one rank while the others wait")
     parser.add_argument("--force", action="store_true", help="overwrite files that are there")
@@ -186,13 +199,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def serve(options: argparse.Namespace) -> int:
     """Do what the command line asks for."""
     request = Request(
-        stages=Stages(
-            model=USUAL.model if options.model is None else options.model,
-            n=whole("n", options.n, at_least=1),
-            batch=whole("batch", options.batch, at_least=1),
-            dtype=choose("dtype", options.dtype, TYPES),
-            sizes={**(USUAL.sizes if options.model is None else {}), **dict(map(_size, options.size))},
-        ),
+        stages=_stages(options),
         device=options.device,
         backend=options.backend,
         ranks=whole("ranks", options.ranks, at_least=2),
@@ -203,10 +210,14 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _size(given: str) -> tuple[str, int]:
-    name, equals, value = given.partition("=")
-    if not equals:
-        raise RequestError("--size", f"{given[:40]!r} has no value; write for example width=512")
-    if name in signature(make_training).parameters:
-        raise RequestError("--size", f"{name} is no size of a model; see python -m validation calibrate --help")
-    return name, whole(name, value, at_least=1)
+def _stages(options: argparse.Namespace) -> Stages:
+    """Say which stages to time: those that `replay` would make of the same options."""
+    own = options.model is None
+    model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
+    sizes |= read_sizes(options.size)
+    n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
+    dtype = choose("dtype", options.dtype, DTYPES)
+    optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
+    layers = without_weights(model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
+    return Stages(model, n, batch, dtype, optimizer, sizes, cuts)

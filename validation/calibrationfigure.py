@@ -143,4 +143,6 @@ def _told(fit: Errors) -> str:
     from matplotlib.ticker import EngFormatter
 
     latency = EngFormatter("s", places=1)(fit.latency_seconds)
+    if fit.bandwidth_bytes_per_second is None:
+        return f"{latency}, whatever the size"
     return f"{latency} + size / {EngFormatter('B/s', places=1)(fit.bandwidth)}"

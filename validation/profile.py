@@ -177,6 +177,8 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
             raise RequestError(f"size {text!r}", "must be a name and a number, such as length=512")
+        if name in ("n", "batch", "dtype", "seed", "device", "cuts"):
+            raise RequestError(f"size {text!r}", f"{name} is no size of a model; see --help for its option")
         sizes[name] = whole(name, value, at_least=1)
     return sizes
 

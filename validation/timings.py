@@ -164,12 +164,13 @@ class Stages:
     dtype: str
     optimizer: Optimizer = field(default_factory=Optimizer)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
 
     def training(self, device: torch.device | str) -> Training:
         """Build them."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         sizes: dict[str, Any] = dict(self.sizes)
-        return make_training(self.model, self.n, batch=self.batch, dtype=dtype, device=device, **sizes)
+        return make_training(self.model, self.n, batch=self.batch, dtype=dtype, device=device, cuts=self.cuts, **sizes)
 
 
 class StageTimes(NamedTuple):

@@ -156,6 +156,12 @@ def test_ranks_speak_for_the_same_stages() -> None:
     assert [p.seconds for p in both.backward] == [2.0] * 3 + [5.0] * 3
 
 
+def test_times_that_do_not_grow_can_be_drawn(done: Done) -> None:
+    flat = calibration.transfers({size: [[LATENCY] * 3] for size in SIZES})
+    assert flat.fit.bandwidth_bytes_per_second is None
+    assert rendered(draw(msgspec.structs.replace(done.found, one_way=flat)), "flat.png")
+
+
 def test_the_same_calibration_gives_the_same_picture(done: Done) -> None:
     drawn = [rendered(draw(done.found), f"{name}.png") for name in "ab"]
     assert drawn[0] == drawn[1]
@@ -168,8 +174,8 @@ REFUSED = {
     "unknown model": (["--model", "transformr"], "did you mean 'transformer'"),
     "unknown type": (["--dtype", "float8"], "dtype"),
     "unknown size": (["--size", "wdth=3"], "did you mean 'width'"),
-    "size without value": (["--size", "width"], "width=512"),
-    "what is no size": (["--size", "seed=3"], "no size of a model"),
+    "size without value": (["--size", "width"], "length=512"),
+    "what is no size": (["--size", "batch=3"], "no size of a model"),
     "stages in JSON": (["--stages", "stages.json"], r"\.toml"),
     "one name twice": (["--stages", "box.toml"], "--stages"),
 }
