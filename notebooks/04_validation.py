@@ -1,0 +1,92 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Is the simulator right?
+#
+# A schedule's program is simulated and also played with real tensors. Before it is played, the simulation says what
+# each device will hold, what will be sent, and what the final parameters must be. This notebook plays four schedules,
+# and shows beside them every result under `validation/results`.
+
+# %%
+import sys
+from pathlib import Path
+
+root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "validation").is_dir())
+sys.path.insert(0, str(root))
+
+from dataclasses import replace
+from fractions import Fraction
+
+from IPython.display import Image
+
+from validation import pictures, report
+from validation.replay import Case, profile_of
+from validation.trial import Alone, hold
+
+
+def shown(found: list[report.Found]) -> Image:
+    """Draw reports."""
+    return Image(pictures.rendered(report.figure(found), "figure.png"), width=1100)
+
+
+# %% [markdown]
+# ## Four schedules, played now
+#
+# All devices are played in this process, in the order of slots. A small transformer, four stages of equal size, and
+# as many micro-batches. `profile_of` finds out what a stage holds without computing anything; only that enters the
+# simulation.
+
+# %%
+played = []
+for schedule in ("single-dp", "single-cdp", "multi-cdp", "mp-cdp"):
+    case = Case(schedule, n=4, steps=3, model="transformer", sizes=(("width", 64), ("length", 32)))
+    outcome = hold(replace(case, stages=profile_of(case)), Alone(), None, timeout=120)
+    played.append(report.Found("just now", outcome))
+print(report.as_table(played, "text"))
+
+# %% [markdown]
+# The lines are simulated, the dots measured: a storage counts from when torch makes it until it is gone.
+
+# %%
+shown(played)
+
+# %% [markdown]
+# ## What cyclic execution saves
+#
+# The paper: at their peak, $N(N+1)/2$ stage-activations instead of $N^2$. What a replay measures lies above
+# $(N+1)/2N$, because a backward also needs room for its own work and for the gradient of a boundary, and these do not
+# become fewer. The simulation has them too.
+
+# %%
+total = {each.report.asked.schedule: each.report.memory.total for each in played}
+dp, cdp = total["single-dp"], total["single-cdp"]
+for name, ratio in (
+    ("(N+1)/2N ", float(Fraction(4 + 1, 2 * 4))),
+    ("simulated", cdp.simulated_bytes / dp.simulated_bytes),
+    ("measured ", cdp.measured_bytes / dp.measured_bytes),
+):
+    print(name, f"{ratio:.4f}")
+
+# %% [markdown]
+# ## Results that are kept
+#
+# Each was written by `python -m validation replay`, with the machine and the versions that it ran on.
+
+# %%
+results = root / "validation" / "results"
+kept = report.find(results) if any(results.rglob(report.PATTERN)) else []
+print(report.as_table(kept, "text") if kept else "none yet")
+
+# %%
+shown(kept) if kept else None
