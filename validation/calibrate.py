@@ -15,17 +15,17 @@ from cdpsim.program import Op
 from cdpsim.simulate import whole
 from cdpsim.units import text
 from validation import calibration, pictures, timings
-from validation.calibration import Calibration, Errors
+from validation.calibration import Calibration, Errors, rounded, timed_model
 from validation.calibrationfigure import draw
 from validation.cuts import find_cuts
 from validation.environment import environment
 from validation.member import check_device
+from validation.models import Stages
 from validation.optimizer import OPTIMIZERS
 from validation.profile import TYPES, read_sizes, without_weights
 from validation.ranks import Ranks
 from validation.replay import DTYPES
 from validation.stages import profile_stages
-from validation.timings import Stages
 from validation.tracker import granularity
 
 ABOUT = "measure this machine: a cluster file for --cluster"
@@ -84,7 +84,7 @@ def run(
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     files.write_file(outputs[2], [drawn], force=force)
     if stages_output is not None:
-        timed_model(model, found, request.stages.model).save(stages_output, force=force)
+        timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
     return found
 
 
@@ -129,24 +129,9 @@ def cluster_of(found: Calibration, request: Request) -> Cluster:
     link = found.one_way.fit
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
-        devices=(Devices(speed=_short(found.compute.speed_flop_per_second)),),
-        link=Link(latency=_short(link.latency_seconds), bandwidth=_short(link.bandwidth)),
+        devices=(Devices(speed=rounded(found.compute.speed_flop_per_second)),),
+        link=Link(latency=rounded(link.latency_seconds), bandwidth=rounded(link.bandwidth)),
     )
-
-
-def timed_model(model: Model, found: Calibration, name: str) -> Model:
-    """Put measured seconds in place of a model's work."""
-    seconds = {(task.stage, task.kind): _short(task.seconds) for task in found.compute.tasks}
-    stages = (
-        msgspec.structs.replace(stage, forward=seconds[j, "forward"], backward=seconds[j, "backward"])
-        for j, stage in enumerate(model.stages)
-    )
-    return Model(name=f"{name}, measured", stages=tuple(stages))
-
-
-def _short(amount: float) -> float:
-    """Round to what a measurement is worth."""
-    return float(f"{amount:.4g}")
 
 
 def told(found: Calibration) -> str:
@@ -159,14 +144,14 @@ def told(found: Calibration) -> str:
             f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
             for each in found.collectives
         ),
-        f"speed: {text(_short(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
+        f"speed: {text(rounded(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
         f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _line(name: str, fit: Errors) -> str:
-    latency, bandwidth = text(_short(fit.latency_seconds), "s"), text(_short(fit.bandwidth), "B/s")
+    latency, bandwidth = text(rounded(fit.latency_seconds), "s"), text(rounded(fit.bandwidth), "B/s")
     return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
 
 

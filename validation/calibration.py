@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
 from validation.timings import Passed, Span, Spans, StageTimes, Times
@@ -131,15 +132,36 @@ def compute(
     times: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
 ) -> Compute:
     """Sum up stages' tasks, whose passes do so much work forward and backward."""
-    tasks = [
-        _task(stage, kind, passed, flop)
-        for stage, (own, (ahead, back)) in enumerate(zip(times, work, strict=True))
-        for kind, passed, flop in zip(StageTimes._fields, own, (ahead, back, None), strict=True)
-    ]
-    passes = [(task.flop, task.seconds) for task in tasks if task.flop is not None]
+    found = tasks(times, work)
+    passes = [(task.flop, task.seconds) for task in found if task.flop is not None]
     speed = fit_speed(*zip(*passes, strict=True))
     errors = [flop / speed / seconds - 1 for flop, seconds in passes]
-    return Compute(tasks, speed, errors, _median_size(errors), _passing(times) / _passing(alone), is_alone)
+    return Compute(found, speed, errors, _median_size(errors), _passing(times) / _passing(alone), is_alone)
+
+
+def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
+    """Sum up each stage's forward, backward and update."""
+    flops = [(None, None)] * len(times) if work is None else work
+    return [
+        _task(stage, kind, passed, flop)
+        for stage, (own, (ahead, back)) in enumerate(zip(times, flops, strict=True))
+        for kind, passed, flop in zip(StageTimes._fields, own, (ahead, back, None), strict=True)
+    ]
+
+
+def timed_model(model: Model, timed: Sequence[Task], name: str) -> Model:
+    """Put measured seconds in place of a model's work."""
+    seconds = {(task.stage, task.kind): rounded(task.seconds) for task in timed}
+    stages = (
+        msgspec.structs.replace(stage, forward=seconds[j, "forward"], backward=seconds[j, "backward"])
+        for j, stage in enumerate(model.stages)
+    )
+    return Model(name=f"{name}, measured", stages=tuple(stages))
+
+
+def rounded(amount: float) -> float:
+    """Round to what a measurement is worth."""
+    return float(f"{amount:.4g}")
 
 
 def pooled(ranks: list[list[StageTimes]]) -> list[StageTimes]:

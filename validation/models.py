@@ -5,8 +5,9 @@ A model is a function in `MODELS`, called as `build(n, batch=..., dtype=..., **s
 defaults. Parameters are made in torch's default type, which is `dtype` then, and from torch's seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
 from validation.forms import Form
+from validation.optimizer import Optimizer
 from validation.own import own_model
 from validation.training import Architecture, Build, Draw, Training, cut, mean_square
 from validation.zoo import ZOO
@@ -95,6 +97,35 @@ def make_training(
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
     return cut(architecture, cuts, seed=seed, device=device)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Which stages to train; plain values, so that ranks can be told."""
+
+    model: str
+    n: int
+    batch: int
+    dtype: str
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
+    seed: int = 0
+
+    def training(self, device: torch.device | str) -> Training:
+        """Build them."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        sizes: dict[str, Any] = dict(self.sizes)
+        return make_training(
+            self.model,
+            self.n,
+            batch=self.batch,
+            dtype=dtype,
+            seed=self.seed,
+            device=device,
+            cuts=self.cuts,
+            **sizes,
+        )
 
 
 def make_architecture(

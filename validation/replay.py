@@ -18,7 +18,7 @@ from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.simulate import find_schedule
 from validation.equation import evaluate, grouping_of
 from validation.interpreter import Device
-from validation.models import make_training
+from validation.models import Stages
 from validation.optimizer import Optimizer
 from validation.plan import Calls, Part, Plan, ReplayError
 from validation.stages import profile_stages, with_unit_times
@@ -55,6 +55,12 @@ class Case:
     device: str = "cpu"
     backend: str = "gloo"
     watch: Watched = "nothing"
+
+    @property
+    def trains(self) -> Stages:
+        """What it trains."""
+        dtype = choose("dtype", self.dtype, DTYPES)
+        return Stages(self.model, self.n, self.batch, dtype, self.optimizer, dict(self.sizes), self.cuts, self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +107,7 @@ def _profiled(training: Training, case: Case) -> Model:
 
 def train(case: Case) -> Training:
     """Build what a case trains."""
-    dtype: torch.dtype = getattr(torch, choose("dtype", case.dtype, DTYPES))
-    sizes = dict(case.sizes)
-    return make_training(
-        case.model, case.n, batch=case.batch, dtype=dtype, seed=case.seed, device=case.device, cuts=case.cuts, **sizes
-    )
+    return case.trains.training(case.device)
 
 
 def _rule(rule: str | tuple[tuple[bool, ...], ...]) -> Rule:

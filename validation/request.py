@@ -13,13 +13,14 @@ from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.simulate import find_schedule, refuse_untaken, whole
 from cdpsim.units import seconds
 from validation import reportform
+from validation.forecast import Forecast
 from validation.member import BACKENDS, DEVICES, check_device
 from validation.optimizer import OPTIMIZERS
 from validation.replay import DTYPES, Case, prepare, profile_of
 from validation.report import percent
 from validation.reportform import Report
 from validation.torchrun import find_ranks
-from validation.trial import Alone, Forecast, hold
+from validation.trial import Alone, hold
 
 ABOUT = "run a schedule for real and hold it against the simulation"
 MORE = """The schedule's program, the one that `cdpsim simulate` runs, is played by one process for
@@ -31,8 +32,9 @@ said before:
   memory      each device's activations slot by slot: unique storages on a CPU, the
               allocator's own figures on a GPU
   messages    calls, peers and bytes, counted at the calls
-  time        makespan and each device's busy time, predicted with --cluster from
-              `python -m validation calibrate` (--stages has the stages' own times)
+  time        makespan and each device's busy time: predicted with --cluster from
+              `python -m validation calibrate`, and --stages that has the stages' own
+              times; or from times taken here just before
 
 Exits with 0 if everything is within tolerance, 1 if not, 2 if it could not be run; a
 rank that is dead or hangs is named. Started by torchrun it uses the ranks that it finds.
@@ -89,7 +91,12 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--single-process", action="store_true", help="play all devices' programs in slot order in one process"
     )
-    group.add_argument("--cluster", metavar="FILE", help="a cluster file, from which times are predicted")
+    group.add_argument(
+        "--cluster", metavar="FILE", help="a cluster file, from which times are predicted (default: measured now)"
+    )
+    group.add_argument(
+        "--repeats", default="3", metavar="K", help="timed runs, of which the median counts (default 3; 0 for none)"
+    )
     group.add_argument(
         "--stages", metavar="FILE", help="a model file of these stages (default: profiled now, before the run)"
     )
@@ -171,14 +178,15 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 
 def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) -> Report | None:
     timeout = 120.0 if options.timeout is None else seconds(options.timeout)
+    repeats = whole("repeats", options.repeats, at_least=0)
     if options.single_process:
         if options.timeout is not None:
             raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
         check_device(case.device, "gloo", 1)
-        return hold(case, Alone(), forecast, timeout=timeout)
+        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return hold(case, ranks, forecast, timeout=timeout)
+        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats)
 
 
 def told(report: Report) -> str:
@@ -200,7 +208,7 @@ def told(report: Report) -> str:
                 f"{_pair(part.simulated_bytes, part.measured_bytes, 'B')}"
             )
     if time is None:
-        lines.append("time        not compared; give --cluster")
+        lines.append("time        not compared")
     else:
         worst = max((abs(device.relative_error) for device in time.devices), default=0.0)
         lines.append(

@@ -4,11 +4,10 @@ Messages go by the transport of a replay and passes by its passes: what those ad
 function here is called by all ranks at once.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from cdpsim.program import Content, Op
 from validation.forms import Form, flatten
 from validation.member import Member
-from validation.models import make_training
+from validation.models import Stages
 from validation.optimizer import Optimizer, State
 from validation.passes import Pass, backward, forward
 from validation.plan import Message
@@ -154,25 +153,6 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Which stages to time; plain values, so that ranks can be told."""
-
-    model: str
-    n: int
-    batch: int
-    dtype: str
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
-
-    def training(self, device: torch.device | str) -> Training:
-        """Build them."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        sizes: dict[str, Any] = dict(self.sizes)
-        return make_training(self.model, self.n, batch=self.batch, dtype=dtype, device=device, cuts=self.cuts, **sizes)
-
-
 class StageTimes(NamedTuple):
     """What one stage's tasks took, one entry for each micro-batch."""
 
@@ -182,18 +162,23 @@ class StageTimes(NamedTuple):
 
 
 def passes(member: Member, stages: Stages, rounds: int, alone: bool) -> list[StageTimes]:
-    """Time each stage's passes and update over so many micro-batches; in rank 0 alone, or in all ranks at once."""
+    """Time each stage's tasks in rank 0 while the others wait, or in all ranks at once."""
     if alone and member.rank > 0:
         return []
     training = stages.training(member.device)
-    track = [_Held.first(training, stages.optimizer, stage) for stage in range(training.n)]
-    times = [StageTimes([], [], []) for _ in track]
     if not alone:
         members = tuple(range(member.count))
         member.transport.make_groups([members])
         _meet(member, members)
+    return stage_times(training, stages.optimizer, rounds)
+
+
+def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
+    """Time each stage's passes and update over so many micro-batches."""
+    track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
+    times = [StageTimes([], [], []) for _ in track]
     for k in range(WARM_UP + rounds):
-        found = _micro_batch(training, stages.optimizer, track, k)
+        found = _micro_batch(training, optimizer, track, k)
         for stage, own in enumerate(found):
             for kept, passed in zip(times[stage], own, strict=True):
                 kept.extend([passed] if k >= WARM_UP else [])

@@ -4,21 +4,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from cdpsim import fileform
-from cdpsim.cluster import Cluster
-from cdpsim.costs import price
-from cdpsim.engine import fast
 from cdpsim.model import Model
 from cdpsim.program import Op
+from validation import forecast as forecasts
 from validation import memory
 from validation.environment import environment
+from validation.forecast import Forecast, Took, predict
 from validation.plan import Calls, Plan
-from validation.replay import Case, Outcome, Prepared, difference, expected, play_together, prepare
+from validation.ranks import Ranks
+from validation.replay import Case, Outcome, Prepared, difference, expected, play_together, prepare, profile_of
 from validation.reportform import DeviceTime, MessageCount, Parameters, Report, Scalar, Time, relative_error
+from validation.torchrun import Found
 
 REPEATS = 3  # runs that are timed, after one that warms up; the median counts
 # Of peak activations, as a share: mlp and transformer on a CPU, all else.
@@ -28,42 +26,39 @@ COLLECTIVE_TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
 CUDA_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 
-class Players(Protocol):
-    """Whoever plays the devices of a case; of several processes that do the same, one reports."""
-
-    reports: bool
-
-    def run(self, case: Case, *, timeout: float) -> list[Outcome] | None:
-        """Play a case within so many seconds, and say what each device came to, if this process reports."""
-
-
 class Alone:
-    """All devices in this process, which waits for nobody."""
-
-    reports = True
+    """Plays all devices in this process, which waits for nobody."""
 
     def run(self, case: Case, *, timeout: float = 0.0) -> list[Outcome]:
         """Play a case."""
         return play_together(prepare(case))
 
 
-class Forecast(NamedTuple):
-    """What time is predicted from: stages with seconds or work, a cluster, a collective algorithm, and who says so."""
+def hold(
+    case: Case,
+    players: Alone | Ranks | Found,
+    forecast: Forecast | None = None,
+    *,
+    timeout: float = 120.0,
+    repeats: int = REPEATS,
+) -> Report | None:
+    """Play a case, for its memory and then for its time, and compare both with what was said before.
 
-    model: Model
-    cluster: Cluster
-    collective: str
-    source: str
-
-
-def hold(case: Case, players: Players, forecast: Forecast | None, *, timeout: float) -> Report | None:
-    """Play a case, for its memory and then for its time, and compare both with what was said before."""
-    alone = isinstance(players, Alone)
+    Without a forecast of time the machine is measured now. Of `repeats` timed runs the median counts; with none, time
+    is not compared.
+    """
+    turns = isinstance(players, Alone)
+    if case.stages is None:
+        case = replace(case, stages=profile_of(case))
     prepared = prepare(case)
-    said = None if forecast is None else _predict(prepared.plan, forecast, alone)
-    by_allocator = case.device != "cpu" and not alone
+    if repeats and forecast is None:
+        forecast = (
+            forecasts.alone(case) if isinstance(players, Alone) else forecasts.by_ranks(case, players, timeout=timeout)
+        )
+    said = predict(prepared.plan, forecast, turns=turns) if repeats and forecast else None
+    by_allocator = case.device != "cpu" and not turns
     outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
-    timed = [players.run(replace(case, watch="time"), timeout=timeout) for _ in range(REPEATS + 1) if said]
+    timed = [players.run(replace(case, watch="time"), timeout=timeout) for _ in range(repeats and repeats + 1)]
     if outcomes is None:
         return None
     plan = prepared.plan
@@ -77,9 +72,9 @@ def hold(case: Case, players: Players, forecast: Forecast | None, *, timeout: fl
     messages = _messages(plan, outcomes)
     time = None
     if forecast and said:
-        time = _time(said, [_took(runs, alone) for runs in timed[1:] if runs is not None], forecast.source)
+        time = _time(said, [_took(runs, turns) for runs in timed[1:] if runs is not None], forecast.source)
     return Report(
-        request=_request(case, alone),
+        request=_request(case, turns),
         environment=environment(case.device),
         parameters=parameters,
         memory=held,
@@ -162,28 +157,10 @@ def _total(calls: Sequence[Calls], weigh: bool) -> int:
 # Time
 
 
-class Took(NamedTuple):
-    """Seconds from the first task's start to the last one's end, and those that each device computes."""
-
-    makespan: float
-    busy: list[float]
-
-
-def _predict(plan: Plan, forecast: Forecast, alone: bool) -> Took:
-    """What a replay will take; devices that share a process take turns."""
-    program = plan.program
-    forecast.cluster.require(program.devices)
-    costs = price(program, forecast.model, forecast.cluster, forecast.collective)
-    start, end = fast.run(program, costs)
-    compute = len(program.lane_tasks)
-    busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
-    return Took(float(busy.sum() if alone else end[:compute].max() - start[:compute].min()), busy.tolist())
-
-
-def _took(outcomes: list[Outcome], alone: bool) -> Took:
+def _took(outcomes: list[Outcome], turns: bool) -> Took:
     spans = [span for outcome in outcomes for span in outcome.spans]
     busy = [sum(span.end - span.begin for span in outcome.spans) for outcome in outcomes]
-    return Took(sum(busy) if alone else max(s.end for s in spans) - min(s.begin for s in spans), busy)
+    return Took(sum(busy) if turns else max(s.end for s in spans) - min(s.begin for s in spans), busy)
 
 
 def _time(said: Took, took: list[Took], source: str) -> Time:

@@ -19,8 +19,9 @@ from validation import calibrate, calibration
 from validation.calibration import Calibration
 from validation.calibrationfigure import draw
 from validation.fits import algorithms, predict
+from validation.models import Stages
 from validation.pictures import rendered
-from validation.timings import Passed, Span, Stages, StageTimes, repetitions
+from validation.timings import Passed, Span, StageTimes, repetitions
 
 STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
 SIZES = (8, 4096, 2**18)
