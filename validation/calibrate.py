@@ -15,7 +15,7 @@ from cdpsim.program import Op
 from cdpsim.simulate import whole
 from cdpsim.units import text
 from validation import calibration, pictures, timings
-from validation.calibration import Calibration, Errors, rounded, timed_model
+from validation.calibration import Calibration, Errors, disturbance, rounded, timed_model
 from validation.calibrationfigure import draw
 from validation.cuts import find_cuts
 from validation.environment import environment
@@ -49,6 +49,7 @@ examples:
 SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
+_QUIET = 2.0  # times as long as the fastest
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
@@ -147,6 +148,8 @@ def told(found: Calibration) -> str:
         f"speed: {text(rounded(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
         f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
+    if (times := disturbance(found.one_way.points)) > _QUIET:
+        lines.append(f"messages took {times:.1f} times as long as the fastest: measure again when nobody else computes")
     return "".join(f"{line}\n" for line in lines)
 
 

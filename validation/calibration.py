@@ -16,14 +16,23 @@ NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "red
 
 
 class Point(msgspec.Struct, frozen=True):
-    """The median time of one size, and the quartiles around it, in the series in which the median was lowest."""
+    """The median time of one size, and the quartiles around it, in the series in which the median was lowest.
+
+    `fastest` is of all series: where it is much less, somebody else was using the machine.
+    """
 
     ranks: int
     size: int
     seconds: float
     faster: float
     slower: float
+    fastest: float
     repetitions: int
+
+
+def disturbance(points: Sequence[Point]) -> float:
+    """Say how many times as long as the fastest message of its size a message took in the median."""
+    return float(np.median([point.seconds / point.fastest for point in points]))
 
 
 class Errors(msgspec.Struct, frozen=True):
@@ -176,7 +185,7 @@ def _point(ranks: int, size: int, series: list[list[float]]) -> Point:
     # On a machine that others use too, the slower series tell of them.
     best = min(series, key=np.median)
     faster, median, slower = np.quantile(best, (0.25, 0.5, 0.75)).tolist()
-    return Point(ranks, size, median, faster, slower, len(best))
+    return Point(ranks, size, median, faster, slower, min(map(min, series)), len(best))
 
 
 def _task(stage: int, kind: str, passed: list[Passed], flop: float | None) -> Task:

@@ -54,7 +54,7 @@ def test_every_number_measured_is_positive_and_finite(done: Done) -> None:
     collectives = [point for each in found.collectives for point in each.points]
     assert [each.name for each in found.collectives] == ["all-reduce", "broadcast", "reduce"]
     for point in [*found.one_way.points, *found.both_ways.points, *collectives]:
-        assert 0 < point.faster <= point.seconds <= point.slower < 60
+        assert 0 < point.fastest <= point.faster <= point.seconds <= point.slower < 60
         assert point.repetitions == repetitions(point.size)
     assert {task.kind for task in found.compute.tasks} == {"forward", "backward", "update"}
     for task in found.compute.tasks:
@@ -93,9 +93,14 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
 
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
-    lines = calibrate.told(done.found).splitlines()
-    assert len(lines) == 7
-    assert lines[0].startswith("link: ")
+    """And whether somebody else was using the machine."""
+    quiet = calibration.transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
+    busy = calibration.transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
+    for messages, more in ((quiet, 0), (busy, 1)):
+        lines = calibrate.told(msgspec.structs.replace(done.found, one_way=messages)).splitlines()
+        assert len(lines) == 7 + more
+        assert lines[0].startswith("link: ")
+    assert lines[-1].startswith("messages took 80.0 times as long")
 
 
 def test_a_calibration_is_not_overwritten(done: Done) -> None:
