@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   python -m validation profile gpt2 -n 4 -o gpt2.toml          a model file for cdpsim's --model
   python -m validation calibrate -o box.toml                   a cluster file for cdpsim's --cluster
   python -m validation report results                          all reports as one table
+  python -m validation battery -o battery.json                 everything that this machine can show
 
 `python -m validation COMMAND --help` explains a command. Exit codes: 0 done, 1 not
 within tolerance, 2 the request cannot be served (one line on stderr says why, and the
@@ -26,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from validation import calibrate, profile, report, request
+    from validation import battery, calibrate, profile, report, request
 
     parser, commands = parser_of("python -m validation", ABOUT, EXAMPLES)
-    for command in (request, profile, calibrate, report):
+    for command in (request, profile, calibrate, report, battery):
         command.add_parser(commands)
     return dispatch(parser, commands, arguments)
 

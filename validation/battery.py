@@ -1,18 +1,29 @@
-"""All that one machine can show: many replays by ranks that stay alive, their calibration, one file of what came of it.
+"""All that one machine can show: many replays by ranks that stay alive, and one file of what came of it.
 
 On a GPU large models run too, in one process and by ranks that share it; on a CPU they run where that is bearable.
 """
 
+import argparse
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
+import torch
 
+from cdpsim import console, files
+from cdpsim.errors import choose
+from cdpsim.progress import progress
 from cdpsim.schedules import SCHEDULES
+from validation import reportform
+from validation.environment import environment
+from validation.member import DEVICES, check_device
 from validation.optimizer import OPTIMIZERS
-from validation.replay import Case
-from validation.reportform import Report
+from validation.ranks import Ranks
+from validation.replay import Case, prepare, profile_of
+from validation.reportform import Battery
+from validation.trial import Alone, hold, model_hash
 
 ABOUT = "everything that this machine can show, as one file of reports"
 MORE = """Replays all nine schedules: with the small transformer in one process at N = 2, 4 and 8; by
@@ -28,20 +39,12 @@ example:
 TIMEOUT = 300.0
 
 
-class Battery(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine showed."""
-
-    environment: dict[str, object]
-    seconds: float
-    models: dict[str, dict[str, Any]]  # by hash, what simulations read
-    reports: list[Report]
-
-
 class Trial(NamedTuple):
-    """A case, and whether ranks play it or one process does."""
+    """A case, whether one process plays it or ranks do, and how often it is timed."""
 
     case: Case
     alone: bool
+    repeats: int = 3
 
 
 def trials(device: str) -> Iterator[Trial]:
@@ -62,7 +65,7 @@ def _large_on_cpu(device: str) -> Iterator[Trial]:
     for model in ("vit-b16", "resnet50"):
         large = Case("", 4, steps=2, model=model, optimizer=sgd, batch=2, dtype="float32", device=device)
         for schedule in ("single-dp", "single-cdp"):
-            yield Trial(replace(large, schedule=schedule), alone=True)
+            yield Trial(replace(large, schedule=schedule), alone=True, repeats=0)
 
 
 def _large_on_gpu(device: str) -> Iterator[Trial]:
@@ -74,3 +77,47 @@ def _large_on_gpu(device: str) -> Iterator[Trial]:
             yield Trial(replace(large, schedule=schedule), alone=True)
         for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
             yield Trial(replace(large, schedule=schedule), alone=False)
+
+
+def run(output: str | Path, device: str, *, force: bool = False) -> Battery:
+    """Run all of it and write one file."""
+    files.check_writable(output, force=force)
+    check_device(choose("device", device, DEVICES), "gloo", 1)
+    begun = time.monotonic()
+    todo = list(trials(device))
+    most = max(prepare(trial.case).plan.program.devices for trial in todo if not trial.alone)
+    models: dict[str, dict[str, Any]] = {}
+    reports = []
+    with Ranks(most, device=device) as ranks:
+        for case, alone, repeats in progress(todo, "battery"):
+            profiled = replace(case, stages=profile_of(case))
+            assert profiled.stages is not None
+            models[model_hash(profiled.stages)] = profiled.stages.table()
+            report = hold(profiled, Alone() if alone else ranks, timeout=TIMEOUT, repeats=repeats)
+            assert report is not None, "this process reports"
+            reports.append(report)
+    found = Battery(
+        environment=environment(device), seconds=round(time.monotonic() - begun, 1), models=models, reports=reports
+    )
+    reportform.write(output, found, force=force)
+    return found
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `battery` to a command line."""
+    parser = console.add_command(commands, "battery", serve, ABOUT, MORE)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.json", help="the file to write")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that is there")
+    return parser
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the command line asks for."""
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = run(options.output, device, force=options.force)
+    bad = [each for each in found.reports if not each.ok]
+    for each in bad:
+        console.say(f"not within tolerance: {each.asked.schedule} -n {each.asked.n} with {each.asked.model}")
+    console.write(f"{len(found.reports)} replays in {found.seconds:g} s, {len(bad)} not within tolerance\n")
+    return 1 if bad else 0

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
 from validation.plan import ReplayError
-from validation.replay import Case, Outcome, Seat, parts_of, prepare
+from validation.replay import Case, Outcome, Seat, allocator_of, parts_of, prepare
 from validation.transport import Distributed, meet, plain
 
 BACKENDS = ("gloo", "nccl")
@@ -104,7 +104,7 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
     if member.rank >= program.devices:
         return None
     part = parts_of(prepared)[member.rank]
-    seat = Seat(prepared, part, member.transport)
+    seat = Seat(prepared, part, member.transport, allocator_of(prepared))
     for node in part.nodes:
         seat.device.play(node)
     return seat.outcome()

@@ -25,7 +25,7 @@ from validation.stages import profile_stages, with_unit_times
 from validation.tracker import granularity
 from validation.training import Training
 from validation.transport import InProcess, Mailroom, Transport
-from validation.watch import Meter, Nobody, Reading, Span, Stopwatch, Watch
+from validation.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch, Watch
 
 Watched = Literal["nothing", "storages", "allocator", "time"]
 METERED: tuple[Watched, ...] = ("storages", "allocator")
@@ -130,10 +130,12 @@ class Collector:
 class Seat:
     """A device, and all that is to be learned of what it does."""
 
-    def __init__(self, prepared: Prepared, part: Part, transport: Transport) -> None:
+    def __init__(
+        self, prepared: Prepared, part: Part, transport: Transport, allocator: Allocator | None = None
+    ) -> None:
         case, device = prepared.case, torch.device(prepared.case.device)
         self._collector, self._transport = Collector(case.steps), transport
-        self._meter = Meter(device, allocator=case.watch == "allocator") if case.watch in METERED else None
+        self._meter = Meter(device, allocator) if case.watch in METERED else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
         watch: Watch = self._meter or self._stopwatch or Nobody()
         self.device = Device(prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch)
@@ -149,6 +151,11 @@ class Seat:
         )
 
 
+def allocator_of(prepared: Prepared) -> Allocator | None:
+    """Give the allocator's account of this process, where that is watched."""
+    return Allocator(torch.device(prepared.case.device)) if prepared.case.watch == "allocator" else None
+
+
 def parts_of(prepared: Prepared) -> list[Part]:
     """Every device's part, by slot where memory is watched."""
     return prepared.plan.parts(by_slot=prepared.case.watch in METERED)
@@ -156,9 +163,9 @@ def parts_of(prepared: Prepared) -> list[Part]:
 
 def play_together(prepared: Prepared) -> list[Outcome]:
     """Play all devices in one process, in the program's order."""
-    plan, room = prepared.plan, Mailroom()
+    plan, room, allocator = prepared.plan, Mailroom(), allocator_of(prepared)
     with one_thread():
-        seats = [Seat(prepared, part, InProcess(part.device, room)) for part in parts_of(prepared)]
+        seats = [Seat(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
         for node in plan.order:
             for number in plan.devices_of(node):
                 seats[number].device.play(node)

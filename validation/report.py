@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = "every report of a replay below a folder, as one table and one figure"
-MORE = """Reads every file below DIR whose name begins with `report` and ends in `.json`. A row for
-each; bytes are activations: the most that all devices hold at one time, simulated and
+MORE = """Reads every file below DIR whose name begins with `report` or `battery` and ends in
+`.json`. A row for each replay; bytes are activations: the most that all devices hold at one time, simulated and
 measured, and how far the simulation is off there and on the worst device.
 
 examples:
@@ -23,7 +23,7 @@ examples:
   python -m validation report results --format csv > results.csv
 """
 ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
-PATTERN = "report*.json"
+PATTERNS = ("report*.json", "battery*.json")
 
 
 class Found(NamedTuple):
@@ -40,9 +40,11 @@ def find(folder: str | Path) -> list[Found]:
         remedy = "give a folder" if home.exists() else "check its spelling"
         problem = "is no folder" if home.exists() else "there is no such folder"
         raise RequestError(str(folder), f"{problem}; {remedy}")
-    found = [Found(str(path.relative_to(home)), reportform.read(path)) for path in sorted(home.rglob(PATTERN))]
+    paths = sorted(path for pattern in PATTERNS for path in home.rglob(pattern))
+    found = [Found(str(path.relative_to(home)), report) for path in paths for report in reportform.read(path)]
     if not found:
-        raise RequestError(str(folder), f"has no {PATTERN} below it; write one with `python -m validation replay -o`")
+        problem = f"has no {' or '.join(PATTERNS)} below it; write one with `python -m validation replay -o`"
+        raise RequestError(str(folder), problem)
     return sorted(found, key=_order)
 
 

@@ -146,6 +146,15 @@ class Report(_Form, frozen=True, kw_only=True):
         msgspec.convert(self.request, Request)  # refused when a report is read, not when it is drawn
 
 
+class Battery(_Form, frozen=True, kw_only=True):
+    """Many replays on one machine, and by hash the models that their simulations read."""
+
+    environment: dict[str, object]
+    seconds: float
+    models: dict[str, dict[str, object]]
+    reports: list[Report]
+
+
 def relative_error(simulated: float, measured: float) -> float:
     """Say how far a simulation is off, as a share of what was measured; positive where it is too much."""
     if simulated == measured:
@@ -153,25 +162,29 @@ def relative_error(simulated: float, measured: float) -> float:
     return (simulated - measured) / measured if measured else 1.0
 
 
-def write(path: str | Path, report: Report, *, force: bool = False) -> None:
-    """Write a report, which is there whole or not at all."""
+def write(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
+    """Write a report, or many, which are there whole or not at all."""
     files.write_file(path, [encode(report)], force=force)
 
 
-def encode(report: Report) -> bytes:
+def encode(report: Report | Battery) -> bytes:
     """Give a report as a file has it."""
+    if isinstance(report, Battery):  # which is for programs
+        return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read(path: str | Path) -> Report:
-    """Read a report; anything else is refused in one line."""
+def read(path: str | Path) -> list[Report]:
+    """Read a report, or all of a battery; anything else is refused in one line."""
     return decode(files.read_text(path), str(path))
 
 
-def decode(text: str, subject: str) -> Report:
-    """Read a report's text; a refusal begins with `subject`."""
+def decode(text: str, subject: str) -> list[Report]:
+    """Read the text of a report or a battery; a refusal begins with `subject`."""
     try:
-        return msgspec.json.decode(text, type=Report)
+        if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+            return msgspec.json.decode(text, type=Battery).reports
+        return [msgspec.json.decode(text, type=Report)]
     except msgspec.DecodeError as error:
         problem = str(error)
         problem = problem[:1].lower() + problem[1:]

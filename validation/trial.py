@@ -56,7 +56,9 @@ def hold(
             forecasts.alone(case) if isinstance(players, Alone) else forecasts.by_ranks(case, players, timeout=timeout)
         )
     said = predict(prepared.plan, forecast, turns=turns) if repeats and forecast else None
-    by_allocator = case.device != "cpu" and not turns
+    by_allocator = case.device != "cpu"
+    if by_allocator:  # whose libraries take workspaces for good when they are first used
+        players.run(case, timeout=timeout)
     outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
     timed = [players.run(replace(case, watch="time"), timeout=timeout) for _ in range(repeats and repeats + 1)]
     if outcomes is None:

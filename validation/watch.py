@@ -62,20 +62,42 @@ class Span(NamedTuple):
     end: float
 
 
+class Allocator:
+    """What CUDA's own allocator says of this process, beyond what was there before.
+
+    Its kernels' workspaces count, and blocks as large as they really are; whose they are it does not know.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.trackers: list[Tracker] = []  # of all devices that are played in this process
+        self._device, self._base = device, torch.cuda.memory_allocated(device)
+
+    def reset_peak(self) -> None:
+        """Let the peak begin anew at the level of now."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def level(self) -> int:
+        """How many bytes are allocated."""
+        return torch.cuda.memory_allocated(self._device) - self._base
+
+    def peak(self) -> int:
+        """The highest level since `reset_peak`."""
+        return torch.cuda.max_memory_allocated(self._device) - self._base
+
+
 class Meter(Nobody):
     """Follows the storages that a device makes, slot by slot: it must play as if slots were real.
 
-    Where `allocator` says so, a task's peak of activations is what CUDA's own allocator had at the most beyond `base`,
-    less what the other categories hold: its kernels' workspaces count, and blocks as large as they really are. That
-    needs a process for each device.
+    With an allocator, activations are what that has, less what is known to belong to other categories and devices.
     """
 
-    def __init__(self, device: torch.device, *, allocator: bool = False) -> None:
+    def __init__(self, device: torch.device, allocator: Allocator | None = None) -> None:
         self.readings: list[Reading] = []
         self._tracker = Tracker(granularity(device.type), device.type)
         self._slot = 0
-        self._device, self._allocator = device, allocator
-        self._base = torch.cuda.memory_allocated(device) if allocator else 0
+        self._allocator = allocator
+        if allocator:
+            allocator.trackers.append(self._tracker)
 
     def playing(self) -> AbstractContextManager[object]:
         """See what is made meanwhile."""
@@ -84,33 +106,30 @@ class Meter(Nobody):
     def turn(self, slot: int) -> None:
         """Read what was held since the last task."""
         if slot > self._slot:
-            self.readings.append(Reading(self._slot, slot, self._levels()))
-            self._slot = slot
+            allocated = self._allocator.level() if self._allocator else None
+            self._read(slot, self._tracker.levels(), allocated)
 
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
         """Read what it comes to at the most."""
         self._tracker.reset_peak()
         if self._allocator:
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._allocator.reset_peak()
         yield
-        during = [self._tracker.peaks()[category] for category in Category]
-        if self._allocator:
-            others = sum(during) - during[Category.ACTIVATIONS]
-            during[Category.ACTIVATIONS] = torch.cuda.max_memory_allocated(self._device) - self._base - others
-        self.readings.append(Reading(self._slot, self._slot + 1, during))
-        self._slot += 1
+        self._read(self._slot + 1, self._tracker.peaks(), self._allocator.peak() if self._allocator else None)
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """Book it."""
         self._tracker.label(tensor, category)
 
-    def _levels(self) -> list[int]:
-        levels = [self._tracker.levels()[category] for category in Category]
-        if self._allocator:
-            others = sum(levels) - levels[Category.ACTIVATIONS]
-            levels[Category.ACTIVATIONS] = torch.cuda.memory_allocated(self._device) - self._base - others
-        return levels
+    def _read(self, until: int, seen: dict[Category, int], allocated: int | None) -> None:
+        held = [seen[category] for category in Category]
+        if self._allocator and allocated is not None:
+            elsewhere = sum(tracker.level for tracker in self._allocator.trackers if tracker is not self._tracker)
+            others = sum(held) - held[Category.ACTIVATIONS]
+            held[Category.ACTIVATIONS] = allocated - elsewhere - others
+        self.readings.append(Reading(self._slot, until, held))
+        self._slot = until
 
 
 class Stopwatch(Nobody):
