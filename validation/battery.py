@@ -26,9 +26,10 @@ from validation.reportform import Battery
 from validation.trial import Alone, hold, model_hash
 
 ABOUT = "everything that this machine can show, as one file of reports"
-MORE = """Replays all nine schedules: with the small transformer in one process at N = 2, 4 and 8; by
-ranks at N = 4, with times predicted from a calibration made just before; and with
-ViT-B/16 and ResNet-50, and on a GPU a large transformer, where that takes seconds.
+MORE = """Replays all nine schedules: with a small transformer in one process at N = 2, 4 and 8;
+with an MLP by ranks at N = 4; with a larger transformer in one process and by two ranks,
+its times predicted from some that are taken just before; and ViT-B/16 and ResNet-50,
+which on a CPU one device alone plays.
 
 FILE.json has every report, the model file that each simulation read, and where and when
 it was measured. `python -m validation report` shows it.
@@ -44,39 +45,37 @@ class Trial(NamedTuple):
 
     case: Case
     alone: bool
-    repeats: int = 3
+    repeats: int = 0
 
 
 def trials(device: str) -> Iterator[Trial]:
     """Say what to replay on a kind of device."""
-    small = Case("", 0, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"], device=device)
+    small = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"], device=device)
     for n in (2, 4, 8):
-        for schedule in SCHEDULES:
-            yield Trial(replace(small, schedule=schedule, n=n), alone=True)
-    for order in ("forward-first", "backward-first"):
-        yield Trial(replace(small, schedule="single-cdp", n=4, slot_order=order), alone=True)
-    for schedule in SCHEDULES:
-        yield Trial(replace(small, schedule=schedule, n=4, model="mlp"), alone=False)
-    yield from (_large_on_gpu if device == "cuda" else _large_on_cpu)(device)
+        yield from (Trial(replace(small, schedule=schedule, n=n), alone=True) for schedule in SCHEDULES)
+    yield Trial(replace(small, schedule="single-cdp", slot_order="backward-first"), alone=True)
+    yield from (Trial(replace(small, schedule=schedule, model="mlp"), alone=False) for schedule in SCHEDULES)
+    # Where tasks take milliseconds their times say something.
+    middle = replace(small, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
+    yield from (Trial(replace(middle, schedule=schedule), alone=True, repeats=3) for schedule in SCHEDULES)
+    for schedule in ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp"):
+        yield Trial(replace(middle, schedule=schedule, n=2), alone=False, repeats=3)
+    yield from (_large_on_gpu if device == "cuda" else _large_on_cpu)(replace(small, dtype="float32"))
 
 
-def _large_on_cpu(device: str) -> Iterator[Trial]:
-    sgd = OPTIMIZERS["sgd"]
+def _large_on_cpu(small: Case) -> Iterator[Trial]:
     for model in ("vit-b16", "resnet50"):
-        large = Case("", 4, steps=2, model=model, optimizer=sgd, batch=2, dtype="float32", device=device)
-        for schedule in ("single-dp", "single-cdp"):
-            yield Trial(replace(large, schedule=schedule), alone=True, repeats=0)
+        large = replace(small, model=model, steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
+        yield from (Trial(replace(large, schedule=schedule), alone=True) for schedule in ("single-dp", "single-cdp"))
 
 
-def _large_on_gpu(device: str) -> Iterator[Trial]:
+def _large_on_gpu(small: Case) -> Iterator[Trial]:
     sizes = {"transformer": (("width", 1024), ("length", 512), ("heads", 16)), "vit-b16": (), "resnet50": ()}
     for model, own in sizes.items():
-        large = Case("", 4, steps=3, model=model, optimizer=OPTIMIZERS["sgd"], dtype="float32", device=device)
-        large = replace(large, batch=16, sizes=own)
-        for schedule in SCHEDULES:
-            yield Trial(replace(large, schedule=schedule), alone=True)
+        large = replace(small, model=model, batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
+        yield from (Trial(replace(large, schedule=schedule), alone=True, repeats=3) for schedule in SCHEDULES)
         for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
-            yield Trial(replace(large, schedule=schedule), alone=False)
+            yield Trial(replace(large, schedule=schedule), alone=False, repeats=3)
 
 
 def run(output: str | Path, device: str, *, force: bool = False) -> Battery:

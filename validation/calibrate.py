@@ -112,8 +112,8 @@ def measure(group: Ranks, request: Request, model: Model) -> Calibration:
     for op in OPS:
         spans = {k: group.call(timings.collective, op, k, sizes, timeout=_TIMEOUT)[:k] for k in range(2, ranks + 1)}
         collectives.append(calibration.collective(op, spans, link.fit))
-    alone = group.call(timings.passes, stages, rounds, True, timeout=_TIMEOUT)[0]
-    busy = calibration.pooled(group.call(timings.passes, stages, rounds, False, timeout=_TIMEOUT))
+    alone = group.call(timings.passes, stages, rounds, 1, timeout=_TIMEOUT)[0]
+    busy = calibration.pooled(group.call(timings.passes, stages, rounds, ranks, timeout=_TIMEOUT))
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),

@@ -55,16 +55,17 @@ def alone(case: Case) -> Forecast:
     return Forecast(timed_model(case.stages, calibration.tasks(times), case.model), Cluster())
 
 
-def by_ranks(case: Case, ranks: Ranks | Found, *, timeout: float) -> Forecast | None:
-    """Time a case's stages in all ranks at once, and messages between two of them; said where reports are made."""
+def by_ranks(case: Case, ranks: Ranks | Found, devices: int, *, timeout: float) -> Forecast | None:
+    """Time a case's stages in as many ranks at once, and messages between two; said where reports are made."""
     assert case.stages is not None, "what is forecast has been profiled"
-    messages = ranks.call(timings.ping_pong, list(SIZES), timeout=timeout)
-    passes = ranks.call(timings.passes, case.trains, ROUNDS, False, timeout=timeout)
-    if messages is None or passes is None:
-        return None
+    passes = ranks.call(timings.passes, case.trains, ROUNDS, devices, timeout=timeout)
     link = Link()
-    if messages[0]:
-        fit = calibration.transfers(messages[0]).fit
-        link = Link(latency=fit.latency_seconds, bandwidth=fit.bandwidth)
-    tasks = calibration.tasks(calibration.pooled(passes))
+    if devices > 1:
+        messages = ranks.call(timings.ping_pong, list(SIZES), timeout=timeout)
+        if messages is not None:
+            fit = calibration.transfers(messages[0]).fit
+            link = Link(latency=fit.latency_seconds, bandwidth=fit.bandwidth)
+    if passes is None:
+        return None
+    tasks = calibration.tasks(calibration.pooled(passes[:devices]))
     return Forecast(timed_model(case.stages, tasks, case.model), Cluster(link=link))

@@ -161,14 +161,15 @@ class StageTimes(NamedTuple):
     update: list[Passed]
 
 
-def passes(member: Member, stages: Stages, rounds: int, alone: bool) -> list[StageTimes]:
-    """Time each stage's tasks in rank 0 while the others wait, or in all ranks at once."""
-    if alone and member.rank > 0:
+def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
+    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait."""
+    members = tuple(range(busy))
+    if busy > 1:
+        member.transport.make_groups([members])
+    if member.rank >= busy:
         return []
     training = stages.training(member.device)
-    if not alone:
-        members = tuple(range(member.count))
-        member.transport.make_groups([members])
+    if busy > 1:
         _meet(member, members)
     return stage_times(training, stages.optimizer, rounds)
 

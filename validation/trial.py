@@ -52,9 +52,10 @@ def hold(
         case = replace(case, stages=profile_of(case))
     prepared = prepare(case)
     if repeats and forecast is None:
-        forecast = (
-            forecasts.alone(case) if isinstance(players, Alone) else forecasts.by_ranks(case, players, timeout=timeout)
-        )
+        if isinstance(players, Alone):
+            forecast = forecasts.alone(case)
+        else:
+            forecast = forecasts.by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
     said = predict(prepared.plan, forecast, turns=turns) if repeats and forecast else None
     by_allocator = case.device != "cpu"
     if by_allocator:  # whose libraries take workspaces for good when they are first used
