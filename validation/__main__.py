@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from cdpsim.console import dispatch, parser_of, run
+from cdpsim.console import dispatch, parser_of, run, say
+from cdpsim.errors import RequestError
 
 ABOUT = """Hold the simulator against reality: replay its programs with real tensors, profile
 real models for it, measure this machine for it, and show how far it was off.
@@ -28,11 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: list[str]) -> int:
     from validation import battery, calibrate, profile, report, request
+    from validation.member import is_out_of_memory
+    from validation.plan import ReplayError
 
     parser, commands = parser_of("python -m validation", ABOUT, EXAMPLES)
     for command in (request, profile, calibrate, report, battery):
         command.add_parser(commands)
-    return dispatch(parser, commands, arguments)
+    try:
+        return dispatch(parser, commands, arguments)
+    except ReplayError as error:
+        say(f"error: {error}")
+        return 2
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise RequestError("memory", "there is not enough of it; take a smaller model or batch") from error
+        raise
 
 
 if __name__ == "__main__":

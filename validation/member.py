@@ -78,8 +78,12 @@ def answer(member: Member, function: Callable[..., object], arguments: tuple[obj
     except ReplayError as error:
         return Failure(plain(error))
     except Exception as error:
-        memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        return Failure(f"{'out of memory' if memory else type(error).__name__}: {plain(error)}")
+        return Failure(f"{'out of memory' if is_out_of_memory(error) else type(error).__name__}: {plain(error)}")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Say whether an error is that of Python, a GPU's or a CPU's allocator; the last has no type of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | None:

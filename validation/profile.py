@@ -54,7 +54,7 @@ def profile(
     """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is."""
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     block = granularity(check_device(device))
-    with _refusing(model):
+    with refusing(model):
         architecture = without_weights(model, n or 1, batch=batch, dtype=kind, **sizes)
         count = len(architecture.layers)
         if n is None and partition is None:
@@ -68,7 +68,7 @@ def profile(
 
 
 @contextmanager
-def _refusing(model: str) -> Iterator[None]:
+def refusing(model: str) -> Iterator[None]:
     """Tell in one line what torch says of layers and sizes that do not fit each other."""
     try:
         yield

@@ -110,8 +110,11 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Do what the command line asks for."""
+    from validation.profile import refusing
+
     files.check_writable(options.output, force=options.force)
-    case = case_of(options)
+    with refusing(options.model):
+        case = case_of(options)
     forecast = _forecast(options, case)
     report = _played(options, case, forecast)
     if report is None:  # another rank reports
@@ -182,7 +185,9 @@ def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) 
     if options.single_process:
         if options.timeout is not None:
             raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
-        check_device(case.device, "gloo", 1)
+        if case.backend != "gloo":
+            raise RequestError("--backend", "is for ranks; --single-process sends nothing")
+        check_device(case.device, case.backend, 1)
         return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
