@@ -19,7 +19,7 @@ from validation.forms import Form
 from validation.optimizer import Optimizer
 from validation.own import own_model
 from validation.training import Architecture, Build, Draw, Training, cut, mean_square
-from validation.zoo import ZOO
+from validation.zoo import ZOO, configured_model, is_config
 
 
 class Perceptron(nn.Module):
@@ -144,10 +144,15 @@ def make_architecture(
 
 
 def find_model(name: str) -> Build:
-    """Say how to build a model: one of `MODELS`, of transformers, or somebody's own (`module:function`)."""
+    """Say how to build a model: one of `MODELS`, one of transformers, or somebody's own.
+
+    A model of transformers has a name of `ZOO` or is the path of a configuration; one's own is `module:function`.
+    """
+    known = {**MODELS, **ZOO}
+    if name not in known and is_config(name):
+        return configured_model(name)
     if ":" in name:
         return own_model(name)
-    known = {**MODELS, **ZOO}
     return known[choose("model", name, known)]
 
 

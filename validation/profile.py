@@ -104,6 +104,13 @@ MORE = """MODEL is one of these:
                          built by transformers (pip install 'cdpsim[models]')
   resnet-mini, vit-mini, gpt2-mini, llama-mini
                          the same in small, ten layers each, to be replayed on a CPU
+  folder, config.json    what a configuration of transformers describes, as its
+                         save_pretrained writes it: a resnet or a vit as a classifier, a
+                         gpt2, llama, mistral or qwen2 as a language model. Read as data:
+                         no download, no code of others, no weights. Sizes are its own
+                         unless --size says image=K or length=K; a length of tokens is by
+                         default n_positions, or max_position_embeddings up to 8192 and
+                         up to a sliding window; an image of a resnet 224.
   module:function        your own; the module is looked for in the working folder, too.
                          function(batch) gives three things: a list of layers, each a
                          torch module from one tensor to one tensor with parameters of
@@ -128,6 +135,7 @@ it were not.
 examples:
   python -m validation profile vit-b16 --batch 32 -o vit.toml
   python -m validation profile gpt2 -n 4 --size length=512 -o gpt2.toml
+  python -m validation profile my-llama/config.json -n 8 --batch 1 -o my-llama.toml
   cdpsim simulate multi-cdp --model gpt2.toml --cluster box.toml -o traces
 """
 
