@@ -97,8 +97,8 @@ class CausalBlock(nn.Module):
         super().__init__()
         self.block, self.rotary = block, rotary
         for part in block.modules():
-            if hasattr(part, "layer_idx"):
-                part.layer_idx = 0  # its place in a cache, which is not in use; equal blocks are equal now
+            if hasattr(part, "layer_idx"):  # its place in a cache, which is not in use; equal blocks are equal without
+                vars(part)["layer_idx"] = None
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -240,7 +240,10 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
     given = {name: value for name, value in described.fields.items() if not name.startswith("_")}
     fields = {**given, **_ALWAYS, **sizes, "attn_implementation": kernel}
     make = getattr(_transformers(), kind).from_dict
-    return _made(described, lambda: make(fields))
+    config = _made(described, lambda: make(fields))
+    if config.num_labels < 1:
+        raise RequestError(described.name, "has no labels to tell apart; mend its num_labels or id2label")
+    return config
 
 
 def _model(described: Description, kind: str, config: Any) -> Any:

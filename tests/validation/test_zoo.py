@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
+from validation.families import RootMeanSquareNorm
 from validation.models import make_architecture, make_training
 from validation.optimizer import Optimizer
 from validation.profile import without_weights
 from validation.replay import Case, difference, expected, play_together, prepare
 from validation.stages import measure, profile_stages
 from validation.training import Architecture, cut
-from validation.zoo import ZOO, RootMeanSquareNorm
+from validation.zoo import ZOO
 
 CLASSES = {
     "resnet": "ResNetForImageClassification",
