@@ -56,7 +56,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_a_report_within_tolerance_is_success(replay: Replay) -> None:
     """Told in a few lines, of which the last says so."""
     done = replay("--optimizer", "adam")
-    report = reportform.read("report.json")
+    report = reportform.read("report.json")[0]
     assert (done.code, report.ok, done.err) == (0, True, "")
     assert done.out == request.told(report)
     assert done.out.splitlines()[-1] == "ok"
@@ -76,7 +76,7 @@ def test_a_report_has_the_keys_of_the_contract(replay: Replay) -> None:
 
 def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
     replay(*("--steps", "2", "--rule", "cdp-v1", "--model", "transformer", "--size", "width=8", "--size", "layers=2"))
-    asked = reportform.read("report.json").request
+    asked = reportform.read("report.json")[0].request
     assert (asked["schedule"], asked["n"], asked["steps"], asked["rule"]) == ("multi-cdp", 2, 2, "cdp-v1")
     assert (asked["model"], asked["sizes"], asked["cuts"]) == ("transformer", "width=8 layers=2", "2")
     assert (asked["single_process"], asked["backend"]) == (True, None)
@@ -85,7 +85,7 @@ def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
 def test_ranks_of_its_own_are_started(replay: Replay) -> None:
     """A process for each device, timed too; nothing of that goes to stderr."""
     done = replay("--timeout", "60 s", schedule="pp-cdp", repeats="1", alone=False)
-    report = reportform.read("report.json")
+    report = reportform.read("report.json")[0]
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert (report.asked.single_process, report.asked.backend) == (False, "gloo")
     assert report.time is not None
@@ -95,18 +95,18 @@ def test_ranks_of_its_own_are_started(replay: Replay) -> None:
 def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     Path("stale.csv").write_text("0,0\n0,1\n")
     assert replay("--rule", "stale.csv").code == 0
-    assert reportform.read("report.json").asked.rule == "((False, False), (False, True))"
+    assert reportform.read("report.json")[0].asked.rule == "((False, False), (False, True))"
 
 
 @pytest.mark.parametrize("order", ["forward-first", "backward-first"])
 def test_one_device_takes_a_slot_order(replay: Replay, order: str) -> None:
     assert replay("--slot-order", order, schedule="single-cdp").code == 0
-    assert reportform.read("report.json").request["slot_order"] == order
+    assert reportform.read("report.json")[0].request["slot_order"] == order
 
 
 def test_a_report_is_overwritten_where_that_is_asked_for(replay: Replay) -> None:
     assert replay("-o", "there.json", "--force").code == 0
-    assert reportform.read("there.json").ok
+    assert reportform.read("there.json")[0].ok
 
 
 # Files that it reads
@@ -124,7 +124,7 @@ def saved_stages(path: str, **more: int) -> Model:
 def test_the_model_file_that_was_given_is_named_by_its_hash(replay: Replay) -> None:
     saved_stages("stages.toml")
     assert replay("--stages", "stages.toml", "--optimizer", "sgd").code == 0
-    found = reportform.read("report.json").request["model_sha256"]
+    found = reportform.read("report.json")[0].request["model_sha256"]
     assert found == sha256(Path("stages.toml").read_bytes()).hexdigest()
 
 
@@ -132,7 +132,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
     """The report is there and says where they part: when the first micro-batch reaches the last stage."""
     saved_stages("stages.toml", activation=4000)
     done = replay("--stages", "stages.toml", "--optimizer", "sgd")
-    report = reportform.read("report.json")
+    report = reportform.read("report.json")[0]
     assert (done.code, report.ok, done.err) == (1, False, "")
     assert report.memory.max_relative_error > report.memory.tolerance
     assert "device 0 parts in slot 1, F(t=0,i=0,j=1): " in done.out
@@ -142,7 +142,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
 def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
     """A billion operations a second on one device after another: seconds are what the stages' work comes to."""
     assert replay("--cluster", "box.toml", repeats="1").code == 0
-    time = reportform.read("report.json").time
+    time = reportform.read("report.json")[0].time
     assert time is not None
     work = sum(float(stage.forward + stage.backward) for stage in profile_of(Case("multi-cdp", 2)).stages)
     assert time.simulated_seconds == pytest.approx(3 * 2 * work / 1e9)
