@@ -25,13 +25,12 @@ from pathlib import Path
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "validation").is_dir())
 sys.path.insert(0, str(root))
 
-from dataclasses import replace
 from fractions import Fraction
 
 from IPython.display import Image
 
 from validation import pictures, report
-from validation.replay import Case, profile_of
+from validation.replay import Case, profiled
 from validation.trial import Alone, hold
 
 
@@ -44,14 +43,14 @@ def shown(found: list[report.Found]) -> Image:
 # ## Four schedules, played now
 #
 # All devices are played in this process, in the order of slots. A small transformer, four stages of equal size, and
-# as many micro-batches. `profile_of` finds out what a stage holds without computing anything; only that enters the
+# as many micro-batches. `profiled` finds out what a stage holds without computing anything; only that enters the
 # simulation.
 
 # %%
 played = []
 for schedule in ("single-dp", "single-cdp", "multi-cdp", "mp-cdp"):
     case = Case(schedule, n=4, steps=3, model="transformer", sizes=(("width", 64), ("length", 32)))
-    outcome = hold(replace(case, stages=profile_of(case)), Alone(), None, timeout=120)
+    outcome = hold(profiled(case), Alone())
     played.append(report.Found("just now", outcome))
 print(report.as_table(played, "text"))
 
@@ -85,8 +84,8 @@ for name, ratio in (
 
 # %%
 results = root / "validation" / "results"
-kept = report.find(results) if any(results.rglob(report.PATTERN)) else []
-print(report.as_table(kept, "text") if kept else "none yet")
+kept = report.find(results)
+print(report.as_table(kept, "text"))
 
 # %%
-shown(kept) if kept else None
+shown(kept)

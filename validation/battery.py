@@ -21,7 +21,7 @@ from validation.environment import environment
 from validation.member import DEVICES, check_device
 from validation.optimizer import OPTIMIZERS
 from validation.ranks import Ranks
-from validation.replay import Case, prepare, profile_of
+from validation.replay import Case, prepare, profiled
 from validation.reportform import Battery
 from validation.trial import Alone, hold, model_hash
 
@@ -89,10 +89,10 @@ def run(output: str | Path, device: str, *, force: bool = False) -> Battery:
     reports = []
     with Ranks(most, device=device) as ranks:
         for case, alone, repeats in progress(todo, "battery"):
-            profiled = replace(case, stages=profile_of(case))
-            assert profiled.stages is not None
-            models[model_hash(profiled.stages)] = profiled.stages.table()
-            report = hold(profiled, Alone() if alone else ranks, timeout=TIMEOUT, repeats=repeats)
+            case = profiled(case)
+            assert case.stages is not None, "it has been profiled"
+            models[model_hash(case.stages)] = case.stages.table()
+            report = hold(case, Alone() if alone else ranks, timeout=TIMEOUT, repeats=repeats)
             assert report is not None, "this process reports"
             reports.append(report)
     found = Battery(

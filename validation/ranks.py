@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore
 
 from validation.member import Failure, answer, check_device, join, replay_part, verdict
 from validation.parent import end_with_parent
-from validation.replay import Case, Outcome
+from validation.replay import Case, Outcome, profiled
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Ranks:
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome]:
         """Replay a case and give what each of its devices came to; `timeout` seconds are for all of it."""
-        return [outcome for outcome in self.call(replay_part, case, timeout=timeout) if outcome is not None]
+        return [outcome for outcome in self.call(replay_part, profiled(case), timeout=timeout) if outcome is not None]
 
     def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T]:
         """Have every rank call a module's function with its `Member` and these arguments, and give what they return."""

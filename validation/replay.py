@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,8 +87,8 @@ def prepare(case: Case) -> Prepared:
     """Assemble the program of a case for the bytes that its stages have."""
     schedule = find_schedule(case.schedule)
     rule = schedule.rule if case.rule is None else _rule(case.rule)
-    training = train(case)
-    model = _profiled(training, case) if case.stages is None else case.stages
+    training, model = train(case), profiled(case).stages
+    assert model is not None, "a case that is profiled says what its stages hold"
     # A real device does one task at a time, so it has one lane.
     forward_first = case.slot_order != "backward-first"
     program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, forward_first=forward_first, lanes=1)
@@ -96,13 +96,11 @@ def prepare(case: Case) -> Prepared:
     return Prepared(case, rule, Plan(program), training)
 
 
-def profile_of(case: Case) -> Model:
-    """Find out what a case's stages hold and do, without computing anything."""
-    return _profiled(train(case), case)
-
-
-def _profiled(training: Training, case: Case) -> Model:
-    return profile_stages(training, case.optimizer, granularity(case.device))
+def profiled(case: Case) -> Case:
+    """Find out what a case's stages hold and do, without computing anything, unless it says so."""
+    if case.stages is not None:
+        return case
+    return replace(case, stages=profile_stages(train(case), case.optimizer, granularity(case.device)))
 
 
 def train(case: Case) -> Training:

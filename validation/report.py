@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 ABOUT = "every report of a replay below a folder, as one table and one figure"
 MORE = """Reads every file below DIR whose name begins with `report` or `battery` and ends in
-`.json`. A row for each replay; bytes are activations: the most that all devices hold at one time, simulated and
-measured, and how far the simulation is off there and on the worst device.
+`.json`. A row for each replay; bytes are activations: the most that all devices hold at one
+time, simulated and measured, and how far the simulation is off there and on the worst
+device.
 
 examples:
   python -m validation report results

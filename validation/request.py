@@ -16,7 +16,7 @@ from validation import reportform
 from validation.forecast import Forecast
 from validation.member import BACKENDS, DEVICES, check_device
 from validation.optimizer import OPTIMIZERS
-from validation.replay import DTYPES, Case, prepare, profile_of
+from validation.replay import DTYPES, Case, prepare, profiled
 from validation.report import percent
 from validation.reportform import Report
 from validation.torchrun import find_ranks
@@ -152,8 +152,7 @@ def case_of(options: argparse.Namespace) -> Case:
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )
-    model = profile_of(case) if options.stages is None else _stages(options.stages, n)
-    return replace(case, stages=model)
+    return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
 
 
 def _rule(given: str | None, n: int) -> str | tuple[tuple[bool, ...], ...] | None:

@@ -19,7 +19,7 @@ from validation.member import Failure, answer, check_device, join, replay_part, 
 from validation.parent import end_with_parent
 from validation.plan import ReplayError
 from validation.ranks import GRACE, START, Ranks
-from validation.replay import Case, Outcome
+from validation.replay import Case, Outcome, profiled
 from validation.transport import meet, missing, plain
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Found:
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome] | None:
         """Replay a case; rank 0 gets what each of its devices came to. `timeout` seconds are for all of it."""
-        outcomes = self.call(replay_part, case, timeout=timeout)
+        outcomes = self.call(replay_part, profiled(case), timeout=timeout)
         return None if outcomes is None else [outcome for outcome in outcomes if outcome is not None]
 
     def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T] | None:

@@ -14,7 +14,7 @@ from validation.environment import environment
 from validation.forecast import Forecast, Took, predict
 from validation.plan import Calls, Plan
 from validation.ranks import Ranks
-from validation.replay import Case, Outcome, Prepared, difference, expected, play_together, prepare, profile_of
+from validation.replay import Case, Outcome, Prepared, difference, expected, play_together, prepare, profiled
 from validation.reportform import DeviceTime, MessageCount, Parameters, Report, Scalar, Time, relative_error
 from validation.torchrun import Found
 
@@ -48,8 +48,7 @@ def hold(
     is not compared.
     """
     turns = isinstance(players, Alone)
-    if case.stages is None:
-        case = replace(case, stages=profile_of(case))
+    case = profiled(case)
     prepared = prepare(case)
     if repeats and forecast is None:
         if isinstance(players, Alone):

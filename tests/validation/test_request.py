@@ -18,7 +18,7 @@ from tests.conftest import Outcome
 from validation import reportform, request, trial
 from validation.__main__ import main
 from validation.plan import ReplayError
-from validation.replay import Case, profile_of
+from validation.replay import Case, profiled
 from validation.reportform import Report
 
 Replay = Callable[..., Outcome]
@@ -114,7 +114,9 @@ def test_a_report_is_overwritten_where_that_is_asked_for(replay: Replay) -> None
 
 def saved_stages(path: str, **more: int) -> Model:
     """Write the model file of the default case at n = 2, its last stage with so much more of some things."""
-    stages = profile_of(Case("multi-cdp", 2)).stages
+    model = profiled(Case("multi-cdp", 2)).stages
+    assert model is not None
+    stages = model.stages
     last = replace(stages[-1], **{name: getattr(stages[-1], name) + size for name, size in more.items()})
     model = Model(name="two perceptrons", stages=(*stages[:-1], last))
     model.save(path)
@@ -144,7 +146,9 @@ def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
     assert replay("--cluster", "box.toml", repeats="1").code == 0
     time = reportform.read("report.json")[0].time
     assert time is not None
-    work = sum(float(stage.forward + stage.backward) for stage in profile_of(Case("multi-cdp", 2)).stages)
+    model = profiled(Case("multi-cdp", 2)).stages
+    assert model is not None
+    work = sum(float(stage.forward + stage.backward) for stage in model.stages)
     assert time.simulated_seconds == pytest.approx(3 * 2 * work / 1e9)
     assert time.calibration == "box.toml"
 
