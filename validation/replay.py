@@ -84,16 +84,27 @@ class Outcome:
 
 
 def prepare(case: Case) -> Prepared:
-    """Assemble the program of a case for the bytes that its stages have."""
-    schedule = find_schedule(case.schedule)
-    rule = schedule.rule if case.rule is None else _rule(case.rule)
-    training, model = train(case), profiled(case).stages
-    assert model is not None, "a case that is profiled says what its stages hold"
-    # A real device does one task at a time, so it has one lane.
+    """Build what a case trains, and plan its program."""
+    case = profiled(case)
+    return Prepared(case, rule_of(case), planned(case), train(case))
+
+
+def planned(case: Case) -> Plan:
+    """Assemble and plan the program of a case that says what its stages hold."""
+    assert case.stages is not None, "it has been profiled, or comes with a model file"
+    schedule, model = find_schedule(case.schedule), with_unit_times(case.stages)
     forward_first = case.slot_order != "backward-first"
-    program = assemble(schedule, with_unit_times(model), case.steps, rule=rule, forward_first=forward_first, lanes=1)
+    # A real device does one task at a time, so it has one lane.
+    program = assemble(schedule, model, case.steps, rule=rule_of(case), forward_first=forward_first, lanes=1)
     check_columns(program)
-    return Prepared(case, rule, Plan(program), training)
+    return Plan(program)
+
+
+def rule_of(case: Case) -> Rule:
+    """Give the rule of a case: its schedule's own, one by name, or a matrix."""
+    if case.rule is None:
+        return find_schedule(case.schedule).rule
+    return find_rule(case.rule) if isinstance(case.rule, str) else matrix_rule(np.array(case.rule, dtype=bool))
 
 
 def profiled(case: Case) -> Case:
@@ -106,10 +117,6 @@ def profiled(case: Case) -> Case:
 def train(case: Case) -> Training:
     """Build what a case trains."""
     return case.trains.training(case.device)
-
-
-def _rule(rule: str | tuple[tuple[bool, ...], ...]) -> Rule:
-    return find_rule(rule) if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
 
 
 class Collector:
