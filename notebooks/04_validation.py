@@ -29,9 +29,10 @@ from fractions import Fraction
 
 from IPython.display import Image
 
-from validation import pictures, report
-from validation.replay import Case, profiled
-from validation.trial import Alone, hold
+from validation.replay.case import Case, profiled
+from validation.report import command as report
+from validation.report import pictures
+from validation.trial.hold import Alone, hold
 
 
 def shown(found: list[report.Found]) -> Image:

@@ -28,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from validation import battery, calibrate, profile, report, request
-    from validation.member import is_out_of_memory
-    from validation.plan import ReplayError
+    from validation.calibrate import command as calibrate
+    from validation.profile import command as profile
+    from validation.ranks.member import is_out_of_memory
+    from validation.replay.plan import ReplayError
+    from validation.report import command as report
+    from validation.trial import battery
+    from validation.trial import command as request
 
     parser, commands = parser_of("python -m validation", ABOUT, EXAMPLES)
     for command in (request, profile, calibrate, report, battery):

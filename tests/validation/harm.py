@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from validation.member import Member, replay_part
-from validation.plan import Message
-from validation.replay import Case, Outcome
-from validation.transport import Distributed, Pending
+from validation.ranks.member import Member, replay_part
+from validation.replay.case import Case, Outcome
+from validation.replay.plan import Message
+from validation.replay.transport import Distributed, Pending
 
 
 def sleep() -> None:

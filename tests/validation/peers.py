@@ -11,10 +11,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from validation.forms import flatten
-from validation.member import Member
-from validation.replay import Case, prepare
-from validation.training import Training
+from validation.ranks.member import Member
+from validation.replay.case import Case, prepare
+from validation.training.forms import flatten
+from validation.training.stages import Training
 
 Ended = dict[int, NDArray[np.float64]]  # stage -> its parameters, as one vector
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -4,9 +4,9 @@ import sys
 
 from cdpsim.errors import RequestError
 from tests.validation.harm import replay_harmed
-from validation.plan import ReplayError
-from validation.replay import Case, difference, expected, prepare
-from validation.torchrun import find_ranks
+from validation.ranks.torchrun import find_ranks
+from validation.replay.case import Case, difference, expected, prepare
+from validation.replay.plan import ReplayError
 
 
 def main(schedules: str, n: int, harm: str, timeout: float) -> int:

@@ -15,13 +15,14 @@ from cdpsim.console import parser_of
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.program import Op
-from validation import calibrate, calibration
-from validation.calibration import Calibration
-from validation.calibrationfigure import draw
-from validation.fits import algorithms, predict
-from validation.models import Stages
-from validation.pictures import rendered
-from validation.timings import Passed, Span, StageTimes, repetitions
+from validation.calibrate import command as calibrate
+from validation.calibrate import results as calibration
+from validation.calibrate.figure import draw
+from validation.calibrate.fits import algorithms, predict
+from validation.calibrate.results import Calibration
+from validation.calibrate.timings import Passed, Span, StageTimes, repetitions
+from validation.report.pictures import rendered
+from validation.training.models import Stages
 
 STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
 SIZES = (8, 4096, 2**18)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from validation import stages
-from validation.models import make_architecture
-from validation.profile import profile
-from validation.replay import Case, difference, expected, play_together, prepare
-from validation.training import Architecture
+from validation.profile import footprints as stages
+from validation.profile.command import profile
+from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.training.models import make_architecture
+from validation.training.stages import Architecture
 
 KINDS = {
     "resnet": ("ResNetConfig", "ResNetForImageClassification"),

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
-from validation.environment import environment
+from validation.report.environment import environment
 
 
 def test_versions_and_machine_are_there() -> None:

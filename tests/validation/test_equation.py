@@ -10,11 +10,11 @@ from torch import nn
 
 from cdpsim import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
-from validation.equation import evaluate, grouping_of
-from validation.forms import Form, flatten, pack, packed, unpack
-from validation.models import MODELS, make_training
-from validation.optimizer import Optimizer
-from validation.replay import Case, prepare
+from validation.replay.case import Case, prepare
+from validation.replay.equation import evaluate, grouping_of
+from validation.training.forms import Form, flatten, pack, packed, unpack
+from validation.training.models import MODELS, make_training
+from validation.training.optimizer import Optimizer
 
 OPTIMIZERS = {
     "sgd": Optimizer("sgd", {"lr": 0.1}),

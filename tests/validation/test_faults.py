@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.validation.harm import replay_harmed
-from validation.plan import ReplayError
-from validation.ranks import Ranks
-from validation.replay import Case
+from validation.ranks.launcher import Ranks
+from validation.replay.case import Case
+from validation.replay.plan import ReplayError
 
 CASE = Case("multi-cdp", 3)
 SCRIPT = [sys.executable, "-m", "tests.validation.script"]

@@ -17,7 +17,7 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.costs import price
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
-from validation.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed, predict
+from validation.calibrate.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed, predict
 
 SIZES = [8 * 4**k for k in range(12)]
 latencies = st.floats(1e-6, 1e-3)

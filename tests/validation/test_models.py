@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError
 from tests.validation.test_equation import every_model
 from tests.validation.test_replay import rules_of
-from validation.forms import Form
-from validation.models import MODELS, even_cuts, make_training
-from validation.replay import Case, difference, expected, play_together, prepare
-from validation.training import Architecture, Draw, cross_entropy, cut, mean_square
+from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.training.forms import Form
+from validation.training.models import MODELS, even_cuts, make_training
+from validation.training.stages import Architecture, Draw, cross_entropy, cut, mean_square
 
 VECTOR = Draw(Form((6, 4), torch.float32))
 

@@ -9,8 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
-from validation import partition
-from validation.partition import Cuts, authors, balanced, read_cuts
+from validation.profile import partition
+from validation.profile.partition import Cuts, authors, balanced, read_cuts
 
 costs_and_stages = st.lists(st.integers(0, 30), min_size=1, max_size=9).flatmap(
     lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import DP
 from tests.validation.test_equation import OPTIMIZERS, every_model
-from validation.equation import evaluate
-from validation.forms import Form, flatten, zeros
-from validation.models import make_training
-from validation.passes import backward, forward
-from validation.tracker import Tracker, is_alive, storage_of
-from validation.training import Architecture, Draw, Training, cut, mean_square
+from validation.profile.tracker import Tracker, is_alive, storage_of
+from validation.replay.equation import evaluate
+from validation.training.forms import Form, flatten, zeros
+from validation.training.models import make_training
+from validation.training.passes import backward, forward
+from validation.training.stages import Architecture, Draw, Training, cut, mean_square
 
 CPU = torch.device("cpu")
 VECTOR = Draw(Form((2, 4), torch.float64))

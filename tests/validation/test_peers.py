@@ -10,8 +10,8 @@ import numpy as np
 
 from tests.validation.peers import SCHEDULES, Ended, data_parallel, pipelined, sharded
 from tests.validation.test_equation import OPTIMIZERS
-from validation.ranks import Ranks
-from validation.replay import Case, Outcome, play_together, prepare
+from validation.ranks.launcher import Ranks
+from validation.replay.case import Case, Outcome, play_together, prepare
 
 MODELS = ("mlp", "transformer")
 every_model = pytest.mark.parametrize("model", MODELS)

@@ -20,13 +20,13 @@ from cdpsim.console import dispatch, parser_of
 from cdpsim.errors import RequestError
 from cdpsim.model import Model, Stage
 from cdpsim.units import Work
-from validation.cuts import layer_times
-from validation.models import make_architecture
-from validation.optimizer import OPTIMIZERS
-from validation.partition import PARTITIONS
-from validation.peak import imitate_module, peak_activations, whole_peak
-from validation.profile import add_parser, profile, without_weights
-from validation.training import Architecture, cut
+from validation.profile.command import add_parser, profile, without_weights
+from validation.profile.cuts import layer_times
+from validation.profile.partition import PARTITIONS
+from validation.profile.peak import imitate_module, peak_activations, whole_peak
+from validation.training.models import make_architecture
+from validation.training.optimizer import OPTIMIZERS
+from validation.training.stages import Architecture, cut
 
 MINIS = ["mlp", "transformer", "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"]
 HEADER = ["stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters"]
@@ -243,7 +243,7 @@ FRESH = """
 import resource
 from time import perf_counter
 begin = perf_counter()
-from validation.profile import profile
+from validation.profile.command import profile
 found = profile("llama3-8b", batch=1)
 print(perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(found.model.stages))
 """

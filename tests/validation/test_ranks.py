@@ -11,9 +11,9 @@ from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
 from tests.validation.test_equation import OPTIMIZERS
 from tests.validation.test_replay import rules_of, tolerance
-from validation.plan import ReplayError
-from validation.ranks import Ranks
-from validation.replay import Case, difference, expected, prepare
+from validation.ranks.launcher import Ranks
+from validation.replay.case import Case, difference, expected, prepare
+from validation.replay.plan import ReplayError
 
 
 @pytest.mark.parametrize("n", [2, 3])

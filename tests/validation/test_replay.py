@@ -13,13 +13,13 @@ from cdpsim import SCHEDULES
 from cdpsim.program import Category, Kind, Program
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.test_equation import OPTIMIZERS, every_model, every_optimizer
-from validation.interpreter import Device
-from validation.models import MODELS
-from validation.optimizer import Optimizer
-from validation.plan import Plan, ReplayError
-from validation.replay import Case, Prepared, difference, expected, play_together, prepare
-from validation.transport import InProcess, Mailroom
-from validation.watch import Nobody
+from validation.replay.case import Case, Prepared, difference, expected, play_together, prepare
+from validation.replay.interpreter import Device
+from validation.replay.plan import Plan, ReplayError
+from validation.replay.transport import InProcess, Mailroom
+from validation.replay.watch import Nobody
+from validation.training.models import MODELS
+from validation.training.optimizer import Optimizer
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
-from validation import pictures, report, reportform
-from validation.reportform import (
+from validation.report import command as report
+from validation.report import form as reportform
+from validation.report import pictures
+from validation.report.form import (
     Amount,
     Curve,
     DeviceMemory,

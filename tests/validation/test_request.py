@@ -15,11 +15,13 @@ from msgspec.structs import replace
 
 from cdpsim.model import Model
 from tests.conftest import Outcome
-from validation import reportform, request, trial
 from validation.__main__ import main
-from validation.plan import ReplayError
-from validation.replay import Case, profiled
-from validation.reportform import Report
+from validation.replay.case import Case, profiled
+from validation.replay.plan import ReplayError
+from validation.report import form as reportform
+from validation.report.form import Report
+from validation.trial import command as request
+from validation.trial import hold as trial
 
 Replay = Callable[..., Outcome]
 COMMANDS = ("replay", "profile", "calibrate", "report")

@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 
 from cdpsim.model import Model
 from cdpsim.program import Category
-from validation import memory
-from validation.replay import Case, planned
-from validation.reportform import Battery, Report
+from validation.replay.case import Case, planned
+from validation.report.form import Battery, Report
+from validation.trial import memory
 
 RESULTS = sorted((Path(__file__).parents[2] / "validation" / "results").glob("*.json"))
 
@@ -83,7 +83,7 @@ def test_all_nine_schedules_were_replayed(path: Path) -> None:
 @every_result
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_cyclic_execution_measures_half(path: Path, n: int) -> None:
-    """Activations over all devices: (N+1)/2N of DP's, and what a backward needs beyond them (a twentieth at the most)."""
+    """Activations over all devices: (N+1)/2N of DP's, but for what a backward needs beyond them."""
     total = {
         report.asked.schedule: report.memory.total.measured_bytes
         for report in read(path).reports

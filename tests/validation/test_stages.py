@@ -19,12 +19,12 @@ from cdpsim.model import Model
 from cdpsim.units import Work
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_models import images, tokens
-from validation.flops import Flops
-from validation.forms import zeros
-from validation.models import Block, make_training, transformer
-from validation.passes import Pass, backward, forward
-from validation.stages import measure, profile_stages, with_unit_times
-from validation.training import Training, cut
+from validation.profile.flops import Flops
+from validation.profile.footprints import measure, profile_stages, with_unit_times
+from validation.training.forms import zeros
+from validation.training.models import Block, make_training, transformer
+from validation.training.passes import Pass, backward, forward
+from validation.training.stages import Training, cut
 
 Made = TypeVar("Made")
 TRAININGS = {

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import numpy as np
 
-from validation.replay import Case, Outcome, Watched, play_together, prepare
-from validation.torchrun import decode, encode
+from validation.ranks.torchrun import decode, encode
+from validation.replay.case import Case, Outcome, Watched, play_together, prepare
 
 
 def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[str]:

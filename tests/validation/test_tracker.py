@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from cdpsim.program import Category
-from validation.tracker import Tracker, is_alive, storage_of
+from validation.profile.tracker import Tracker, is_alive, storage_of
 
 MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.ReLU()), (8, 32)),

@@ -16,12 +16,12 @@ from cdpsim.errors import RequestError
 from cdpsim.program import Content, Op
 from tests.validation.harm import CARRIERS, replay_carried
 from tests.validation.test_replay import rules_of, tolerance
-from validation.forms import Form
-from validation.member import check_device
-from validation.plan import Message, Plan
-from validation.ranks import Ranks
-from validation.replay import Case, difference, expected, prepare
-from validation.transport import InProcess, Mailroom, plain
+from validation.ranks.launcher import Ranks
+from validation.ranks.member import check_device
+from validation.replay.case import Case, difference, expected, prepare
+from validation.replay.plan import Message, Plan
+from validation.replay.transport import InProcess, Mailroom, plain
+from validation.training.forms import Form
 
 FORM = Form((3,), torch.float64)
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from validation.families import RootMeanSquareNorm
-from validation.models import make_architecture, make_training
-from validation.optimizer import Optimizer
-from validation.profile import without_weights
-from validation.replay import Case, difference, expected, play_together, prepare
-from validation.stages import measure, profile_stages
-from validation.training import Architecture, cut
-from validation.zoo import ZOO
+from validation.profile.command import without_weights
+from validation.profile.footprints import measure, profile_stages
+from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.training.families import RootMeanSquareNorm
+from validation.training.models import make_architecture, make_training
+from validation.training.optimizer import Optimizer
+from validation.training.stages import Architecture, cut
+from validation.training.zoo import ZOO
 
 CLASSES = {
     "resnet": "ResNetForImageClassification",

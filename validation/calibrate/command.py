@@ -1,0 +1,213 @@
+"""Measuring this machine: a cluster file for `--cluster`, all that was measured for it, and a picture of that."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cdpsim import console, files
+from cdpsim.cluster import Cluster, Devices, Link
+from cdpsim.errors import RequestError, choose
+from cdpsim.model import Model
+from cdpsim.program import Op
+from cdpsim.simulate import whole
+from cdpsim.units import text
+from validation.calibrate import results as calibration
+from validation.calibrate import timings
+from validation.calibrate.figure import draw
+from validation.calibrate.results import Calibration, Errors, disturbance, rounded, timed_model
+from validation.profile.command import TYPES, read_sizes, without_weights
+from validation.profile.cuts import find_cuts
+from validation.profile.footprints import profile_stages
+from validation.profile.tracker import granularity
+from validation.ranks.launcher import Ranks
+from validation.ranks.member import check_device
+from validation.replay.case import DTYPES
+from validation.report import pictures
+from validation.report.environment import environment
+from validation.training.models import Stages
+from validation.training.optimizer import OPTIMIZERS
+
+ABOUT = "measure this machine: a cluster file for --cluster"
+MORE = """Writes three files: FILE.toml, a cluster of the link and the speed that explain best what was
+measured; FILE.json, all that was measured and how far those are off; FILE.png, a picture of it.
+
+  link        one message from rank to rank, of 8 B to 64 MiB: latency and bandwidth
+  collectives all-reduce, broadcast and reduce over 2 to K ranks: which textbook algorithm
+              takes as long on that link (what to tell `cdpsim simulate --collective`)
+  speed       FLOP/s of the stages' forwards and backwards, in all ranks at once
+
+One speed for all passes predicts less well than each stage's own times, which --stages writes
+as a model file for `--model`.
+
+examples:
+  python -m validation calibrate -o box.toml
+  python -m validation calibrate --model mlp -n 2 --size width=512 -o box.toml --stages mlp.toml
+  python -m validation replay multi-cdp --model mlp -n 2 --size width=512 --batch 8 --dtype float32
+                              --cluster box.toml --stages mlp.toml -o report.json
+"""
+SIZES = (*(8 * 4**k for k in range(12)), 2**26)
+OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
+USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
+_QUIET = 2.0  # times as long as the fastest
+_TIMEOUT = 300.0  # seconds for one series of messages
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    stages: Stages = USUAL
+    device: str = "cpu"
+    backend: str = "gloo"
+    ranks: int = 2
+    sizes: tuple[int, ...] = SIZES
+    rounds: int = 30
+    alone: bool = False  # time stages in one rank while the others wait
+
+
+def run(
+    output: str | Path, request: Request, *, stages_output: str | Path | None = None, force: bool = False
+) -> Calibration:
+    """Measure this machine, write what was found, and give it."""
+    outputs = _outputs(output, stages_output)
+    for path in outputs:
+        files.check_writable(path, force=force)
+    if request.ranks < 2:
+        raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
+    check_device(request.device, request.backend, request.ranks)
+    stages = request.stages
+    model = profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
+    with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
+        found = measure(group, request, model)
+    drawn = pictures.rendered(draw(found), outputs[2])
+    cluster_of(found, request).save(outputs[0], force=force)
+    files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
+    files.write_file(outputs[2], [drawn], force=force)
+    if stages_output is not None:
+        timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
+    return found
+
+
+def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]:
+    """Name all files to write; each has its own name."""
+    for path in (output, stages_output):
+        if path is not None and Path(path).suffix.lower() != ".toml":
+            raise RequestError(str(path), "is to be a TOML file; end its name in .toml")
+    beside = [Path(output), *(Path(output).with_suffix(ending) for ending in (".json", ".png"))]
+    if stages_output is None:
+        return beside
+    if Path(stages_output) == Path(output):
+        raise RequestError("--stages", f"{stages_output} is to be the cluster file; choose another name")
+    return [*beside, Path(stages_output)]
+
+
+def measure(group: Ranks, request: Request, model: Model) -> Calibration:
+    """Take all times that a request asks for, by ranks that are there."""
+    stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
+    one_way, *_ = group.call(timings.ping_pong, sizes, timeout=_TIMEOUT)
+    both_ways, *_ = group.call(timings.both_ways, sizes, timeout=_TIMEOUT)
+    link = calibration.transfers(one_way)
+    collectives = []
+    for op in OPS:
+        spans = {k: group.call(timings.collective, op, k, sizes, timeout=_TIMEOUT)[:k] for k in range(2, ranks + 1)}
+        collectives.append(calibration.collective(op, spans, link.fit))
+    alone = group.call(timings.passes, stages, rounds, 1, timeout=_TIMEOUT)[0]
+    busy = calibration.pooled(group.call(timings.passes, stages, rounds, ranks, timeout=_TIMEOUT))
+    work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
+    return Calibration(
+        request=msgspec.json.decode(msgspec.json.encode(request)),
+        environment=environment(request.device),
+        one_way=link,
+        both_ways=calibration.transfers(both_ways),
+        collectives=collectives,
+        compute=calibration.compute(busy, alone, work, request.alone),
+    )
+
+
+def cluster_of(found: Calibration, request: Request) -> Cluster:
+    """Make the cluster that explains best what was measured."""
+    link = found.one_way.fit
+    return Cluster(
+        name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
+        devices=(Devices(speed=rounded(found.compute.speed_flop_per_second)),),
+        link=Link(latency=rounded(link.latency_seconds), bandwidth=rounded(link.bandwidth)),
+    )
+
+
+def told(found: Calibration) -> str:
+    """Say in a few lines what was found."""
+    link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
+    lines = [
+        _line("link", link),
+        _line("both directions at once", both),
+        *(
+            f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
+            for each in found.collectives
+        ),
+        f"speed: {text(rounded(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
+        f"other ranks at work: {compute.slowdown:.2f} times as long",
+    ]
+    if (times := disturbance(found.one_way.points)) > _QUIET:
+        lines.append(f"messages took {times:.1f} times as long as the fastest: measure again when nobody else computes")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(name: str, fit: Errors) -> str:
+    latency, bandwidth = text(rounded(fit.latency_seconds), "s"), text(rounded(fit.bandwidth), "B/s")
+    return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `calibrate` to a command line."""
+    parser = console.add_command(commands, "calibrate", serve, ABOUT, MORE)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.toml", help="the cluster file to write")
+    parser.add_argument("--stages", metavar="FILE.toml", help="also write a model file of the stages' own times")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
+    parser.add_argument("--backend", default="gloo", metavar="NAME", help="gloo (default) or nccl: a GPU for each rank")
+    parser.add_argument("--ranks", default="2", metavar="K", help="processes to start (default 2)")
+    parser.add_argument("--model", metavar="NAME", help="whose stages to time (default a transformer of width 256)")
+    parser.add_argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})")
+    parser.add_argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})")
+    parser.add_argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float32)")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
+    )
+    parser.add_argument(
+        "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
+    )
+    parser.add_argument(
+        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
+    )
+    parser.add_argument("--alone", action="store_true", help="time stages in one rank while the others wait")
+    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
+    return parser
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the command line asks for."""
+    request = Request(
+        stages=_stages(options),
+        device=options.device,
+        backend=options.backend,
+        ranks=whole("ranks", options.ranks, at_least=2),
+        alone=options.alone,
+    )
+    found = run(options.output, request, stages_output=options.stages, force=options.force)
+    console.write(told(found))
+    return 0
+
+
+def _stages(options: argparse.Namespace) -> Stages:
+    """Say which stages to time: those that `replay` would make of the same options."""
+    own = options.model is None
+    model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
+    sizes |= read_sizes(options.size)
+    n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
+    dtype = choose("dtype", options.dtype, DTYPES)
+    optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
+    layers = without_weights(model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
+    return Stages(model, n, batch, dtype, optimizer, sizes, cuts)

@@ -1,0 +1,225 @@
+"""What a calibration found, as it stands in its file: measured times, what was fitted to them, and how well."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cdpsim.model import Model
+from cdpsim.program import Op
+from validation.calibrate.fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
+from validation.calibrate.timings import Passed, Span, Spans, StageTimes, Times
+
+NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
+
+
+class Point(msgspec.Struct, frozen=True):
+    """The median time of one size, and the quartiles around it, in the series in which the median was lowest.
+
+    `fastest` is of all series: where it is much less, somebody else was using the machine.
+    """
+
+    ranks: int
+    size: int
+    seconds: float
+    faster: float
+    slower: float
+    fastest: float
+    repetitions: int
+
+
+def disturbance(points: Sequence[Point]) -> float:
+    """Say how many times as long as the fastest message of its size a message took in the median."""
+    return float(np.median([point.seconds / point.fastest for point in points]))
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """How far times are off that latency and bandwidth give, at each point as a share of what was measured."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float | None  # None: without limit, which JSON has no number for
+    median_relative_error: float
+    max_relative_error: float
+    relative_errors: list[float]
+
+    @property
+    def bandwidth(self) -> float:
+        """Give the bandwidth as a number."""
+        return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
+
+
+class Transfers(msgspec.Struct, frozen=True):
+    """Messages from one rank to another, and the line through their times."""
+
+    points: list[Point]
+    fit: Errors
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One collective: for each textbook algorithm, the links that explain its times best, and what the link says.
+
+    `best_fit` is the algorithm whose own fit is nearest, None where one size of group tells none from another; `best`
+    is the one whose times on the point-to-point link are nearest: what a simulation should be told.
+    """
+
+    name: str
+    points: list[Point]
+    fits: dict[str, Errors]
+    on_link: dict[str, Errors]
+    best_fit: str | None
+    best: str
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One stage's forward, backward or update; of updates the operations are not counted."""
+
+    stage: int
+    kind: str
+    seconds: float
+    faster: float
+    slower: float
+    thread_seconds: float
+    repetitions: int
+    flop: float | None = None
+    flop_per_second: float | None = None
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """The stages' tasks, and the one speed that explains passes best; `slowdown` is what other ranks at work cost."""
+
+    tasks: list[Task]
+    speed_flop_per_second: float
+    relative_errors: list[float]  # of that speed, for each pass in the order of tasks
+    median_relative_error: float
+    slowdown: float
+    alone: bool
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    request: dict[str, Any]
+    environment: dict[str, object]
+    one_way: Transfers
+    both_ways: Transfers
+    collectives: list[Collective]
+    compute: Compute
+
+
+def transfers(times: Times) -> Transfers:
+    """Sum up messages from one rank to another."""
+    points = [_point(2, size, series) for size, series in times.items()]
+    return Transfers(points, _fitted(fit_line([p.size for p in points], [p.seconds for p in points])))
+
+
+def collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
+    """Sum up one collective over groups: for each number of ranks, what each rank says of each size."""
+    points = [
+        _point(ranks, size, together([own[size] for own in members]))
+        for ranks, members in spans.items()
+        for size in members[0]
+    ]
+    samples = [Sample(point.ranks, point.size, point.seconds) for point in points]
+    fits = {name: _fitted(fit_collective(op, name, samples)) for name in algorithms(op)}
+    on_link = {name: _on(link, op, name, samples) for name in fits}
+    # Over one size of group every algorithm is some latency and some bandwidth.
+    told = len(spans) > 1 or len(fits) == 1
+    return Collective(NAMES[op], points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
+
+
+def together(members: Sequence[list[list[Span]]]) -> list[list[float]]:
+    """Say how long each repetition of each series took: from when the last member began until all were through."""
+    return [
+        [max(span.end for span in spans) - max(span.start for span in spans) for spans in zip(*series, strict=True)]
+        for series in zip(*members, strict=True)
+    ]
+
+
+def compute(
+    times: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
+) -> Compute:
+    """Sum up stages' tasks, whose passes do so much work forward and backward."""
+    found = tasks(times, work)
+    passes = [(task.flop, task.seconds) for task in found if task.flop is not None]
+    speed = fit_speed(*zip(*passes, strict=True))
+    errors = [flop / speed / seconds - 1 for flop, seconds in passes]
+    return Compute(found, speed, errors, _median_size(errors), _passing(times) / _passing(alone), is_alone)
+
+
+def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
+    """Sum up each stage's forward, backward and update."""
+    flops = [(None, None)] * len(times) if work is None else work
+    return [
+        _task(stage, kind, passed, flop)
+        for stage, (own, (ahead, back)) in enumerate(zip(times, flops, strict=True))
+        for kind, passed, flop in zip(StageTimes._fields, own, (ahead, back, None), strict=True)
+    ]
+
+
+def timed_model(model: Model, timed: Sequence[Task], name: str) -> Model:
+    """Put measured seconds in place of a model's work."""
+    seconds = {(task.stage, task.kind): rounded(task.seconds) for task in timed}
+    stages = (
+        msgspec.structs.replace(stage, forward=seconds[j, "forward"], backward=seconds[j, "backward"])
+        for j, stage in enumerate(model.stages)
+    )
+    return Model(name=f"{name}, measured", stages=tuple(stages))
+
+
+def rounded(amount: float) -> float:
+    """Round to what a measurement is worth."""
+    return float(f"{amount:.4g}")
+
+
+def pooled(ranks: list[list[StageTimes]]) -> list[StageTimes]:
+    """Put together what several ranks say of the same stages."""
+    return [
+        StageTimes(*([passed for own in kinds for passed in own] for kinds in zip(*stages, strict=True)))
+        for stages in zip(*ranks, strict=True)
+    ]
+
+
+def _point(ranks: int, size: int, series: list[list[float]]) -> Point:
+    # On a machine that others use too, the slower series tell of them.
+    best = min(series, key=np.median)
+    faster, median, slower = np.quantile(best, (0.25, 0.5, 0.75)).tolist()
+    return Point(ranks, size, median, faster, slower, min(map(min, series)), len(best))
+
+
+def _task(stage: int, kind: str, passed: list[Passed], flop: float | None) -> Task:
+    faster, median, slower = np.quantile([p.seconds for p in passed], (0.25, 0.5, 0.75)).tolist()
+    thread = float(np.median([p.thread_seconds for p in passed]))
+    speed = None if flop is None else flop / median
+    return Task(stage, kind, median, faster, slower, thread, len(passed), flop, speed)
+
+
+def _passing(stages: list[StageTimes]) -> float:
+    """Seconds of one micro-batch through all stages and back."""
+    return sum(
+        float(np.median([p.seconds for p in own])) for stage in stages for own in (stage.forward, stage.backward)
+    )
+
+
+def _fitted(line: Line) -> Errors:
+    return _errors(line.latency, line.bandwidth, line.errors)
+
+
+def _on(link: Errors, op: Op, name: str, samples: list[Sample]) -> Errors:
+    errors = errors_of(link.latency_seconds, link.bandwidth, op, name, samples)
+    return _errors(link.latency_seconds, link.bandwidth, errors)
+
+
+def _errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:
+    limited = bandwidth if isfinite(bandwidth) else None
+    return Errors(latency, limited, _median_size(errors), float(np.abs(errors).max()), list(errors))
+
+
+def _median_size(errors: Sequence[float]) -> float:
+    return float(np.median(np.abs(errors)))
+
+
+def _nearest(fits: Mapping[str, Errors]) -> str:
+    """Say which is off least, where half as long is as wrong as twice as long."""
+    return min(fits, key=lambda name: float(np.median(np.abs(np.log1p(fits[name].relative_errors)))))

@@ -1,0 +1,235 @@
+"""Times on this machine: of messages between ranks, and of the passes of a model's stages.
+
+Messages go by the transport of a replay and passes by its passes: what those add is part of what they take. Every
+function here is called by all ranks at once.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, thread_time
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from cdpsim.program import Content, Op
+from validation.ranks.member import Member
+from validation.replay.plan import Message
+from validation.replay.transport import Pending
+from validation.training.forms import Form, flatten
+from validation.training.models import Stages
+from validation.training.optimizer import Optimizer, State
+from validation.training.passes import Pass, backward, forward
+from validation.training.stages import Training
+
+T = TypeVar("T")
+
+WARM_UP = 2
+SERIES = 6  # of all sizes, one after another: what disturbs one of them has often gone by the next
+
+Begin = Callable[[], Pending]
+Times = dict[int, list[list[float]]]  # size -> for each series the seconds of each repetition
+Spans = dict[int, list[list["Span"]]]
+
+
+class Span(NamedTuple):
+    """When one rank's part began and ended, on the clock that all processes of a machine share."""
+
+    start: float
+    end: float
+
+
+class Passed(NamedTuple):
+    """What one pass took: by the clock, and of this thread's processor."""
+
+    seconds: float
+    thread_seconds: float
+
+
+def repetitions(size: int) -> int:
+    """Say how often to repeat a message of so many bytes: small ones more often, as they vary more."""
+    return max(3, min(16, 2**25 // size))
+
+
+def ping_pong(member: Member, sizes: list[int]) -> Times:
+    """Send each size to and fro between ranks 0 and 1; rank 0 says how long one way took."""
+
+    def play(send: Begin, receive: Begin) -> None:
+        for begin in (send, receive) if member.rank == 0 else (receive, send):
+            begin().wait()
+
+    times = _between_two(member, sizes, play)
+    return {size: [[both / 2 for both in series] for series in own] for size, own in times.items()}
+
+
+def both_ways(member: Member, sizes: list[int]) -> Times:
+    """Let ranks 0 and 1 send each size to each other at once; rank 0 says how long that took."""
+
+    def play(send: Begin, receive: Begin) -> None:
+        for pending in (receive(), send()):
+            pending.wait()
+
+    return _between_two(member, sizes, play)
+
+
+def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin], None]) -> Times:
+    if member.rank > 1:
+        return {}
+    own, other = member.rank, 1 - member.rank
+    # One number for each direction: messages between two ranks keep their order.
+    out, back = _message(Op.P2P, (own, other), node=own), _message(Op.P2P, (other, own), node=other)
+    times: Times = {size: [] for size in sizes}
+    for size in sizes * SERIES:
+        tensor = _numbers(member, size)
+        send = partial(member.transport.send, out, tensor)
+        receive = partial(member.transport.receive, back, _form(tensor))
+        spans = _repeated(member, size, partial(play, send, receive))
+        times[size].append([span.end - span.start for span in spans])
+    return times if own == 0 else {}
+
+
+def collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
+    """Run a collective over the first ranks; each of them says when its part began and ended."""
+    members = tuple(range(ranks))
+    member.transport.make_groups([members])
+    if member.rank >= ranks:
+        return {}
+    message = _message(op, members)
+    spans: Spans = {size: [] for size in sizes}
+    for size in sizes * SERIES:
+        begin = _collective(member, message, _numbers(member, size))
+        spans[size].append(_repeated(member, size, partial(_complete, begin), partial(_meet, member, members)))
+    return spans
+
+
+def _collective(member: Member, message: Message, tensor: Tensor) -> Begin:
+    transport = member.transport
+    if message.op == Op.BROADCAST:
+        root = member.rank == message.src
+        return partial(transport.broadcast, message, _form(tensor), tensor if root else None)
+    return partial(transport.all_reduce if message.op == Op.ALL_REDUCE else transport.reduce, message, tensor)
+
+
+def _complete(begin: Begin) -> None:
+    begin().wait()
+
+
+def _meet(member: Member, members: tuple[int, ...]) -> None:
+    """Leave together, so that what comes next begins everywhere at about the same time."""
+    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _numbers(member, 8)).wait()
+
+
+def _repeated(
+    member: Member, size: int, action: Callable[[], object], meet: Callable[[], object] = lambda: None
+) -> list[Span]:
+    """Do something often enough, after some that do not count; all members meet before each time."""
+    spans = []
+    for _ in range(WARM_UP + repetitions(size)):
+        meet()
+        _settle(member.device)
+        start = perf_counter()
+        action()
+        _settle(member.device)
+        spans.append(Span(start, perf_counter()))
+    return spans[WARM_UP:]
+
+
+def _message(op: Op, members: tuple[int, ...], node: int = 0) -> Message:
+    return Message(node, op, Content.ACTIVATION, 0, 0, 0, members[0], members, 0)
+
+
+def _form(tensor: Tensor) -> Form:
+    return Form(tuple(tensor.shape), tensor.dtype)
+
+
+def _numbers(member: Member, size: int) -> Tensor:
+    # Zeros: their sum does not grow, however often it is made.
+    return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class StageTimes(NamedTuple):
+    """What one stage's tasks took, one entry for each micro-batch."""
+
+    forward: list[Passed]
+    backward: list[Passed]
+    update: list[Passed]
+
+
+def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
+    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait."""
+    members = tuple(range(busy))
+    if busy > 1:
+        member.transport.make_groups([members])
+    if member.rank >= busy:
+        return []
+    training = stages.training(member.device)
+    if busy > 1:
+        _meet(member, members)
+    return stage_times(training, stages.optimizer, rounds)
+
+
+def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
+    """Time each stage's passes and update over so many micro-batches."""
+    track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
+    times = [StageTimes([], [], []) for _ in track]
+    for k in range(WARM_UP + rounds):
+        found = _micro_batch(training, optimizer, track, k)
+        for stage, own in enumerate(found):
+            for kept, passed in zip(times[stage], own, strict=True):
+                kept.extend([passed] if k >= WARM_UP else [])
+    return times
+
+
+class _Held(NamedTuple):
+    """What a device holds of a stage between tasks."""
+
+    theta: Tensor
+    gradient: Tensor
+    state: State
+
+    @classmethod
+    def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
+        theta = flatten(training.stages[stage].parameters()).to(training.device)
+        state = optimizer.state(*training.parameters(stage))
+        return cls(theta, torch.zeros_like(theta), {name: value.to(theta.device) for name, value in state.items()})
+
+
+def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
+    """Send a micro-batch through all stages and back, then update each; what a task draws or sums up is part of it."""
+    n, device = training.n, training.device
+    times: list[list[Passed]] = [[] for _ in range(n)]
+    kept: list[Pass] = []
+    between: Tensor | None = None
+
+    def go_forward(stage: int, x: Tensor | None) -> tuple[Tensor | None, Pass]:
+        x = training.input(0, number) if x is None else x
+        target = training.target(0, number) if stage == n - 1 else None
+        return forward(training, stage, held[stage].theta, x, target, n)
+
+    for stage in range(n):
+        (between, own), passed = timed(device, partial(go_forward, stage, between))
+        kept.append(own)
+        times[stage].append(passed)
+    for stage in reversed(range(n)):
+        go_back = partial(backward, training, kept.pop(), held[stage].theta, between, held[stage].gradient)
+        between, passed = timed(device, go_back)
+        times[stage].append(passed)
+    for stage, (theta, gradient, state) in enumerate(held):
+        _, passed = timed(device, partial(optimizer.update, theta, gradient, state))
+        times[stage].append(passed)
+    return times
+
+
+def timed(device: torch.device, action: Callable[[], T]) -> tuple[T, Passed]:
+    """Do something and say how long it took; a GPU begins with nothing else to do, and ends with it done."""
+    _settle(device)
+    clock, own = perf_counter(), thread_time()
+    result = action()
+    _settle(device)
+    return result, Passed(perf_counter() - clock, thread_time() - own)

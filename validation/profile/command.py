@@ -1,0 +1,219 @@
+"""What a model's layers and stages do and weigh, found without a GPU and without weights, as a model file for cdpsim.
+
+Everything runs on fake tensors: they have shapes, types and storages, but no values. Storages alive are counted to the
+byte; operations (FLOP) as torch counts them: two for each multiplication with its addition, none for what is no
+product of matrices, and causal attention as if it were not.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from quantiphy import Quantity
+
+from cdpsim import files, tables
+from cdpsim.console import add_command, write
+from cdpsim.errors import RequestError, choose
+from cdpsim.model import Model, Stage
+from cdpsim.simulate import whole
+from validation.profile.cuts import find_cuts
+from validation.profile.footprints import profile_stages
+from validation.profile.partition import Cuts
+from validation.profile.peak import whole_peak
+from validation.profile.tracker import granularity
+from validation.training.models import make_architecture
+from validation.training.optimizer import OPTIMIZERS
+from validation.training.stages import Architecture, cut
+
+TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Profile(NamedTuple):
+    """A model's stages, of which layers each consists, and the peak of all of it in one piece."""
+
+    model: Model
+    cuts: Cuts
+    layers: int
+    peak_activations: int
+
+
+def profile(
+    model: str,
+    n: int | None = None,
+    *,
+    partition: str | None = None,
+    batch: int = 4,
+    dtype: str = "float32",
+    optimizer: str = "sgd",
+    device: str = "cpu",
+    **sizes: Any,
+) -> Profile:
+    """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is."""
+    kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    block = granularity(check_device(device))
+    with refusing(model):
+        architecture = without_weights(model, n or 1, batch=batch, dtype=kind, **sizes)
+        count = len(architecture.layers)
+        if n is None and partition is None:
+            cuts: Cuts = tuple(range(1, count))
+        else:
+            cuts = find_cuts(architecture, n, partition or "flops", own, device)
+        stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
+        peak = whole_peak(architecture, device, block)
+    name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
+    return Profile(Model(name=name, stages=stages), cuts, count, peak)
+
+
+@contextmanager
+def refusing(model: str) -> Iterator[None]:
+    """Tell in one line what torch says of layers and sizes that do not fit each other."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(model, f"its layers do not run ({reason}); check them, and the sizes") from error
+
+
+def check_device(device: str) -> str:
+    """Refuse a device that there is not: a fake tensor on it would end the process."""
+    if choose("device", device, ("cpu", "cuda")) == "cuda" and not torch.cuda.is_available():
+        raise RequestError("device", "torch finds no CUDA device here, and fakes none without; take cpu")
+    return device
+
+
+def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **sizes: Any) -> Architecture:
+    """Build a model whose parameters have shapes and no values."""
+    with torch.device("meta"):
+        architecture = make_architecture(model, n, batch=batch, dtype=dtype, **sizes)
+    for layer in architecture.layers:
+        for module in layer.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+    return architecture
+
+
+ABOUT = "a model's stages as a file for --model, without a GPU and without weights"
+MORE = """MODEL is one of these:
+  mlp, transformer       as many equal layers as there are stages
+  resnet50, vit-b16, gpt2, llama3-8b
+                         built by transformers (pip install 'cdpsim[models]')
+  resnet-mini, vit-mini, gpt2-mini, llama-mini
+                         the same in small, ten layers each, to be replayed on a CPU
+  folder, config.json    what a configuration of transformers describes, as its
+                         save_pretrained writes it: a resnet or a vit as a classifier, a
+                         gpt2, llama, mistral or qwen2 as a language model. Read as data:
+                         no download, no code of others, no weights. Sizes are its own
+                         unless --size says image=K or length=K; a length of tokens is by
+                         default n_positions, or max_position_embeddings up to 8192 and
+                         up to a sliding window; an image of a resnet 224.
+  module:function        your own; the module is looked for in the working folder, too.
+                         function(batch) gives three things: a list of layers, each a
+                         torch module from one tensor to one tensor with parameters of
+                         its own; an example input of so many samples; and an example
+                         target. Real numbers are drawn normally, whole ones below the
+                         largest in the example plus one. The loss is the mean square
+                         of output minus target where targets are real numbers, and
+                         cross entropy where they are whole ones (classes come last).
+
+PARTITION cuts layers into N consecutive stages:
+  flops    the largest stage's forward and backward have as few FLOP as can be
+  authors  as the paper's authors: a stage ends before the layer with which the sum of
+           forward FLOP reaches its share
+  time     as flops, with times: each layer runs here, with weights of no meaning
+  memory   as flops, with bytes: activations, parameters, gradients, optimizer
+  3,7,12   stages begin with these layers, the first with layer 0
+
+Storages are counted to the byte, FLOP as torch counts them: two for a multiplication
+with its addition, none for what is no product of matrices, and causal attention as if
+it were not.
+
+examples:
+  python -m validation profile vit-b16 --batch 32 -o vit.toml
+  python -m validation profile gpt2 -n 4 --size length=512 -o gpt2.toml
+  python -m validation profile my-llama/config.json -n 8 --batch 1 -o my-llama.toml
+  cdpsim simulate multi-cdp --model gpt2.toml --cluster box.toml -o traces
+"""
+
+
+def add_parser(commands: Any) -> ArgumentParser:
+    """Add `profile` to a command line; `serve` is what it does."""
+    parser = add_command(commands, "profile", serve, ABOUT, MORE)
+    parser.add_argument("model", metavar="MODEL", help="what to profile (see below)")
+    parser.add_argument("-n", metavar="N", help="stages (default: one for each layer)")
+    parser.add_argument("--partition", metavar="PARTITION", help="how to cut layers into N stages (default flops)")
+    parser.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
+    parser.add_argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)")
+    parser.add_argument("--optimizer", default="sgd", metavar="NAME", help="sgd (default), momentum or adam")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda")
+    parser.add_argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"
+    )
+    parser.add_argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
+    return parser
+
+
+def serve(options: Namespace) -> int:
+    """Do what the options of `add_parser` ask for."""
+    files.check_writable(options.output, force=options.force)
+    result = profile(
+        options.model,
+        None if options.n is None else whole("n", options.n, at_least=1),
+        partition=options.partition,
+        batch=whole("batch", options.batch, at_least=1),
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        device=options.device,
+        **read_sizes(options.size),
+        **({} if options.attention is None else {"attention": options.attention}),
+    )
+    result.model.save(options.output, force=options.force)
+    write(as_text(result))
+    return 0
+
+
+def read_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Read sizes as an option gives them, such as "length=512"."""
+    sizes = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals):
+            raise RequestError(f"size {text!r}", "must be a name and a number, such as length=512")
+        if name in ("n", "batch", "dtype", "seed", "device", "cuts"):
+            raise RequestError(f"size {text!r}", f"{name} is no size of a model; see --help for its option")
+        sizes[name] = whole(name, value, at_least=1)
+    return sizes
+
+
+def as_text(result: Profile) -> str:
+    """Show a profile as a table."""
+    header = ("stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters")
+    ends = pairwise((0, *result.cuts, result.layers))
+    rows = [
+        (str(j), f"{begin}-{end - 1}" if end - begin > 1 else str(begin), *_cells(stage))
+        for j, (stage, (begin, end)) in enumerate(zip(result.model.stages, ends, strict=True))
+    ]
+    peak = _short(result.peak_activations, "B")
+    return f"{tables.as_text(header, rows)}\npeak activations of the whole model in one piece: {peak}\n"
+
+
+def _cells(stage: Stage) -> tuple[str, ...]:
+    transients = f"{_short(stage.forward_transient, 'B')}, {_short(stage.backward_transient, 'B')}"
+    work = [_short(cost, "FLOP") for cost in (stage.forward, stage.backward)]
+    return (
+        *work,
+        _short(stage.activation, "B"),
+        transients,
+        _short(stage.boundary, "B"),
+        _short(stage.parameters, "B"),
+    )
+
+
+def _short(amount: float, unit: str) -> str:
+    return Quantity(amount, unit).render(prec=3)

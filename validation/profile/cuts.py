@@ -1,0 +1,90 @@
+"""Where a model's layers are cut into stages: by what they compute, weigh or take, or where one says."""
+
+from time import perf_counter_ns, thread_time_ns
+
+import torch
+from torch import Tensor
+
+from cdpsim.errors import RequestError
+from cdpsim.model import Stage
+from validation.profile.footprints import profile_stages
+from validation.profile.partition import PARTITIONS, Cuts, authors, balanced, check_stages, read_cuts
+from validation.training.forms import Form, zeros
+from validation.training.optimizer import Optimizer
+from validation.training.passes import backward, forward
+from validation.training.stages import Architecture, Training, cut
+
+REPEATS = 3  # of a layer's pass where it is timed, after one to warm up
+
+
+def find_cuts(
+    architecture: Architecture, n: int | None, partition: str, optimizer: Optimizer, device: str = "cpu"
+) -> Cuts:
+    """Cut a model's layers into n stages by one of `PARTITIONS`, or as a text such as "3,7,12" says.
+
+    What stages weigh is what their layers do; an output that its layer keeps counts once where both that layer and the
+    next are in a stage.
+    """
+    count = len(architecture.layers)
+    if partition not in PARTITIONS:
+        cuts = read_cuts(partition, count)
+        if n not in (None, len(cuts) + 1):
+            problem = f"{partition!r} makes {len(cuts) + 1} stages; leave -n out, or give other cuts"
+            raise RequestError(f"n={n}", problem)
+        return cuts
+    if n is None:
+        raise RequestError("partition", f"{partition} makes as many stages as one asks for; give -n too")
+    check_stages(n, count)
+    layers = cut(architecture, range(1, count), device=device)
+    if partition == "time":
+        return balanced(layer_times(layers), n)
+    rows = profile_stages(layers, optimizer).stages
+    if partition == "memory":
+        kept = [row.kept_output for row in rows]
+        return balanced([_weight(row) - row.kept_output for row in rows], n, closing=kept)
+    if partition == "authors":
+        return authors([int(row.forward) for row in rows], n)
+    return balanced([int(row.forward) + int(row.backward) for row in rows], n)
+
+
+def _weight(stage: Stage) -> int:
+    """What a stage holds of one micro-batch, and for good: gradients are as large as parameters."""
+    return stage.activation + 2 * stage.parameters + stage.optimizer
+
+
+def layer_times(layers: Training) -> list[int]:
+    """Measure forward and backward of each layer by itself, in nanoseconds of one thread, with values of no meaning."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [_layer_time(layers, j) for j in range(layers.n)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _layer_time(layers: Training, j: int) -> int:
+    theta, last = _noise(layers.parameters(j), layers.device), layers.n - 1
+    gradient = torch.zeros_like(theta)
+    x = _noise(layers.boundary(j - 1), layers.device) if j else layers.input(0, 0)
+    target = layers.target(0, 0) if j == last else None
+    above = None if j == last else _noise(layers.boundary(j), layers.device)
+    times = []
+    for _ in range(1 + REPEATS):
+        begin = _clock(layers.device)
+        _, kept = forward(layers, j, theta, x, target, 1)
+        backward(layers, kept, theta, above, gradient)
+        times.append(_clock(layers.device) - begin)
+    return min(times[1:])
+
+
+def _noise(form: Form, device: torch.device) -> Tensor:
+    """Values of a usual size: a processor may take long over very small numbers and over what is none."""
+    return zeros(form, device).normal_(std=0.02)
+
+
+def _clock(device: torch.device) -> int:
+    """Time that others on this machine do not use up; on a GPU that of the wall, when all is done."""
+    if device.type == "cpu":
+        return thread_time_ns()
+    torch.cuda.synchronize(device)
+    return perf_counter_ns()

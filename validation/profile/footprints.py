@@ -1,0 +1,134 @@
+"""What the stages of a training need, found without computing anything: bytes and operations of one micro-batch.
+
+Each stage goes through the forward and the backward that a replay does, with fake tensors and a tracker.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cdpsim.model import Model, Stage
+from cdpsim.units import Work
+from validation.profile.flops import Flops
+from validation.profile.tracker import Tracker, is_alive, storage_of
+from validation.training.forms import zeros
+from validation.training.optimizer import Optimizer
+from validation.training.passes import backward, forward
+from validation.training.stages import Training, imitate
+
+_EVERY_MODULES = frozenset(vars(nn.Module()))
+
+
+class Footprint(NamedTuple):
+    """What one micro-batch's forward and backward hold in a stage; see `cdpsim.model.Stage` for bytes."""
+
+    activation: int
+    kept_output: int
+    forward_transient: int
+    backward_transient: int
+    forward_flops: int
+    backward_flops: int
+
+
+def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1) -> Model:
+    """Tell cdpsim what stages do and weigh; each storage in memory counts a multiple of `granularity` bytes."""
+    keys = [_key(training, stage) for stage in range(training.n)]
+    found: dict[Hashable, Footprint] = {}
+    with FakeTensorMode():
+        imitation = imitate(training)
+        for stage, key in enumerate(keys):
+            if key not in found:  # most stages are as others are, and each takes a while
+                found[key] = measure(imitation, stage, granularity)
+    return Model(stages=_stages(training, optimizer, [found[key] for key in keys]))
+
+
+def _key(training: Training, stage: int) -> Hashable:
+    """Say all that a footprint depends on: stages of one key have one."""
+    given = training.boundary(stage - 1) if stage else training.inputs.form
+    return _likeness(training.stages[stage]), given, stage == 0, stage == training.n - 1
+
+
+def _likeness(module: nn.Module) -> Hashable:
+    """Say what a module is, but for the values of its tensors; what cannot be compared is like nothing else."""
+    attributes = tuple(
+        (name, _comparable(value))
+        for name, value in vars(module).items()
+        if name == "training" or name not in _EVERY_MODULES
+    )
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    forms = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    return type(module), attributes, forms, tuple((name, _likeness(child)) for name, child in module.named_children())
+
+
+def _comparable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def with_unit_times(model: Model) -> Model:
+    """Give the same model with a second for each task: seconds are slots then, in which a replay's clock counts."""
+    return Model(
+        name=model.name,
+        stages=tuple(msgspec.structs.replace(stage, forward=1.0, backward=1.0) for stage in model.stages),
+    )
+
+
+def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
+    """Run a stage's forward and backward once, on the tensors of a fake mode or real ones, and see what they hold.
+
+    All are zeros, which are tokens and labels too.
+    """
+    tracker, flops, last = Tracker(granularity), Flops(), training.n - 1
+    parameters = training.parameters(stage)
+    theta, gradient = zeros(parameters, training.device), zeros(parameters, training.device)
+    tracker.ignore([theta, gradient, *training.buffers[stage].values()])
+    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
+    target = zeros(training.targets.form, training.device) if stage == last else None
+    tracker.see([x] if target is None else [x, target])
+    with tracker, flops:
+        y, kept = forward(training, stage, theta, x, target, 1)
+    forward_peak, forward_flops = tracker.peak, flops.count
+    sent = None if y is None else storage_of(y)
+    del x, y, target
+    activation = tracker.level
+    kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
+    above = None if stage == last else zeros(training.boundary(stage), training.device)
+    tracker.see([] if above is None else [above])
+    tracker.reset_peak()
+    before = tracker.level
+    with tracker, flops:
+        backward(training, kept, theta, above, gradient)
+    return Footprint(
+        activation,
+        kept_output,
+        forward_peak - activation,
+        tracker.peak - before,
+        forward_flops,
+        flops.count - forward_flops,
+    )
+
+
+def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
+    stages = []
+    for j, footprint in enumerate(footprints):
+        parameters = training.parameters(j)
+        stages.append(
+            Stage(
+                forward=Work(max(1, footprint.forward_flops)),  # a task takes some time, whatever it does
+                backward=Work(max(1, footprint.backward_flops)),
+                activation=footprint.activation,
+                kept_output=footprint.kept_output,
+                forward_transient=footprint.forward_transient,
+                backward_transient=footprint.backward_transient,
+                boundary=training.boundary(j).nbytes if j < training.n - 1 else 0,
+                parameters=parameters.nbytes,
+                optimizer=optimizer.nbytes(*parameters),
+            )
+        )
+    return tuple(stages)

@@ -1,0 +1,46 @@
+"""What activations a whole model holds at most, in one piece, as torch's MemTracker counts them."""
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cdpsim.program import Category
+from validation.profile.tracker import Tracker
+from validation.training.forms import zeros
+from validation.training.stages import Architecture, Loss
+
+
+def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int = 1) -> int:
+    """Say what activations a model's forward and backward in one piece hold at most, on fake tensors."""
+    net = nn.Sequential(*architecture.layers)
+    with FakeTensorMode():
+        imitate_module(net, device)
+        x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
+        return peak_activations(net, architecture.loss, x, target, granularity)
+
+
+def imitate_module(net: nn.Module, device: str = "cpu") -> None:
+    """Give a module fake parameters and buffers, in the fake mode in which this is called."""
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(fake))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+
+
+def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor, granularity: int = 1) -> int:
+    """Run forward and backward once and give the most bytes alive that are activations.
+
+    That is what operations make and what autograd keeps of it: activations, what is needed for a moment, gradients of
+    activations. Parameters, buffers, input and target do not count, nor gradients of parameters once they are whole.
+    It is what torch's MemTracker calls `Activation` and `Temp`, together and at their highest.
+    """
+    tracker = Tracker(granularity)
+    tracker.ignore([x, target, *net.parameters(), *net.buffers()])
+    for parameter in net.parameters():
+        parameter.register_hook(lambda gradient: tracker.label(gradient, Category.GRADIENTS))
+        parameter.register_post_accumulate_grad_hook(lambda p: tracker.label(p.grad, Category.GRADIENTS))
+    with tracker:
+        torch.autograd.backward(loss(net(x), target))
+    return tracker.peaks()[Category.ACTIVATIONS]

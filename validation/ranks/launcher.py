@@ -1,0 +1,177 @@
+"""One process a device: ranks that stay alive over many cases, and whoever starts them and waits for them."""
+
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import DupFd
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch._C._distributed_c10d import FileStore
+
+from validation.ranks.member import Failure, answer, check_device, join, replay_part, verdict
+from validation.ranks.parent import end_with_parent
+from validation.replay.case import Case, Outcome, profiled
+
+T = TypeVar("T")
+
+START = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
+GRACE = 3.0  # seconds for ranks whose own waits have timed out to say so
+
+
+class Ranks:
+    """Some ranks, each a process on this machine; a case uses as many of them as it has devices.
+
+    One that dies, fails or says nothing ends them all, with an error that names it. They end with the thread that
+    made the first of them, so that is best the main one.
+    """
+
+    reports = True  # whether this process is the one that says what came of it
+
+    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> None:
+        check_device(device, backend, count)
+        self._start, self._joined = start, False
+        # Where ranks meet: a file without a name needs no port, and nobody has to remove it.
+        self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
+        # Ranks are forked off a process that has imported torch and done nothing else: that costs its imports once.
+        # Fake tensors and optimizers would have every rank import `torch._dynamo` by itself.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(count):
+            here, there = context.Pipe()
+            arguments = (rank, count, device, backend, _Inherited(self._meeting.fileno()), there)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._ends.append(here)
+            self._processes.append(process)
+
+    def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome]:
+        """Replay a case and give what each of its devices came to; `timeout` seconds are for all of it."""
+        return [outcome for outcome in self.call(replay_part, profiled(case), timeout=timeout) if outcome is not None]
+
+    def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T]:
+        """Have every rank call a module's function with its `Member` and these arguments, and give what they return."""
+        if not self._joined:
+            self._tell(self._start)
+            self._collect(self._start)
+            self._joined = True
+        self._tell((function, arguments, timeout))
+        return cast(list[T], self._collect(timeout))
+
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def close(self) -> None:
+        """Let the ranks go; those that do not are ended."""
+        for end in self._ends:
+            end.close()  # a rank ends when nobody can tell it anything any more
+        deadline = time.monotonic() + GRACE
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._meeting.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._kill()
+
+    def _tell(self, what: object) -> None:
+        for end in self._ends:
+            try:
+                end.send(what)
+            except OSError:
+                continue  # it is dead, as will be found when it does not answer
+
+    def _collect(self, seconds: float) -> list[object]:
+        """One answer of each rank; when one has failed, the others have a little time left to say what they saw."""
+        deadline = time.monotonic() + seconds + GRACE
+        answers: dict[int, object] = {}
+        dead: dict[int, Failure] = {}
+        missing = dict(enumerate(self._ends))
+        while missing:
+            ready = wait(list(missing.values()), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, end in missing.items() if end in ready]:
+                try:
+                    answers[rank] = missing.pop(rank).recv()
+                except (EOFError, OSError):
+                    dead[rank] = Failure(f"is gone ({self._code(rank)})")
+                if rank in dead or isinstance(answers[rank], Failure):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, Failure)}
+        if problem := verdict(failures, list(missing)):
+            self._kill()
+            raise problem
+        return [answers[rank] for rank in range(len(self._ends))]
+
+    def _code(self, rank: int) -> str:
+        self._processes[rank].join(GRACE)
+        code = self._processes[rank].exitcode
+        return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+class _Inherited:
+    """An open file on its way into a process that is being started."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[object]]:
+        return _arrived, (DupFd(self._number),)
+
+
+def _arrived(inherited: Any) -> int:
+    """Give the number that the file has here."""
+    return int(inherited.detach())
+
+
+def _serve(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
+    """Do what a rank is told until nobody tells it anything, or until something has gone wrong."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked off
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the launcher knows what to do
+    torch.set_num_threads(1)
+    try:
+        seconds = end.recv()
+        try:
+            store = FileStore(f"/proc/self/fd/{meeting}", count)
+            member = join(rank, count, store, device=device, backend=backend, local_rank=rank, seconds=seconds)
+        except Exception as error:
+            end.send(Failure(str(error)))
+            raise SystemExit(1) from None
+        end.send(None)
+        while True:
+            function, arguments, timeout = end.recv()
+            said = answer(member, function, arguments, timeout)
+            end.send(said)
+            if isinstance(said, Failure):
+                # Its end is what tells others that wait for it.
+                raise SystemExit(1)
+    except (EOFError, OSError):
+        pass  # the launcher is gone
+    if dist.is_initialized():
+        dist.destroy_process_group()

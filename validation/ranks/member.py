@@ -1,0 +1,114 @@
+"""A rank's own side: its device, finding the other ranks, and doing what it is asked."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from cdpsim.errors import RequestError, choose
+from validation.replay.case import Case, Outcome, Seat, allocator_of, parts_of, prepare
+from validation.replay.plan import ReplayError
+from validation.replay.transport import Distributed, meet, plain
+
+BACKENDS = ("gloo", "nccl")
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """What a rank is and has."""
+
+    rank: int
+    count: int
+    device: torch.device
+    store: Store
+    transport: Distributed
+
+
+class Failure(NamedTuple):
+    """What a rank says when it cannot go on; `subject` is that of a request that cannot be served."""
+
+    reason: str
+    subject: str | None = None
+
+
+def check_device(device: str, backend: str, ranks: int) -> None:
+    """Refuse what so many ranks on this machine cannot have."""
+    choose("device", device, DEVICES)
+    choose("backend", backend, BACKENDS)
+    gpus = torch.cuda.device_count()
+    if backend == "nccl" and gpus < ranks:
+        problem = f"nccl needs a GPU for each rank; there are {gpus} for {ranks} ranks; use --backend gloo"
+        raise RequestError("backend", problem)
+    if backend == "nccl" and device == "cpu":
+        raise RequestError("backend", "nccl carries nothing but a GPU's tensors; use --device cuda or --backend gloo")
+    if device == "cuda" and not gpus:
+        raise RequestError("device", "cuda needs a GPU that torch can use, and there is none; use --device cpu")
+
+
+def join(rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float) -> Member:
+    """Meet all other ranks at a store, and be one of them from then on."""
+    own = torch.device("cpu")
+    if device == "cuda":
+        own = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+    # So that waiting for a message ends with an error here, and not with the whole process.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    meet(store, "start", rank, range(count), seconds)
+    backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
+    group_store = PrefixStore("group", store)
+    timeout = timedelta(seconds=seconds)
+    dist.init_process_group(backends, store=group_store, rank=rank, world_size=count, timeout=timeout)
+    staged = device == "cuda" and backend == "gloo"
+    return Member(rank, count, own, store, Distributed(store, rank, count, device=own, staged=staged))
+
+
+def answer(member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float) -> object:
+    """Do what a rank is asked; whatever goes wrong, it is what others must learn of."""
+    member.transport.allow(timeout)
+    try:
+        return function(member, *arguments)
+    except RequestError as error:
+        return Failure(str(error).removeprefix(f"{error.subject}: "), error.subject)
+    except ReplayError as error:
+        return Failure(plain(error))
+    except Exception as error:
+        return Failure(f"{'out of memory' if is_out_of_memory(error) else type(error).__name__}: {plain(error)}")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Say whether an error is that of Python, a GPU's or a CPU's allocator; the last has no type of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | None:
+    """Say in one line what is wrong with so many ranks, those first that said so first."""
+    for failure in failures.values():
+        if failure.subject is not None:
+            return RequestError(failure.subject, failure.reason)
+    problems = [f"rank {rank}: {failure.reason}" for rank, failure in failures.items()]
+    problems += [f"rank {rank} has not answered" for rank in missing]
+    return ReplayError("; ".join(problems)) if problems else None
+
+
+def replay_part(member: Member, case: Case) -> Outcome | None:
+    """Play one device of a case; a rank for which there is none only helps to make groups."""
+    prepared = prepare(case)
+    program = prepared.plan.program
+    if program.devices > member.count:
+        problem = f"{case.schedule} has {program.devices} devices at n={case.n}; start as many, not {member.count}"
+        raise RequestError("ranks", problem)
+    member.transport.make_groups([tuple(group.tolist()) for group in program.groups])
+    member.transport.calls.clear()
+    if member.rank >= program.devices:
+        return None
+    part = parts_of(prepared)[member.rank]
+    seat = Seat(prepared, part, member.transport, allocator_of(prepared))
+    for node in part.nodes:
+        seat.device.play(node)
+    return seat.outcome()

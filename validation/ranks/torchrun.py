@@ -1,0 +1,184 @@
+"""Ranks that torchrun has started: this process is one of them, and rank 0 learns what all came to."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from cdpsim.errors import RequestError
+from validation.ranks.launcher import GRACE, START, Ranks
+from validation.ranks.member import Failure, answer, check_device, join, replay_part, verdict
+from validation.ranks.parent import end_with_parent
+from validation.replay.case import Case, Outcome, profiled
+from validation.replay.plan import ReplayError
+from validation.replay.transport import meet, missing, plain
+
+T = TypeVar("T")
+
+
+def find_ranks(count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> "Ranks | Found":
+    """Take the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
+    here = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return (Found if here else Ranks)(count, device=device, backend=backend, start=start)
+
+
+class Found:
+    """Like `Ranks`, with this process as one of them: all do the same calls, and rank 0 alone has their results."""
+
+    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> None:
+        end_with_parent()
+        torch.set_num_threads(1)
+        rank, world = _number("RANK"), _number("WORLD_SIZE")
+        if world < count:
+            problem = f"{count} devices need one each, and {world} were started; use --nproc-per-node={count}"
+            raise RequestError("ranks", problem)
+        check_device(device, backend, _number("LOCAL_WORLD_SIZE", world))
+        local_rank = _number("LOCAL_RANK", rank)
+        self._member = join(
+            rank, world, _store(start), device=device, backend=backend, local_rank=local_rank, seconds=start
+        )
+        self.reports = rank == 0
+        self._calls = 0
+
+    def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome] | None:
+        """Replay a case; rank 0 gets what each of its devices came to. `timeout` seconds are for all of it."""
+        outcomes = self.call(replay_part, profiled(case), timeout=timeout)
+        return None if outcomes is None else [outcome for outcome in outcomes if outcome is not None]
+
+    def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T] | None:
+        """Call a function on every rank with its `Member` and these arguments; rank 0 gets what they return."""
+        said = answer(self._member, function, arguments, timeout)
+        data = b"" if isinstance(said, Failure) else encode(said)
+        self._calls += 1
+        if problem := self._agree(said if isinstance(said, Failure) else None, len(data), timeout):
+            raise problem
+        if not self.reports:
+            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+            return None
+        kind = get_type_hints(function)["return"]
+        return [decode(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
+
+    def close(self) -> None:
+        """Leave together: who leaves while others still work makes them fail."""
+        store, rank = self._member.store, self._member.rank
+        dist.all_reduce(torch.zeros(1))
+        dist.destroy_process_group()
+        # Rank 0 may be the one that keeps the store, so it is the last.
+        meet(store, "end", rank, range(self._member.count) if rank == 0 else (), START)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _agree(self, failure: Failure | None, size: int, timeout: float) -> Exception | None:
+        """Learn from each other whether all went well."""
+        member, place = self._member, f"call {self._calls}"
+        member.store.set(f"{place}/{member.rank}", msgspec.json.encode((failure, size)).decode())
+        if member.rank == 0:
+            problem = verdict(*self._statuses(place, timeout))
+            subject = problem.subject if isinstance(problem, RequestError) else None
+            shared = Failure(str(problem), subject) if problem else None
+            member.store.set(f"{place}/verdict", msgspec.json.encode(shared).decode())
+            return problem
+        if missing(member.store, [f"{place}/verdict"], timeout + 2 * GRACE):
+            return ReplayError(f"rank {member.rank} waited for what rank 0 makes of it, which has not answered")
+        shared = msgspec.json.decode(member.store.get(f"{place}/verdict"), type=Failure | None)
+        if shared is None:
+            return None
+        if shared.subject is None:
+            return ReplayError(shared.reason)
+        return RequestError(shared.subject, shared.reason.removeprefix(f"{shared.subject}: "))
+
+    def _statuses(self, place: str, timeout: float) -> tuple[dict[int, Failure], list[int]]:
+        """Who failed, and who says nothing; when one has failed, the others have a little time left."""
+        store = self._member.store
+        deadline = time.monotonic() + timeout + GRACE
+        failures, silent, self._sizes = {}, [], {}
+        for rank in range(self._member.count):
+            key = f"{place}/{rank}"
+            if missing(store, [key], deadline - time.monotonic()):
+                silent.append(rank)
+                continue
+            failure, self._sizes[rank] = msgspec.json.decode(store.get(key), type=tuple[Failure | None, int])
+            if failure:
+                failures[rank] = failure
+                deadline = min(deadline, time.monotonic() + GRACE)
+        return failures, silent
+
+    def _fetch(self, rank: int) -> bytes:
+        tensor = torch.empty(self._sizes[rank], dtype=torch.uint8)
+        dist.recv(tensor, rank)
+        return tensor.numpy().tobytes()
+
+
+def _number(name: str, default: int | None = None) -> int:
+    value = os.environ.get(name, default)
+    try:
+        return int(str(value))
+    except ValueError:
+        raise RequestError(name, f"{value!r} is not a number; start the ranks with torchrun") from None
+
+
+def _store(seconds: float) -> Store:
+    """Where torchrun lets ranks meet."""
+    address = os.environ.get("MASTER_ADDR")
+    if not address:
+        raise RequestError("MASTER_ADDR", "is not set; start the ranks with torchrun")
+    port, first = _number("MASTER_PORT"), _number("RANK") == 0
+    # torchrun keeps the store itself, or tells rank 0 to; a second attempt must not find the first one's keys.
+    kept, attempt = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("USE_AGENT_STORE", "RESTART_COUNT"))
+    try:
+        store = TCPStore(
+            address,
+            port,
+            is_master=first and kept != "True",
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,  # it could not say for whom
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error):
+            raise RequestError("MASTER_PORT", f"{port} is in use; choose another") from None
+        raise ReplayError(f"nobody could be met at {address}:{port} within {seconds:g} s ({plain(error)})") from None
+    return PrefixStore(f"cdpsim {attempt}", store)
+
+
+def encode(value: object) -> bytes:
+    """Write what a call returned, arrays included, so that reading it runs nothing."""
+    return msgspec.msgpack.encode(value, enc_hook=_written)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Read what `encode` wrote, as the type that it has."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_read)
+
+
+def _written(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"a rank returned what cannot be written: {type(value).__name__}")
+
+
+def _read(kind: Any, value: Any) -> object:
+    kind = get_origin(kind) or kind
+    if kind is Counter:
+        return Counter(value)
+    if kind is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    raise NotImplementedError(f"what a rank returned cannot be read as {kind.__name__}")

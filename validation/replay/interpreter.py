@@ -1,0 +1,250 @@
+"""One device's part of a program, done with real tensors: it knows nodes, buffers and messages, and no schedule."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from cdpsim.program import Category, Content, Kind, Op
+from validation.replay.plan import BEGINNING, Holding, Message, Part, Plan, ReplayError, kind_of
+from validation.replay.shelf import Shelf
+from validation.replay.transport import Pending, Transport
+from validation.replay.watch import Watch
+from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
+from validation.training.optimizer import Optimizer, State
+from validation.training.passes import Pass, backward, forward
+from validation.training.stages import Training
+
+Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
+
+
+class Device:
+    """Does the nodes of one device, one after another."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        part: Part,
+        training: Training,
+        optimizer: Optimizer,
+        transport: Transport,
+        made: Made,
+        watch: Watch,
+    ) -> None:
+        self._plan, self._part, self._program = plan, part, plan.program
+        self._training, self._optimizer, self._transport = training, optimizer, transport
+        self._made, self._watch = made, watch
+        self._passes: Shelf[Pass] = Shelf(part.device)
+        self._parameters: Shelf[Tensor] = Shelf(part.device)
+        self._gradients: Shelf[Tensor] = Shelf(part.device)
+        self._states: Shelf[State] = Shelf(part.device)
+        self._shelves: dict[Category, Shelf[Any]] = {
+            Category.ACTIVATIONS: self._passes,
+            Category.PARAMETERS: self._parameters,
+            Category.GRADIENTS: self._gradients,
+            Category.OPTIMIZER: self._states,
+        }
+        self._passing: dict[tuple[Content, int, int, int], Tensor] = {}  # content, step, micro-batch, stage
+        self._pending: dict[int, Pending] = {}
+        self._uses = dict(part.uses)
+        self._begin(BEGINNING)
+        for holding in part.begins[BEGINNING]:  # not while watched: the modules' own parameters are only patterns
+            self._keep(holding, self._first(holding))
+
+    def play(self, node: int) -> None:
+        """Do a task, or begin a message and leave it to itself until it is due."""
+        with self._watch.playing():
+            for message in self._part.due.get(node, ()):
+                self._complete(message)
+            self._watch.turn(int(self._plan.slots[0][node]))
+            if self._plan.is_message(node):
+                self._pending[node] = self._launch(self._plan.message(node))
+                return
+            self._begin(node)
+            {Kind.F: self._forward, Kind.B: self._backward, Kind.U: self._update}[kind_of(self._program, node)](node)
+            self._end(node)
+
+    def finish(self) -> None:
+        """Complete what is still on its way, and see that nothing is left."""
+        for message in list(self._pending):
+            self._complete(message)
+        left = sum(map(len, self._shelves.values())) + len(self._passing)
+        if left:
+            raise ReplayError(f"device {self._part.device} still holds {left} things at the end")
+
+    def _begin(self, node: int) -> None:
+        for holding in self._part.begins.get(node, ()):
+            self._shelves[holding.category].begin(holding)
+
+    def _end(self, node: int) -> None:
+        for number in self._part.ends.get(node, ()):
+            self._uses[number] -= 1
+            if not self._uses[number]:
+                holding = self._part.held[number]
+                self._shelves[holding.category].end(holding)
+
+    def _keep(self, holding: Holding, value: Tensor | State) -> None:
+        """Keep a value if the program has a buffer for it."""
+        for tensor in value.values() if isinstance(value, dict) else (value,):
+            self._watch.holds(tensor, holding.category)
+        self._shelves[holding.category].put(holding, value)
+
+    def _first(self, holding: Holding) -> Tensor | State:
+        """What is there before anything has happened."""
+        if holding.category == Category.OPTIMIZER:
+            return self._optimizer.state(*self._training.parameters(holding.stage))
+        return flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
+
+    # Tasks
+
+    def _forward(self, node: int) -> None:
+        t, i, j = self._place(node)
+        x, theta = self._taken(Content.ACTIVATION, t, i, j - 1), self._theta(node)
+        with self._watch.task(node):
+            target = self._training.target(t, i) if j == self._training.n - 1 else None
+            y, kept = forward(
+                self._training, j, theta, self._training.input(t, i) if x is None else x, target, self._program.m
+            )
+        if y is not None:
+            self._passing[Content.ACTIVATION, t, i, j] = y
+        self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
+
+    def _backward(self, node: int) -> None:
+        t, i, j = self._place(node)
+        above, theta, gradient = (
+            self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1),
+            self._theta(node),
+            self._gradient(t, j),
+        )
+        kept = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i))
+        with self._watch.task(node):
+            below = backward(self._training, kept, theta, above, gradient)
+        if below is not None:
+            self._passing[Content.ACTIVATION_GRADIENT, t, i, j] = below
+
+    def _taken(self, content: Content, step: int, micro_batch: int, stage: int) -> Tensor | None:
+        """What the stage before or after left; where there is none, nothing."""
+        if not 0 <= stage < self._training.n:
+            return None
+        tensor = self._passing.pop((content, step, micro_batch, stage))
+        self._watch.holds(tensor, Category.ACTIVATIONS)
+        return tensor
+
+    def _theta(self, node: int) -> Tensor:
+        """The version that a task reads, or that its forward has read."""
+        tasks = self._program.tasks
+        return self._parameters.get(Holding(Category.PARAMETERS, int(tasks.stage[node]), int(tasks.version[node]), -1))
+
+    def _gradient(self, step: int, stage: int) -> Tensor:
+        """The device's own gradients of a step so far, to be added to in place."""
+        holding = Holding(Category.GRADIENTS, stage, step, -1)
+        if holding not in self._gradients:
+            self._keep(holding, zeros(self._training.parameters(stage), self._training.device))
+        return self._gradients.get(holding)
+
+    def _update(self, node: int) -> None:
+        t, _, j = self._place(node)
+        state, old = Holding(Category.OPTIMIZER, j, 0, -1), Holding(Category.PARAMETERS, j, t, -1)
+        has_state = self._optimizer.nbytes(*self._training.parameters(j)) > 0
+        theta = self._optimizer.update(
+            self._parameters.get(old), self._sum(t, j), self._states.get(state) if has_state else {}
+        )
+        self._keep(Holding(Category.PARAMETERS, j, t + 1, -1), theta)
+        self._made(j, t + 1, theta)
+
+    def _place(self, node: int) -> tuple[int, int, int]:
+        """Step, micro-batch and stage of a task."""
+        tasks = self._program.tasks
+        return int(tasks.step[node]), int(tasks.micro_batch[node]), int(tasks.stage[node])
+
+    def _sum(self, step: int, stage: int) -> Tensor:
+        """The device's own gradients, and those that have arrived from the device before it."""
+        own = self._gradients.get(Holding(Category.GRADIENTS, stage, step, -1))
+        arrived = self._passing.pop((Content.GRADIENT, step, -1, stage), None)
+        return own if arrived is None else own.add_(arrived)
+
+    # Messages
+
+    def _launch(self, message: Message) -> Pending:
+        """Begin this device's part in a message."""
+        if message.op == Op.P2P:
+            if self._part.device == message.src:
+                return self._transport.send(message, self._weighed(message, self._outgoing(message)))
+            return self._transport.receive(message, self._form(message))
+        if message.op == Op.BROADCAST:
+            root = self._part.device == message.src
+            return self._transport.broadcast(message, self._form(message), self._outgoing(message) if root else None)
+        summing = {Op.ALL_REDUCE: self._transport.all_reduce, Op.REDUCE: self._transport.reduce}
+        return summing[message.op](message, self._weighed(message, self._sum(message.step, message.stage)))
+
+    def _complete(self, node: int) -> None:
+        """Wait until a message is through, and keep what it brought."""
+        message = self._plan.message(node)
+        try:
+            tensor = self._pending.pop(node).wait()
+        except ReplayError as error:
+            what = f"{self._program.describe(node)} between devices {', '.join(map(str, message.members))}"
+            raise ReplayError(f"device {self._part.device} waited for {what}: {error}") from error
+        self._begin(node)
+        if message.op in (Op.ALL_REDUCE, Op.REDUCE):
+            self._keep(Holding(Category.GRADIENTS, message.stage, message.step, -1), tensor)
+        elif self._part.device != message.src:
+            self._arrive(message, tensor)
+        self._end(node)
+
+    def _outgoing(self, message: Message) -> Tensor:
+        """What a message takes along."""
+        if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
+            return self._passing.pop(_key(message))
+        if message.content == Content.GRADIENT:
+            return self._sum(message.step, message.stage)
+        return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
+
+    def _arrive(self, message: Message, tensor: Tensor) -> None:
+        """Keep what a message brought."""
+        cargo = self._plan.cargo(message.node)
+        if not cargo:
+            self._watch.holds(tensor, Category.COMMUNICATION)
+            self._passing[_key(message)] = tensor
+            return
+        tensors = unpack(tensor, [form for holding in cargo for form in self._forms(holding).values()])
+        for holding in cargo:
+            own = {name: tensors.pop(0) for name in self._forms(holding)}
+            value = own if holding.category == Category.OPTIMIZER else own[""]
+            self._keep(holding, value)
+
+    def _form(self, message: Message) -> Form:
+        """What a message will be when it arrives."""
+        if message.content == Content.ACTIVATION:
+            return self._training.boundary(message.stage)
+        if message.content == Content.ACTIVATION_GRADIENT:
+            return self._training.boundary(message.stage - 1)
+        if message.content == Content.GRADIENT:
+            return self._training.parameters(message.stage)
+        forms = [form for holding in self._plan.cargo(message.node) for form in self._forms(holding).values()]
+        return packed(forms)
+
+    def _forms(self, holding: Holding) -> dict[str, Form]:
+        """The tensors that something consists of; a vector has no name."""
+        vector = self._training.parameters(holding.stage)
+        if holding.category != Category.OPTIMIZER:
+            return {"": vector}
+        return {name: Form(tuple(value.shape), value.dtype) for name, value in self._optimizer.state(*vector).items()}
+
+    def _tensors(self, holding: Holding) -> list[Tensor]:
+        """The tensors of something that is held, in the order of its forms."""
+        if holding.category == Category.OPTIMIZER:
+            return [self._states.get(holding)[name] for name in self._forms(holding)]
+        return [self._shelves[holding.category].get(holding)]
+
+    def _weighed(self, message: Message, tensor: Tensor) -> Tensor:
+        """Refuse to send what has not the size that the program says."""
+        if tensor.nbytes != message.size:
+            raise ReplayError(
+                f"{self._program.describe(message.node)} has {tensor.nbytes} bytes; the program says {message.size}"
+            )
+        return tensor
+
+
+def _key(message: Message) -> tuple[Content, int, int, int]:
+    return message.content, message.step, message.micro_batch, message.stage

@@ -1,0 +1,296 @@
+"""How tensors travel between devices: within one process, or by torch.distributed between processes.
+
+Both count what they are asked to carry where they carry it: what was called, with whom, how many bytes.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from validation.replay.plan import Calls, Message, ReplayError
+from validation.training.forms import Form
+
+
+class Pending(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> Tensor:
+        """Wait until it is through, and give what it brought; of a message that was sent, what was sent."""
+
+
+class Transport(Protocol):
+    """One device's way to the others; `calls` is what was counted."""
+
+    calls: Calls
+
+    def send(self, message: Message, tensor: Tensor) -> Pending:
+        """Begin to send a tensor, which must not change until that is through."""
+
+    def receive(self, message: Message, form: Form) -> Pending:
+        """Make room and let the message come."""
+
+    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Sum over a group; the tensor itself may become the sum."""
+
+    def reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Sum over a group at its root; elsewhere the tensor is of no use afterwards."""
+
+    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
+        """Send the root's tensor to all of a group; others have none."""
+
+
+@dataclass(frozen=True)
+class _Later:
+    """Something to be had when it is asked for."""
+
+    wait: Callable[[], Tensor]
+
+
+class Mailroom:
+    """What devices in one process have put down for each other, by message."""
+
+    def __init__(self) -> None:
+        self._posts: dict[int, list[Tensor]] = {}
+        self._looks: Counter[int] = Counter()
+
+    def put(self, message: Message, tensor: Tensor) -> None:
+        """Leave a tensor for a message."""
+        self._posts.setdefault(message.node, []).append(tensor)
+
+    def take(self, message: Message, readers: int = 1) -> list[Tensor]:
+        """Give what was left for a message; the last of so many readers takes it away."""
+        self._looks[message.node] += 1
+        if self._looks[message.node] < readers:
+            return self._posts[message.node]
+        return self._posts.pop(message.node)
+
+    def sum(self, message: Message, readers: int = 1) -> Tensor:
+        """Add up what was left, in the order in which it came and in the place of the first; then as `take`."""
+        first = self._looks[message.node] == 0
+        posts = self.take(message, readers)
+        if first:
+            for tensor in posts[1:]:
+                posts[0].add_(tensor)
+        return posts[0]
+
+
+class InProcess:
+    """A device's transport where all devices are played in one process, in the program's order, senders first.
+
+    What is received has a storage of its own, as between processes.
+    """
+
+    def __init__(self, device: int, room: Mailroom) -> None:
+        self.calls: Calls = Counter()
+        self._device, self._room = device, room
+
+    def send(self, message: Message, tensor: Tensor) -> Pending:
+        """Put the tensor down for the receiver."""
+        self.calls["send", (message.members[1],), tensor.nbytes] += 1
+        self._room.put(message, tensor)
+        return _Later(lambda: tensor)
+
+    def receive(self, message: Message, form: Form) -> Pending:
+        """Copy the tensor."""
+        self.calls["receive", (message.src,), form.nbytes] += 1
+        copy = self._room.take(message)[0].clone()
+        return _Later(lambda: copy)
+
+    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Sum in the order in which members come; every member's tensor becomes the sum."""
+        self.calls["all_reduce", message.members, tensor.nbytes] += 1
+        self._room.put(message, tensor)
+
+        def wait() -> Tensor:
+            total = self._room.sum(message, len(message.members))
+            return tensor if total is tensor else tensor.copy_(total)
+
+        return _Later(wait)
+
+    def reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Sum in the order in which members come; the root's tensor becomes the sum."""
+        self.calls["reduce", message.members, tensor.nbytes] += 1
+        self._room.put(message, tensor)
+        if self._device != message.src:
+            return _Later(lambda: tensor)
+
+        def wait() -> Tensor:
+            total = self._room.sum(message)
+            return tensor if total is tensor else tensor.copy_(total)
+
+        return _Later(wait)
+
+    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
+        """Give every member the root's values."""
+        self.calls["broadcast", message.members, form.nbytes] += 1
+        if tensor is not None:
+            self._room.put(message, tensor)
+            return _Later(lambda: tensor)
+        copy = self._room.take(message, len(message.members) - 1)[0].clone()
+        return _Later(lambda: copy)
+
+
+def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
+    """Wait for keys of a store, and give those that are not there in time."""
+    deadline = time.monotonic() + seconds
+    # The store's own `wait` says neither which one is missing nor, where it warns on stderr, that it was asked to.
+    while not store.check(list(keys)):
+        if time.monotonic() > deadline:
+            return [key for key in keys if not store.check([key])]
+        time.sleep(0.01)
+    return []
+
+
+def meet(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
+    """Wait until the other ranks are at a place too; those that do not come in time are named."""
+    store.set(f"{place}/{rank}", "here")
+    here = {f"{place}/{other}": str(other) for other in others}
+    if late := [here[key] for key in missing(store, list(here), seconds)]:
+        raise ReplayError(f"waited {seconds:g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A torch call that goes on by itself, with what it carries, and for whom."""
+
+    work: dist.Work
+    carried: Tensor
+    tensor: Tensor  # the same, unless it is staged
+    brings: bool
+    until: float
+
+    def wait(self) -> Tensor:
+        # No time at all would mean without end.
+        left = timedelta(seconds=max(0.001, self.until - time.monotonic()))
+        try:
+            self.work.wait(left)
+        except RuntimeError as error:
+            raise ReplayError(plain(error)) from error
+        if self.brings and self.carried is not self.tensor:
+            self.tensor.copy_(self.carried)
+        return self.tensor
+
+
+def plain(error: BaseException) -> str:
+    """Give the first line of what torch says, without where in its sources it says so and what may have been."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return re.sub(r"^(\[[^]]*:\d+\] *)+|\. This is typically caused by .*", "", lines[0])
+
+
+class Distributed:
+    """A rank's transport: torch.distributed, where device and rank are the same number.
+
+    gloo knows a point-to-point message by its tag, its node, so two ranks agree which is which in whatever order they
+    come. NCCL ignores tags: there the order counts in which two ranks post what is between them, and it is the same on
+    both sides because both go by one order of all nodes. Nor can NCCL's queues block each other. Of all messages that
+    are not through, take the first in that order: both of its sides have posted it or will, because whatever they wait
+    for comes before it, and nothing in front of it in any queue is left. So one queue for both directions is enough.
+
+    gloo sends and receives no CUDA tensors, and two ranks on one GPU have nothing but gloo: `staged` messages go
+    through a buffer on the host, collectives too, so that there is one way for all.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, count: int, *, device: torch.device | None = None, staged: bool = False
+    ) -> None:
+        self.calls: Calls = Counter()
+        self._store, self._rank, self._count = store, rank, count
+        self._device, self._staged = device or torch.device("cpu"), staged
+        self._groups: dict[tuple[int, ...], tuple[dist.ProcessGroup, float]] = {}
+        self._meetings = 0
+        self.allow(60.0)
+
+    def allow(self, seconds: float) -> None:
+        """Give all that is waited for from now on so much time together."""
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+
+    def make_groups(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Make process groups: called by all ranks with the same groups in the same order, members or not."""
+        # A group gives up by itself after the time that it was made with.
+        new = [members for members in groups if self._groups.get(members, (None, 0.0))[1] < self._seconds]
+        if not new:
+            return
+        # Making a group with somebody who does not come says nothing but that a key is missing.
+        self._meetings += 1
+        meet(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
+        for members in new:
+            timeout = timedelta(seconds=self._seconds)
+            self._groups[members] = dist.new_group(list(members), timeout=timeout), self._seconds
+
+    def send(self, message: Message, tensor: Tensor) -> Pending:
+        """Begin to send."""
+        to = message.members[1]
+        self.calls["send", (to,), tensor.nbytes] += 1
+        carried = self._outward(tensor)
+        work = self._begin(message, lambda: dist.isend(carried, to, tag=message.node))
+        return _Work(work, carried, tensor, False, self._until)
+
+    def receive(self, message: Message, form: Form) -> Pending:
+        """Post the receive."""
+        tensor = self._empty(form)
+        self.calls["receive", (message.src,), tensor.nbytes] += 1
+        carried = self._inward(tensor)
+        work = self._begin(message, lambda: dist.irecv(carried, message.src, tag=message.node))
+        return _Work(work, carried, tensor, True, self._until)
+
+    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Begin to sum over the group."""
+        self.calls["all_reduce", message.members, tensor.nbytes] += 1
+        carried, group = self._outward(tensor), self._group(message)
+        work = self._begin(message, lambda: dist.all_reduce(carried, group=group, async_op=True))
+        return _Work(work, carried, tensor, True, self._until)
+
+    def reduce(self, message: Message, tensor: Tensor) -> Pending:
+        """Begin to sum at the root."""
+        self.calls["reduce", message.members, tensor.nbytes] += 1
+        carried, group = self._outward(tensor), self._group(message)
+        work = self._begin(message, lambda: dist.reduce(carried, message.src, group=group, async_op=True))
+        return _Work(work, carried, tensor, self._rank == message.src, self._until)
+
+    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
+        """Begin to send the root's tensor to all."""
+        brings = tensor is None
+        tensor = self._empty(form) if tensor is None else tensor
+        self.calls["broadcast", message.members, tensor.nbytes] += 1
+        carried, group = self._inward(tensor) if brings else self._outward(tensor), self._group(message)
+        work = self._begin(message, lambda: dist.broadcast(carried, message.src, group=group, async_op=True))
+        return _Work(work, carried, tensor, brings, self._until)
+
+    def _empty(self, form: Form) -> Tensor:
+        return torch.empty(form.shape, dtype=form.dtype, device=self._device)
+
+    def _outward(self, tensor: Tensor) -> Tensor:
+        """What torch is to carry away: the tensor itself or, staged, its values on the host."""
+        return host_buffer(tensor).copy_(tensor) if self._staged else tensor
+
+    def _inward(self, tensor: Tensor) -> Tensor:
+        """Where torch is to put what is for a tensor: there or, staged, on the host."""
+        return host_buffer(tensor) if self._staged else tensor
+
+    def _group(self, message: Message) -> dist.ProcessGroup:
+        return self._groups[message.members][0]
+
+    def _begin(self, message: Message, call: Callable[[], dist.Work | None]) -> dist.Work:
+        """Call torch, which refuses at once where it knows already that somebody is gone."""
+        try:
+            work = call()
+        except RuntimeError as error:
+            what = f"{message.op.name.lower()} of {message.content.name.lower()} of stage {message.stage}"
+            whom = f"devices {', '.join(map(str, message.members))}"
+            raise ReplayError(f"device {self._rank} cannot begin {what} between {whom}: {plain(error)}") from error
+        assert work is not None, "torch gives no work to those outside a group"
+        return work
+
+
+def host_buffer(tensor: Tensor) -> Tensor:
+    """Make room on the host for a tensor's values; pinned for a GPU's, which copies faster from and to there."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")

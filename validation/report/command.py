@@ -1,0 +1,208 @@
+"""Every report of a replay below a folder, as one table and one figure."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cdpsim import console, files, tables
+from cdpsim.errors import RequestError
+from validation.report import form as reportform
+from validation.report import pictures
+from validation.report.form import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ABOUT = "every report of a replay below a folder, as one table and one figure"
+MORE = """Reads every file below DIR whose name begins with `report` or `battery` and ends in
+`.json`. A row for each replay; bytes are activations: the most that all devices hold at one
+time, simulated and measured, and how far the simulation is off there and on the worst
+device.
+
+examples:
+  python -m validation report results
+  python -m validation report results -o results.md --figure results.svg
+  python -m validation report results --format csv > results.csv
+"""
+ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
+PATTERNS = ("report*.json", "battery*.json")
+
+
+class Found(NamedTuple):
+    """A report and the file that it was read from, named from the folder on."""
+
+    file: str
+    report: Report
+
+
+def find(folder: str | Path) -> list[Found]:
+    """Read every report below a folder, in the order of what was asked for; one that is none is refused."""
+    home = Path(folder)
+    if not home.is_dir():
+        remedy = "give a folder" if home.exists() else "check its spelling"
+        problem = "is no folder" if home.exists() else "there is no such folder"
+        raise RequestError(str(folder), f"{problem}; {remedy}")
+    paths = sorted(path for pattern in PATTERNS for path in home.rglob(pattern))
+    found = [Found(str(path.relative_to(home)), report) for path in paths for report in reportform.read(path)]
+    if not found:
+        problem = f"has no {' or '.join(PATTERNS)} below it; write one with `python -m validation replay -o`"
+        raise RequestError(str(folder), problem)
+    return sorted(found, key=_order)
+
+
+def _order(found: Found) -> tuple[object, ...]:
+    asked = found.report.asked
+    return asked.model, asked.device, asked.single_process, asked.n, asked.schedule, asked.rule or "", found.file
+
+
+HEADER = (
+    "schedule",
+    "rule",
+    "n",
+    "model",
+    "on",
+    "simulated bytes",
+    "measured bytes",
+    "error %",
+    "worst device %",
+    "parameters",
+    "messages",
+    "time %",
+    "ok",
+    "file",
+)
+
+
+def as_table(found: list[Found], form: str) -> str:
+    """Write one row for each report, in one of the forms of `cdpsim.tables`."""
+    if tables.check_format(form) == "json":
+        return tables.as_json([_values(each) for each in found])
+    return tables.FORMATS[form](HEADER, [_row(each) for each in found])
+
+
+def _values(found: Found) -> dict[str, object]:
+    """What a report comes to, for programs."""
+    report = found.report
+    return {
+        "file": found.file,
+        "request": report.request,
+        "simulated_bytes": report.memory.total.simulated_bytes,
+        "measured_bytes": report.memory.total.measured_bytes,
+        "relative_error": report.memory.total.relative_error,
+        "max_relative_error": report.memory.max_relative_error,
+        "method": report.memory.method,
+        "max_abs_difference": report.parameters.max_abs_difference,
+        "bit_equal": report.parameters.bit_equal,
+        "messages_agree": report.messages.agree,
+        "time_relative_error": report.time.relative_error if report.time else None,
+        "ok": report.ok,
+    }
+
+
+def _row(found: Found) -> list[str]:
+    """What a report comes to, for people."""
+    report, asked = found.report, found.report.asked
+    total = report.memory.total
+    return [
+        asked.schedule,
+        asked.rule or "-",
+        str(asked.n),
+        asked.model,
+        where(report),
+        str(total.simulated_bytes),
+        str(total.measured_bytes),
+        percent(total.relative_error),
+        percent(report.memory.max_relative_error),
+        _parameters(report),
+        _messages(report),
+        percent(report.time.relative_error) if report.time else "-",
+        "yes" if report.ok else "NO",
+        found.file,
+    ]
+
+
+def where(report: Report) -> str:
+    """Say what a replay ran on."""
+    asked = report.asked
+    how = "one process" if asked.single_process else asked.backend
+    return " ".join(word for word in (asked.device, how) if word) or "-"
+
+
+def percent(share: float) -> str:
+    """Write a share in percent: 0 is exact, and what would be rounded to it is not."""
+    text = f"{100 * share:.2f}"
+    return "0" if share == 0 else f"{100 * share:.0e}" if float(text) == 0 else text
+
+
+def _parameters(report: Report) -> str:
+    difference = report.parameters.max_abs_difference
+    if report.parameters.bit_equal:
+        return "bit-equal"
+    return "not a number" if difference is None else f"within {difference:.0e}"
+
+
+def _messages(report: Report) -> str:
+    messages = report.messages
+    return f"{messages.measured}" if messages.agree else f"{messages.measured}, not {messages.simulated}"
+
+
+def run(
+    folder: str | Path,
+    output: str | Path | None = None,
+    *,
+    form: str | None = None,
+    picture: str | Path | None = None,
+    force: bool = False,
+) -> str:
+    """Write table and figure where they are wanted, and give the table."""
+    form = tables.check_format(form or _form_of(output))
+    if output is not None:
+        files.check_writable(output, force=force)
+    if picture is not None:
+        pictures.check_form(picture)
+        files.check_writable(picture, force=force)
+    found = find(folder)
+    table = as_table(found, form)
+    drawn = None if picture is None else pictures.rendered(figure(found), picture)
+    if output is not None:
+        files.write_file(output, [table], force=force)
+    if picture is not None and drawn is not None:
+        files.write_file(picture, [drawn], force=force)
+    return table
+
+
+def figure(found: list[Found]) -> "Figure":
+    """Draw what simulations said against what was measured."""
+    from validation.report.figure import draw
+
+    return draw([each.report for each in found])
+
+
+def _form_of(output: str | Path | None) -> str:
+    if output is None:
+        return "text"
+    ending = Path(output).suffix.lower()
+    if ending not in ENDINGS:
+        raise RequestError(str(output), f"its form is unknown; end its name in {', '.join(ENDINGS)}, or give --format")
+    return ENDINGS[ending]
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `report` to a command line."""
+    parser = console.add_command(commands, "report", serve, ABOUT, MORE)
+    parser.add_argument("folder", metavar="DIR", help="where to look, and in all folders below it")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)")
+    parser.add_argument("--figure", metavar="FILE", help="draw a figure: .svg, .png or .pdf")
+    parser.add_argument(
+        "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
+    return parser
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the command line asks for; without -o the table goes to standard output."""
+    table = run(options.folder, options.output, form=options.format, picture=options.figure, force=options.force)
+    if options.output is None:
+        console.write(table)
+    return 0

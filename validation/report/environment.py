@@ -1,0 +1,99 @@
+"""What a result was measured with: versions and machine, as plain JSON, without names of hosts, users or folders."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cdpsim.version import __version__
+
+_ROOT = Path(__file__).parents[2]
+
+
+def environment(device: str = "cpu") -> dict[str, object]:
+    """Describe date, versions and machine; of GPUs only where `device` is one."""
+    found: dict[str, object] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "cdpsim": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # which is more than text
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": {
+            "model": _line("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
+            "count": os.cpu_count(),
+            "usable": _usable(),
+            "threads": torch.get_num_threads(),
+        },
+        "memory_bytes": _memory(),
+    }
+    if torch.device(device).type == "cuda":
+        found["cuda"] = _cuda(torch.device(device))
+    return found
+
+
+def _cuda(device: torch.device) -> dict[str, object]:
+    """Describe one GPU, and how many there are."""
+    properties = torch.cuda.get_device_properties(device)
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    cudnn: Callable[[], object] = torch.backends.cudnn.version  # without types of its own
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "driver": driver.splitlines()[0] if driver else None,
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn(),
+        "nccl": _nccl(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+def _nccl() -> str | None:
+    if not torch.distributed.is_nccl_available():
+        return None
+    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version  # without types of its own
+    return ".".join(map(str, version()))
+
+
+def _commit() -> str | None:
+    """Give the commit of this very checkout, marked where files differ from it."""
+    head = _output("git", "rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return None
+    return f"{head} (changed)" if _output("git", "status", "--porcelain", "--untracked-files=no") else head
+
+
+def _output(*command: str) -> str | None:
+    """Run a command in the checkout and give what it prints; None where there is no such command or no answer."""
+    try:
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _line(file: str, name: str) -> str | None:
+    """Give the value of the first line `name: value` of one of the kernel's files."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
+def _usable() -> int | None:
+    """Count the processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory() -> int | None:
+    total = _line("/proc/meminfo", "MemTotal")
+    return int(total.split()[0]) * 1024 if total else None

@@ -1,0 +1,188 @@
+"""The figure of many replays: simulated against measured, their errors, and curves over time."""
+
+from typing import TYPE_CHECKING
+
+from cdpsim.schedules import SCHEDULES
+from validation.report.form import Report
+from validation.report.pictures import GREY, PALE, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure, SubFigure
+
+CURVES = 9  # as many fit
+BAND = 0.01
+# A hue for each family of the paper's schedules: pale for the simultaneous one, full for the cyclic one.
+_HUES = {
+    "single": ("#9ecae1", "#2171b5"),
+    "multi": ("#fdbe85", "#d94701"),
+    "mp": ("#a1d99b", "#238b45"),
+    "pp": ("#c9a78f", "#7a4a2b"),
+    "zero": ("#bcbddc", "#6a51a3"),
+}
+_OTHERS = ("#e7298a", "#1b9e9e", "#b8860b", "#525252", "#8c2d04", "#3f007d")
+_MARKS = "osD^vP*Xhp"
+
+
+def draw(reports: list[Report]) -> "Figure":
+    """Draw memory and its errors on the left, time's errors below them where known, and curves on the right."""
+    from matplotlib.figure import Figure
+
+    times = [report for report in reports if report.time]
+    figure = Figure(figsize=(13, 8.2 if times else 7.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.35), wspace=0.03).flat
+    panels = left.subplots(3 if times else 2, 1, height_ratios=(2.6, 1, 1)[: 3 if times else 2])
+    colours, marks = _colours(reports), _marks(reports)
+    _scatter(panels[0], reports, colours, marks)
+    _memory_errors(panels[1], reports, colours, marks)
+    if times:
+        _time_errors(panels[2], times, colours, marks)
+    _curves(right, reports, colours)
+    _legend(figure, colours, marks)
+    return figure
+
+
+def _colours(reports: list[Report]) -> dict[str, str]:
+    """Give each schedule a colour, the paper's always the same."""
+    names = {report.asked.schedule for report in reports}
+    known = [name for name in SCHEDULES if name in names]
+    colours, others = {}, iter(_OTHERS * len(names))
+    for name in known + sorted(names - set(known)):
+        family, _, timing = name.rpartition("-")
+        colours[name] = _HUES[family][timing == "cdp"] if family in _HUES and timing in ("dp", "cdp") else next(others)
+    return colours
+
+
+def _marks(reports: list[Report]) -> dict[str, str]:
+    """Give each model a mark."""
+    models = sorted({report.asked.model for report in reports})
+    return {model: _MARKS[k % len(_MARKS)] for k, model in enumerate(models)}
+
+
+def _dots(
+    axes: "Axes", x: list[float], y: list[float], report: Report, colours: dict[str, str], marks: dict[str, str]
+) -> None:
+    asked = report.asked
+    axes.scatter(
+        x,
+        y,
+        s=34,
+        marker=marks[asked.model],
+        color=colours[asked.schedule],
+        edgecolor="white",
+        linewidth=0.6,
+        clip_on=False,
+        zorder=3,
+    )
+
+
+def _measured(report: Report) -> list[float]:
+    """Each device's peak; nothing at all would have no place on a logarithmic axis."""
+    return [max(1.0, device.measured_bytes) for device in report.memory.devices]
+
+
+def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
+    """Each device's peak, one axis against the other."""
+    plain(axes, "Peak activations of each device")
+    axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="simulated")
+    for report in reports:
+        devices = report.memory.devices
+        _dots(axes, _measured(report), [max(1.0, d.simulated_bytes) for d in devices], report, colours, marks)
+    ends = (min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1]))
+    axes.plot(ends, ends, color=GREY, linewidth=0.9, zorder=1)
+    axes.set(xlim=ends, ylim=ends)
+    _decades(axes.xaxis, "B")
+    _decades(axes.yaxis, "B")
+
+
+def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
+    """How far each device's peak is off, beside a band of one per cent."""
+    plain(axes, f"Its error, and a band of ±{BAND:.0%}")
+    for report in reports:
+        errors = [100 * d.relative_error for d in report.memory.devices]
+        _dots(axes, _measured(report), errors, report, colours, marks)
+    axes.axhspan(-100 * BAND, 100 * BAND, color=PALE, alpha=0.6, linewidth=0)
+    axes.axhline(0, color=GREY, linewidth=0.9)
+    _centre(axes, 150 * BAND)
+    axes.set(xscale="log", xlabel="measured", ylabel="error, %")
+    _decades(axes.xaxis, "B")
+
+
+def _time_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
+    """How far the time of each run is off."""
+    plain(axes, "Error of the predicted time of a run")
+    for report in reports:
+        assert report.time is not None
+        x, y = [max(1e-9, report.time.measured_seconds)], [100 * report.time.relative_error]
+        _dots(axes, x, y, report, colours, marks)
+    axes.axhline(0, color=GREY, linewidth=0.9)
+    _centre(axes, 5)
+    axes.set(xscale="log", xlabel="measured", ylabel="error, %")
+    _decades(axes.xaxis, "s")
+
+
+def _decades(axis: "Axis", unit: str) -> None:
+    """Number a logarithmic axis, more closely where it is short."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    middle, half = (low * high) ** 0.5, max(10**0.3, (high / low) ** 0.5)
+    axis.set_view_interval(middle / half, middle * half, ignore=True)
+    digits = (1, 2, 3, 4, 6, 8) if half < 3 else (1, 2, 5) if half < 15 else (1,)
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter(EngFormatter(unit))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _centre(axes: "Axes", least: float) -> None:
+    """Put no error at all into the middle."""
+    most = max(least, *(1.1 * abs(end) for end in axes.get_ylim()))
+    axes.set_ylim(-most, most)
+
+
+def _curves(panel: "SubFigure", reports: list[Report], colours: dict[str, str]) -> None:
+    """What all devices hold over time: of each schedule the run with the most stages."""
+    chosen = _chosen(reports)
+    side = 2 if len(chosen) <= 4 else 3
+    for k, axes in enumerate(panel.subplots(side, side, squeeze=False).flat):
+        axes.set_visible(k < len(chosen))
+        if k < len(chosen):
+            _curve(axes, chosen[k], colours[chosen[k].asked.schedule])
+    rest = f", {len(chosen)} of {len(reports)} runs" if len(chosen) < len(reports) else ""
+    panel.suptitle(f"Activations of all devices over time: simulated (line), measured (dots){rest}", fontsize=9.5)
+    panel.supxlabel("slot", fontsize=9)
+
+
+def _chosen(reports: list[Report]) -> list[Report]:
+    best: dict[str, Report] = {}
+    for report in reports:
+        schedule = report.asked.schedule
+        if report.memory.curve.slot and (schedule not in best or report.asked.n > best[schedule].asked.n):
+            best[schedule] = report
+    order = [*SCHEDULES, *sorted(best)]
+    return [best[name] for name in sorted(best, key=order.index)][:CURVES]
+
+
+def _curve(axes: "Axes", report: Report, colour: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    asked, curve = report.asked, report.memory.curve
+    plain(axes, f"{asked.schedule}, n = {asked.n}, {asked.model}", size=8.5)
+    axes.step(curve.slot, curve.simulated_bytes, where="mid", color=colour, linewidth=1.6)
+    size = 9 if len(curve.slot) < 80 else 4
+    axes.scatter(curve.slot, curve.measured_bytes, s=size, color="#222222", linewidth=0, zorder=3)
+    axes.set_ylim(0, 1.12 * max(1, *curve.simulated_bytes, *curve.measured_bytes))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(EngFormatter("B"))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def _legend(figure: "Figure", colours: dict[str, str], marks: dict[str, str]) -> None:
+    """Colours are schedules, marks are models."""
+    from matplotlib.lines import Line2D
+
+    shown = [Line2D([], [], color=colour, marker="s", linestyle="", label=name) for name, colour in colours.items()]
+    shown += [Line2D([], [], color=GREY, marker=mark, linestyle="", label=name) for name, mark in marks.items()]
+    columns = len(shown) if len(shown) <= 8 else -(-len(shown) // 2)
+    figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)

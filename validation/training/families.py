@@ -1,0 +1,285 @@
+"""Families of models in `transformers`, taken apart into layers: modules from one tensor to one tensor.
+
+Each is built from a configuration with random weights; nothing is downloaded. Composed, its layers compute what the
+model of transformers computes with the same weights, with these exceptions, all of which stages ask for:
+
+* A language model's output layer has weights of its own (163,037,184 parameters instead of GPT-2's 124,439,808):
+  stages on different devices cannot share a tensor.
+* BatchNorm keeps no running statistics: a forward that changes the module would not be the same one twice.
+* Every Llama block computes its rotary embedding, and with attention "eager" every block of GPT-2 and Llama holds the
+  causal mask: what goes from layer to layer is one tensor.
+* Llama's norms compute in float64 where the model does (transformers: in float32, whatever the model does).
+* Dropout is off, and no activation is computed twice.
+
+What is said of Llama goes for Mistral and Qwen2, too.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cdpsim.errors import RequestError, choose
+from validation.training.forms import Form
+from validation.training.stages import Architecture, Build, Draw, cross_entropy
+
+ATTENTIONS = ("sdpa", "eager")
+ROTARIES = ("default", "linear", "llama3", "yarn")  # the others change their frequencies as they run
+LONGEST = 8192  # tokens of a sample, where a configuration allows more and nobody says
+
+
+class Description(NamedTuple):
+    """A configuration as its file has it, and what errors call it."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Llama's norm, in float32 or better."""
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide each vector by the root of its mean square."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class FirstToken(nn.Module):
+    """Takes the class token of a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to (batch, width)."""
+        return x[:, 0, :]
+
+
+class TokensAndPositions(nn.Module):
+    """GPT-2's first layer: an embedding of tokens and one of positions."""
+
+    def __init__(self, tokens: nn.Embedding, positions: nn.Embedding) -> None:
+        super().__init__()
+        self.tokens, self.positions = tokens, positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length) to (batch, length, width)."""
+        y: Tensor = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device)[None])
+        return y
+
+
+class Rotary(nn.Module):
+    """Llama's rotary embedding, in float32; that of transformers writes into itself when it runs."""
+
+    frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor, scaling: float) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.scaling = scaling
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give cosine and sine for each position of (batch, length, width)."""
+        positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+        angles = (positions[:, None] * self.frequencies.float()).repeat(1, 2)[None]
+        return (angles.cos() * self.scaling).to(x.dtype), (angles.sin() * self.scaling).to(x.dtype)
+
+
+class CausalBlock(nn.Module):
+    """A block of GPT-2 or Llama with the mask that its attention needs, if any, and Llama's rotary embedding."""
+
+    def __init__(self, block: nn.Module, mask: Tensor | None, rotary: nn.Module | None = None) -> None:
+        super().__init__()
+        self.block, self.rotary = block, rotary
+        for part in block.modules():
+            if hasattr(part, "layer_idx"):  # its place in a cache, which is not in use; equal blocks are equal without
+                vars(part)["layer_idx"] = None
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        more = {} if self.rotary is None else {"position_embeddings": self.rotary(x)}
+        y: Tensor = self.block(x, attention_mask=self.mask, **more)
+        return y
+
+
+def causal_mask(length: int, attention: str) -> Tensor | None:
+    """Give what eager attention adds to its scores; the fused kernels know what causal means."""
+    if attention == "sdpa":
+        return None
+    return torch.full((1, 1, length, length), -torch.inf).triu(1)
+
+
+def resnet(described: Description, image: int = 224) -> Build:
+    """Say how to build a ResNet: its stem, its bottlenecks (or basic layers) and its head."""
+
+    def build(n: int, *, batch: int, dtype: torch.dtype, image: int = image) -> Architecture:
+        config = _config(described, "ResNetConfig")
+        model = _model(described, "ResNetForImageClassification", config)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+        blocks = [block for stage in model.resnet.encoder.stages for block in stage.layers]
+        head = nn.Sequential(model.resnet.pooler, model.classifier)
+        return _classifier([model.resnet.embedder, *blocks, head], batch, dtype, image, config)
+
+    return build
+
+
+def vit(described: Description) -> Build:
+    """Say how to build a vision transformer: its embedding, its blocks and its head."""
+
+    def build(
+        n: int, *, batch: int, dtype: torch.dtype, image: int | None = None, attention: str = "sdpa"
+    ) -> Architecture:
+        config = _config(described, "ViTConfig", attention, **({} if image is None else {"image_size": image}))
+        if not isinstance(config.image_size, int):
+            raise RequestError(described.name, "its image_size must be one number; say --size image=K")
+        model = _model(described, "ViTForImageClassification", config)
+        head = nn.Sequential(model.vit.layernorm, FirstToken(), model.classifier)
+        return _classifier([model.vit.embeddings, *model.vit.layers, head], batch, dtype, config.image_size, config)
+
+    return build
+
+
+def gpt2(described: Description) -> Build:
+    """Say how to build a GPT-2: its embedding, its blocks and its head."""
+
+    def build(
+        n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
+    ) -> Architecture:
+        config = _config(described, "GPT2Config", attention, **({} if length is None else {"n_positions": length}))
+        if config.add_cross_attention:
+            raise RequestError(described.name, "attends to another model; set add_cross_attention to false")
+        model = _model(described, "GPT2LMHeadModel", config)
+        mask = causal_mask(config.n_positions, attention)
+        blocks = [CausalBlock(block, mask) for block in model.transformer.h]
+        first = TokensAndPositions(model.transformer.wte, model.transformer.wpe)
+        head = nn.Sequential(model.transformer.ln_f, model.lm_head)
+        return _language_model([first, *blocks, head], batch, config.n_positions, config.vocab_size)
+
+    return build
+
+
+def llama(described: Description, family: str = "Llama") -> Build:
+    """Say how to build a Llama, or what is built like it: its embedding, its blocks and its head."""
+
+    def build(
+        n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
+    ) -> Architecture:
+        config = _config(described, f"{family}Config", attention)
+        longest = _check_llama(described.name, config, length)
+        if length is None:
+            length = longest
+        model = _model(described, f"{family}ForCausalLM", config)
+        mask = causal_mask(length, attention)
+        for block in model.model.layers:
+            block.input_layernorm = _wide(block.input_layernorm)
+            block.post_attention_layernorm = _wide(block.post_attention_layernorm)
+        own = model.model.rotary_emb
+        blocks = [CausalBlock(block, mask, Rotary(own.inv_freq, own.attention_scaling)) for block in model.model.layers]
+        head = nn.Sequential(_wide(model.model.norm), model.lm_head)
+        return _language_model([model.model.embed_tokens, *blocks, head], batch, length, config.vocab_size)
+
+    return build
+
+
+def mistral(described: Description) -> Build:
+    """Say how to build a Mistral, a Llama whose attention may look back over a window only."""
+    return llama(described, "Mistral")
+
+
+def qwen2(described: Description) -> Build:
+    """Say how to build a Qwen2, a Llama with biases of queries, keys and values."""
+    return llama(described, "Qwen2")
+
+
+# By the `model_type` of a configuration.
+FAMILIES: Mapping[str, Callable[..., Build]] = MappingProxyType(
+    {"resnet": resnet, "vit": vit, "gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2}
+)
+
+
+def _check_llama(name: str, config: Any, length: int | None) -> int:
+    """Refuse what `Rotary` and a causal mask do not compute, and say how long samples are if nobody says."""
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if kind not in ROTARIES:
+        raise RequestError(name, f"its rotary embedding is of type {kind!r}; known are {', '.join(ROTARIES)}")
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    window = getattr(config, "sliding_window", None) if slides else None
+    if window and length and length > window:
+        raise RequestError(name, f"length {length} is more than its sliding window, {window}; lower the length")
+    return min(LONGEST, config.max_position_embeddings, window or LONGEST)
+
+
+# Whatever a file says: how its weights were stored, tied and trained. transformers warns of these tokens where a
+# vocabulary is smaller than their usual numbers.
+_ALWAYS: Mapping[str, Any] = MappingProxyType(
+    {
+        "dtype": None,
+        "tie_word_embeddings": False,
+        "gradient_checkpointing": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"), 0.0),
+    }
+)
+
+
+def _config(described: Description, kind: str, attention: str = "eager", **sizes: int) -> Any:
+    """Make a configuration of transformers of what a file says, but for what no stage can do and for a size."""
+    kernel = choose("attention", attention, ATTENTIONS)
+    # A name with an underscore is transformers' own, and could name code to be loaded.
+    given = {name: value for name, value in described.fields.items() if not name.startswith("_")}
+    fields = {**given, **_ALWAYS, **sizes, "attn_implementation": kernel}
+    make = getattr(_transformers(), kind).from_dict
+    config = _made(described, lambda: make(fields))
+    if config.num_labels < 1:
+        raise RequestError(described.name, "has no labels to tell apart; mend its num_labels or id2label")
+    return config
+
+
+def _model(described: Description, kind: str, config: Any) -> Any:
+    """Make a model of transformers, with random weights in torch's default type."""
+    make = getattr(_transformers(), kind)
+    return _made(described, lambda: make(config))
+
+
+def _made(described: Description, make: Callable[[], Any]) -> Any:
+    """Tell in one line what transformers says of a configuration that it cannot use."""
+    try:
+        return make()
+    except Exception as error:  # it checks little, and fails in any way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(described.name, f"makes no model ({reason}); mend the configuration") from error
+
+
+def _wide(norm: Any) -> RootMeanSquareNorm:
+    return RootMeanSquareNorm(norm.weight, norm.variance_epsilon)
+
+
+def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: int, config: Any) -> Architecture:
+    """Whose inputs are square images."""
+    images, labels = Form((batch, config.num_channels, image, image), dtype), Form((batch,), torch.int64)
+    return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy)
+
+
+def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int) -> Architecture:
+    """Whose targets, the next tokens, are drawn like its input."""
+    tokens = Draw(Form((batch, length), torch.int64), vocabulary)
+    return Architecture(layers, tokens, tokens, cross_entropy)
+
+
+def _transformers() -> Any:
+    """Import transformers when it is needed: it is slow, and an extra."""
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise RequestError("transformers", "is not installed; run `pip install 'cdpsim[models]'`") from None

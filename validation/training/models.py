@@ -1,0 +1,174 @@
+"""The models that can be trained by name, and the stages that are made of them.
+
+A model is a function in `MODELS`, called as `build(n, batch=..., dtype=..., **sizes)`, that gives an `Architecture`.
+`n` is how many stages it will be cut into, for models that have any number of layers; `sizes` are its own, with
+defaults. Parameters are made in torch's default type, which is `dtype` then, and from torch's seed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdpsim.errors import RequestError, choose
+from validation.training.forms import Form
+from validation.training.optimizer import Optimizer
+from validation.training.own import own_model
+from validation.training.stages import Architecture, Build, Draw, Training, cut, mean_square
+from validation.training.zoo import ZOO, configured_model, is_config
+
+
+class Perceptron(nn.Module):
+    """One layer of an MLP: a hidden layer twice as wide as its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width) to the same shape."""
+        return torch.tanh(self.outer(torch.tanh(self.inner(x))))
+
+
+class Block(nn.Module):
+    """One layer of a transformer: attention and a perceptron, each after a norm and beside a residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        # A bias of keys would have no influence: its gradient is rounding alone, which Adam divides by itself.
+        self.attention_in = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, 4 * width)
+        self.outer = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        x = x + self._attend(self.attention_norm(x))
+        y: Tensor = self.outer(nn.functional.gelu(self.inner(self.norm(x))))
+        return x + y
+
+    def _attend(self, x: Tensor) -> Tensor:
+        query, key, value = self.attention_in(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        attended: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
+        return attended
+
+
+def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, layers: int = 1) -> Architecture:
+    """Build an MLP with so many layers in each of n stages."""
+    data = Draw(Form((batch, width), dtype))
+    return Architecture([Perceptron(width) for _ in range(n * layers)], data, data, mean_square)
+
+
+def transformer(
+    n: int, *, batch: int, dtype: torch.dtype, width: int = 16, length: int = 6, heads: int = 2, layers: int = 1
+) -> Architecture:
+    """Build a transformer from vectors to vectors with so many layers in each of n stages."""
+    if width % heads:
+        raise RequestError(f"heads={heads}", f"must divide the width, which is {width}")
+    data = Draw(Form((batch, length, width), dtype))
+    return Architecture([Block(width, heads) for _ in range(n * layers)], data, data, mean_square)
+
+
+MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
+
+
+def make_training(
+    model: str,
+    n: int,
+    *,
+    batch: int = 4,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    cuts: Sequence[int] | None = None,
+    **sizes: Any,
+) -> Training:
+    """Build n stages of a model, the same ones wherever it is built; `sizes` are those that the model has."""
+    architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, **sizes)
+    if cuts is None:
+        cuts = even_cuts(len(architecture.layers), n)
+    return cut(architecture, cuts, seed=seed, device=device)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Which stages to train; plain values, so that ranks can be told."""
+
+    model: str
+    n: int
+    batch: int
+    dtype: str
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
+    seed: int = 0
+
+    def training(self, device: torch.device | str) -> Training:
+        """Build them."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        sizes: dict[str, Any] = dict(self.sizes)
+        return make_training(
+            self.model,
+            self.n,
+            batch=self.batch,
+            dtype=dtype,
+            seed=self.seed,
+            device=device,
+            cuts=self.cuts,
+            **sizes,
+        )
+
+
+def make_architecture(
+    model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, **sizes: Any
+) -> Architecture:
+    """Build the layers of a model, always the same ones."""
+    build = find_model(model)
+    known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
+    for name, size in sizes.items():
+        choose(f"size of {model}", name, known)
+        if isinstance(size, int) and size < 1:
+            raise RequestError(f"{name}={size}", "must be at least 1")
+    with torch.random.fork_rng(devices=[]), _default_type(dtype):
+        torch.manual_seed(seed)
+        return build(n, batch=batch, dtype=dtype, **sizes)
+
+
+def find_model(name: str) -> Build:
+    """Say how to build a model: one of `MODELS`, one of transformers, or somebody's own.
+
+    A model of transformers has a name of `ZOO` or is the path of a configuration; one's own is `module:function`.
+    """
+    known = {**MODELS, **ZOO}
+    if name not in known and is_config(name):
+        return configured_model(name)
+    if ":" in name:
+        return own_model(name)
+    return known[choose("model", name, known)]
+
+
+def even_cuts(layers: int, n: int) -> list[int]:
+    """Say with which layer each stage but the first begins, for stages of as many layers as can be."""
+    if layers < n:
+        raise RequestError(f"n={n}", f"the model has {layers} layers, fewer than stages; lower n")
+    return [layers * j // n for j in range(1, n)]
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Let modules be made in a type, so that no parameter is a rounded one of another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,101 @@
+"""The forward and the backward of one stage, as a replay does them and as a profile measures them.
+
+Parameters are leaves that view one vector, and their gradients views of another, into which autograd adds.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from cdpsim.errors import RequestError
+from validation.training.stages import Training, leaves, pieces
+
+
+class Pass(NamedTuple):
+    """What a forward keeps for its backward; of its output only where it is in the graph, not its values."""
+
+    stage: int
+    output: GradientEdge
+    x: Tensor
+    parameters: Sequence[Tensor]  # leaves, which have no values between the two
+    lent: "_Lent"
+
+
+class _Lent:
+    """What a graph reads in a vector of parameters, and keeps as places in it instead of values.
+
+    So a device may drop a version between a forward and its backward, and have it again from elsewhere.
+    """
+
+    def __init__(self, theta: Tensor) -> None:
+        self.theta: Tensor | None = theta
+
+    def pack(self, tensor: Tensor) -> object:
+        """Keep a place in the vector, or a tensor that has other values."""
+        assert self.theta is not None
+        if tensor.untyped_storage()._cdata != self.theta.untyped_storage()._cdata:
+            # An output kept as it is would keep its own graph.
+            return tensor.detach() if tensor.requires_grad else tensor
+        return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def unpack(self, kept: object) -> Tensor:
+        """Give what was kept."""
+        if isinstance(kept, Tensor):
+            return kept
+        assert self.theta is not None and isinstance(kept, tuple), "a backward has its version"
+        return self.theta.as_strided(*kept)
+
+
+def forward(
+    training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
+) -> tuple[Tensor | None, Pass]:
+    """Run a stage at some parameters; give what it sends on, if it is not the last, and what its backward needs."""
+    parameters, lent = leaves(training.stages[stage], theta), _Lent(theta)
+    if stage > 0:
+        x = x.detach().requires_grad_()
+    with saved_tensors_hooks(lent.pack, lent.unpack):
+        y = training.apply(stage, parameters, x)
+        if stage == training.n - 1:
+            assert target is not None, "only the last stage has a loss"
+            y = training.loss(y, target, micro_batches)
+        else:
+            y = _on_its_own(y)
+    kept = Pass(stage, get_gradient_edge(y), x, list(parameters.values()), lent)
+    _return(kept)
+    return (None if stage == training.n - 1 else y.detach()), kept
+
+
+def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None, gradient: Tensor) -> Tensor | None:
+    """Add a pass's gradient to the stage's vector, in place; give that of its input, if a stage is before it.
+
+    `theta` is what the forward read, `above` the gradient of what it sent on. A parameter that had no part in it keeps
+    the gradient that it has.
+    """
+    kept.lent.theta = theta
+    values, gradients = (pieces(training.stages[kept.stage], vector).values() for vector in (theta, gradient))
+    for parameter, value, piece in zip(kept.parameters, values, gradients, strict=True):
+        parameter.data, parameter.grad = value, piece
+    torch.autograd.backward(kept.output, above)
+    _return(kept)
+    if kept.stage == 0:
+        return None
+    below, kept.x.grad = kept.x.grad, None
+    if below is None:
+        raise RequestError(f"stage {kept.stage}", "does not depend on its input; cut the model elsewhere")
+    return _on_its_own(below)
+
+
+def _return(kept: Pass) -> None:
+    """Leave parameters and gradients to who holds them."""
+    kept.lent.theta = None
+    for parameter in kept.parameters:
+        parameter.data, parameter.grad = parameter.new_empty(0), None
+
+
+def _on_its_own(tensor: Tensor) -> Tensor:
+    """Give a tensor that fills its storage in the order of its indices: it is to travel, and not to keep more alive."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -1,0 +1,218 @@
+"""Training: stages cut from a model's layers, the data that micro-batches bring, and a loss.
+
+Nothing here computes but draws of data and the loss; how a stage runs is in `passes.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cdpsim.errors import RequestError
+from validation.training.forms import Form, zeros
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over the samples
+
+
+class Draw(NamedTuple):
+    """How data are drawn: normal numbers, or whole ones below `classes` where that is given."""
+
+    form: Form
+    classes: int = 0
+
+    def __call__(self, *seeds: int) -> Tensor:
+        """Draw, the same numbers for the same seeds, on a CPU wherever they will be used."""
+        state = np.random.SeedSequence(seeds).generate_state(1, np.uint32)
+        generator = torch.Generator().manual_seed(int(state[0]))
+        shape, dtype = self.form
+        if self.classes:
+            return torch.randint(self.classes, shape, generator=generator, dtype=dtype)
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+class Architecture(NamedTuple):
+    """A model before it is cut into stages.
+
+    Each layer is from one tensor to one tensor, and has its parameters to itself. Its buffers must not change in a
+    forward, so it keeps no running statistics; nor may it draw random numbers, so it has no dropout.
+    """
+
+    layers: Sequence[nn.Module]
+    inputs: Draw
+    targets: Draw
+    loss: Loss
+
+
+Build = Callable[..., Architecture]  # of n, batch=..., dtype=... and the sizes that a model has
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Stages with their first parameters, on a CPU, and the data that each micro-batch brings."""
+
+    stages: tuple[nn.Module, ...]
+    buffers: tuple[Mapping[str, Tensor], ...]  # of each stage, on the device
+    boundaries: tuple[Form, ...]  # what each stage but the last sends on
+    inputs: Draw
+    targets: Draw
+    criterion: Loss
+    seed: int
+    device: torch.device
+
+    @property
+    def n(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    def parameters(self, stage: int) -> Form:
+        """Say what all parameters of a stage are as one vector."""
+        own = list(self.stages[stage].parameters())
+        return Form((sum(parameter.numel() for parameter in own),), own[0].dtype)
+
+    def boundary(self, stage: int) -> Form:
+        """Say what the output of a stage is that is not the last."""
+        return self.boundaries[stage]
+
+    def input(self, step: int, micro_batch: int) -> Tensor:
+        """Draw what a micro-batch brings to the first stage, always the same."""
+        return self.inputs(self.seed, step, micro_batch, 0).to(self.device)
+
+    def target(self, step: int, micro_batch: int) -> Tensor:
+        """Draw what a micro-batch's output is held against at the last stage, always the same."""
+        return self.targets(self.seed, step, micro_batch, 1).to(self.device)
+
+    def data(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
+        """Draw both."""
+        return self.input(step, micro_batch), self.target(step, micro_batch)
+
+    def loss(self, output: Tensor, target: Tensor, micro_batches: int) -> Tensor:
+        """Give a micro-batch's share in the loss of a step: what sums up to the mean."""
+        return self.criterion(output, target) / micro_batches
+
+    def apply(self, stage: int, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Run a stage with other parameters than its first."""
+        y: Tensor = functional_call(self.stages[stage], {**self.buffers[stage], **parameters}, (x,))
+        return y
+
+
+def cut(
+    architecture: Architecture, cuts: Sequence[int], *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Training:
+    """Make stages of consecutive layers; a cut is the number of the layer with which a stage begins."""
+    layers, inputs, targets, loss = architecture
+    ends = [0, *cuts, len(layers)]
+    if any(first >= end for first, end in pairwise(ends)):
+        raise RequestError(f"cuts {list(cuts)}", f"must rise from 1 to at most {len(layers) - 1}")
+    stages = tuple(nn.Sequential(*layers[first:end]) for first, end in pairwise(ends))
+    _check_parameters(stages)
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():  # fake tensors too would end the process, with no error
+        raise RequestError(f"device {device}", "torch finds no GPU here; use cpu")
+    # What was built on the meta device has no numbers to be moved; it can be profiled.
+    buffers = tuple(
+        {name: buffer if buffer.is_meta else buffer.to(device) for name, buffer in stage.named_buffers()}
+        for stage in stages
+    )
+    training = Training(stages, buffers, (), inputs, targets, loss, seed, device)
+    return replace(training, boundaries=_boundaries(training))
+
+
+def _check_parameters(stages: Sequence[nn.Module]) -> None:
+    """Refuse what cannot be one vector for each stage."""
+    seen: set[int] = set()
+    for j, stage in enumerate(stages):
+        own = {id(parameter): parameter for parameter in stage.parameters()}
+        if not own:
+            raise RequestError(f"stage {j}", "has no parameters; cut the model so that it has")
+        if len({parameter.dtype for parameter in own.values()}) > 1:
+            raise RequestError(f"stage {j}", "has parameters of several types; give them one")
+        if seen & own.keys():
+            raise RequestError(f"stage {j}", "shares a parameter with an earlier stage; give it one of its own")
+        seen |= own.keys()
+
+
+class _Draws(TorchDispatchMode):
+    """Finds an operation that draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        # Attention is marked as one that may; which is for a dropout of its own.
+        if torch.Tag.nondeterministic_seeded in func.tags and not {"attention", "sdp"} & set(func.name().split("_")):
+            self.found = func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def _boundaries(training: Training) -> tuple[Form, ...]:
+    """Find what each stage but the last gives, without computing anything."""
+    forms = []
+    with FakeTensorMode(), torch.no_grad(), _Draws() as draws:
+        imitation = imitate(training)
+        x = zeros(training.inputs.form, training.device)
+        for j in range(training.n):
+            versions = {name: buffer._version for name, buffer in imitation.buffers[j].items()}
+            x = imitation.apply(j, leaves(training.stages[j], zeros(training.parameters(j), training.device)), x)
+            changed = [name for name, buffer in imitation.buffers[j].items() if buffer._version != versions[name]]
+            if changed:
+                problem = f"changes its buffer {changed[0]} in a forward; switch running statistics off"
+                raise RequestError(f"stage {j}", problem)
+            if draws.found:
+                problem = f"draws random numbers ({draws.found}), so that no two runs agree; switch dropout off"
+                raise RequestError(f"stage {j}", problem)
+            if not (isinstance(x, Tensor) and x.is_floating_point()):
+                raise RequestError(f"stage {j}", "does not give a tensor of real numbers; cut the model elsewhere")
+            forms.append(Form(tuple(x.shape), x.dtype))
+    return tuple(forms[:-1])
+
+
+def imitate(training: Training) -> Training:
+    """Make a training that runs under a `FakeTensorMode`, in which this is called, with fake parameters and data."""
+    buffers = tuple(
+        {name: zeros(Form(tuple(buffer.shape), buffer.dtype), training.device) for name, buffer in own.items()}
+        for own in training.buffers
+    )
+    return replace(training, buffers=buffers)
+
+
+def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """Cut a vector of parameters into those of a stage, each a leaf for autograd with the values of a view of it.
+
+    A leaf that is a view itself would keep the whole vector alive, whatever became of its values.
+    """
+    cut = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
+    for piece, leaf in zip(pieces(stage, vector.detach()).values(), cut.values(), strict=True):
+        leaf.data = piece
+        leaf.requires_grad_()
+    return cut
+
+
+def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """Cut a vector as long as a stage's parameters into views of their shapes."""
+    named = dict(stage.named_parameters())
+    split = torch.split(vector, [parameter.numel() for parameter in named.values()])
+    return {name: piece.view(parameter.shape) for (name, parameter), piece in zip(named.items(), split, strict=True)}
+
+
+# Losses
+
+
+def mean_square(output: Tensor, target: Tensor) -> Tensor:
+    """Give the mean square of the differences."""
+    # As one operation it would give a single number in a storage as large as the output.
+    return nn.functional.mse_loss(output, target, reduction="none").mean()
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Give the mean cross entropy of labels, or of a token at each place of a sequence; classes come last."""
+    return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())

@@ -1,0 +1,1 @@
+"""Replays held against their simulations."""

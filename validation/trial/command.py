@@ -1,0 +1,227 @@
+"""The command `replay`: what it takes, and the report that it writes."""
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from cdpsim import console, files
+from cdpsim.cluster import Cluster
+from cdpsim.collectives import ALL_REDUCE
+from cdpsim.errors import RequestError, choose
+from cdpsim.model import Model
+from cdpsim.schedules.rule import RULES, find_rule
+from cdpsim.simulate import find_schedule, refuse_untaken, whole
+from cdpsim.units import seconds
+from validation.ranks.member import BACKENDS, DEVICES, check_device
+from validation.ranks.torchrun import find_ranks
+from validation.replay.case import DTYPES, Case, prepare, profiled
+from validation.report import form as reportform
+from validation.report.command import percent
+from validation.report.form import Report
+from validation.training.optimizer import OPTIMIZERS
+from validation.trial.forecast import Forecast
+from validation.trial.hold import Alone, hold
+
+ABOUT = "run a schedule for real and hold it against the simulation"
+MORE = """The schedule's program, the one that `cdpsim simulate` runs, is played by one process for
+each device with real tensors, and four things are compared with what the simulation
+said before:
+
+  parameters  those after T steps, with the update equation evaluated in one process
+              in float64
+  memory      each device's activations slot by slot: unique storages on a CPU, the
+              allocator's own figures on a GPU
+  messages    calls, peers and bytes, counted at the calls
+  time        makespan and each device's busy time: predicted with --cluster from
+              `python -m validation calibrate`, and --stages that has the stages' own
+              times; or from times taken here just before
+
+Exits with 0 if everything is within tolerance, 1 if not, 2 if it could not be run; a
+rank that is dead or hangs is named. Started by torchrun it uses the ranks that it finds.
+
+examples:
+  python -m validation replay multi-cdp -n 4 -o report.json
+  python -m validation replay pp-cdp -n 4 --model vit-mini --steps 2 -o report.json
+  python -m validation replay mp-cdp -n 4 --single-process -o report.json
+  torchrun --nproc-per-node=4 -m validation replay zero-cdp -n 4 -o report.json
+"""
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `replay` to a command line."""
+    parser = console.add_command(commands, "replay", serve, ABOUT, MORE)
+    parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
+    parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write")
+    parser.add_argument("--force", action="store_true", help="overwrite a report that is there")
+    parser.add_argument("--steps", default="3", metavar="T", help="training steps (default 3)")
+    parser.add_argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)")
+    parser.add_argument(
+        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
+    )
+    _add_training(parser)
+    _add_machine(parser)
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is trained")
+    group.add_argument(
+        "--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …"
+    )
+    group.add_argument(
+        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
+    )
+    group.add_argument(
+        "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
+    )
+    group.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
+    group.add_argument("--dtype", default="float64", metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float64)")
+    group.add_argument(
+        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
+    )
+    group.add_argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)")
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what it runs on, and what is said of that")
+    group.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
+    group.add_argument("--backend", default="gloo", metavar="NAME", help="gloo (default), or nccl: a GPU for each rank")
+    group.add_argument(
+        "--single-process", action="store_true", help="play all devices' programs in slot order in one process"
+    )
+    group.add_argument(
+        "--cluster", metavar="FILE", help="a cluster file, from which times are predicted (default: measured now)"
+    )
+    group.add_argument(
+        "--repeats", default="3", metavar="K", help="timed runs, of which the median counts (default 3; 0 for none)"
+    )
+    group.add_argument(
+        "--stages", metavar="FILE", help="a model file of these stages (default: profiled now, before the run)"
+    )
+    group.add_argument(
+        "--collective",
+        default="ring",
+        metavar="NAME",
+        help=f"how all-reduces are predicted: {', '.join(ALL_REDUCE)} (default ring)",
+    )
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the command line asks for."""
+    from validation.profile.command import refusing
+
+    files.check_writable(options.output, force=options.force)
+    with refusing(options.model):
+        case = case_of(options)
+    forecast = _forecast(options, case)
+    report = _played(options, case, forecast)
+    if report is None:  # another rank reports
+        return 0
+    reportform.write(options.output, report, force=options.force)
+    console.write(told(report))
+    return 0 if report.ok else 1
+
+
+def case_of(options: argparse.Namespace) -> Case:
+    """Read what to replay, and find out what its stages hold: before anything runs."""
+    from validation.profile.command import TYPES, read_sizes, without_weights
+    from validation.profile.cuts import find_cuts
+
+    n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
+    sizes = read_sizes(options.size)
+    dtype = choose("dtype", options.dtype, DTYPES)
+    optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
+    layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    schedule = find_schedule(options.schedule)
+    refuse_untaken(schedule, slot_order=options.slot_order)
+    case = Case(
+        schedule=schedule.name,
+        n=n,
+        steps=whole("steps", options.steps, at_least=1),
+        rule=_rule(options.rule, n),
+        slot_order=options.slot_order,
+        model=options.model,
+        optimizer=optimizer,
+        batch=batch,
+        dtype=dtype,
+        seed=whole("seed", options.seed, at_least=0),
+        sizes=tuple(sizes.items()),
+        cuts=tuple(find_cuts(layers, n, options.partition, optimizer)),
+        device=choose("device", options.device, DEVICES),
+        backend=choose("backend", options.backend, BACKENDS),
+    )
+    return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
+
+
+def _rule(given: str | None, n: int) -> str | tuple[tuple[bool, ...], ...] | None:
+    if given is None or given in RULES:
+        return given
+    return tuple(map(tuple, find_rule(given).matrix(n, n).tolist()))
+
+
+def _stages(path: str, n: int) -> Model:
+    model = Model.load(path)
+    if model.n != n:
+        raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
+    return model
+
+
+def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
+    choose("collective", options.collective, ALL_REDUCE)
+    if options.cluster is None:
+        return None
+    assert case.stages is not None, "a case on the command line is profiled"
+    cluster = Cluster.load(options.cluster)
+    source = options.cluster if options.stages is None else f"{options.cluster}, {options.stages}"
+    return Forecast(case.stages, cluster, options.collective, source)
+
+
+def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) -> Report | None:
+    timeout = 120.0 if options.timeout is None else seconds(options.timeout)
+    repeats = whole("repeats", options.repeats, at_least=0)
+    if options.single_process:
+        if options.timeout is not None:
+            raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
+        if case.backend != "gloo":
+            raise RequestError("--backend", "is for ranks; --single-process sends nothing")
+        check_device(case.device, case.backend, 1)
+        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats)
+    devices = prepare(case).plan.program.devices
+    with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
+        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats)
+
+
+def told(report: Report) -> str:
+    """Say in a few lines what came of it."""
+    parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
+    apart = parameters.max_abs_difference
+    lines = [
+        "parameters  bit-equal"
+        if parameters.bit_equal
+        else f"parameters  differ by {apart} (at most {parameters.tolerance})",
+        f"memory      {_pair(held.total.simulated_bytes, held.total.measured_bytes, 'B')} of activations at the most, "
+        f"devices off by at most {percent(held.max_relative_error)} %",
+        f"messages    {_pair(messages.simulated, messages.measured, '')}",
+    ]
+    for device in held.devices:
+        if part := device.parts_at:
+            lines.append(
+                f"            device {device.device} parts in slot {part.slot}, {part.task}: "
+                f"{_pair(part.simulated_bytes, part.measured_bytes, 'B')}"
+            )
+    if time is None:
+        lines.append("time        not compared")
+    else:
+        worst = max((abs(device.relative_error) for device in time.devices), default=0.0)
+        lines.append(
+            f"time        {_pair(time.simulated_seconds, time.measured_seconds, 's')}, off by "
+            f"{percent(time.relative_error)} %, devices' busy time by at most {percent(worst)} %"
+        )
+    return "\n".join([*lines, "ok" if report.ok else "not within tolerance", ""])
+
+
+def _pair(simulated: float, measured: float, unit: str) -> str:
+    form = ",.4g" if isinstance(measured, float) else ","
+    return f"{simulated:{form}} simulated, {measured:{form}} measured {unit}".rstrip()

@@ -1,0 +1,72 @@
+"""What a replay will take, said before it is played: from a calibration's files, or from times taken just before."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.cluster import Cluster, Link
+from cdpsim.costs import price
+from cdpsim.engine import fast
+from cdpsim.model import Model
+from validation.calibrate import results as calibration
+from validation.calibrate import timings
+from validation.calibrate.results import timed_model
+from validation.ranks.launcher import Ranks
+from validation.ranks.torchrun import Found
+from validation.replay.case import Case, one_thread, train
+from validation.replay.plan import Plan
+
+SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages whose time is taken
+ROUNDS = 8  # micro-batches through each stage
+HERE = "times taken here just before"
+
+
+class Forecast(NamedTuple):
+    """What time is predicted from: stages with seconds or work, a cluster, a collective algorithm, and who says so."""
+
+    model: Model
+    cluster: Cluster
+    collective: str = "ring"
+    source: str = HERE
+
+
+class Took(NamedTuple):
+    """Seconds from the first task's start to the last one's end, and those that each device computes."""
+
+    makespan: float
+    busy: list[float]
+
+
+def predict(plan: Plan, forecast: Forecast, *, turns: bool) -> Took:
+    """Say what a replay will take; devices that share a process take turns."""
+    program = plan.program
+    forecast.cluster.require(program.devices)
+    costs = price(program, forecast.model, forecast.cluster, forecast.collective)
+    start, end = fast.run(program, costs)
+    compute = len(program.lane_tasks)
+    busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
+    return Took(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())
+
+
+def alone(case: Case) -> Forecast:
+    """Time a case's stages in this process, where messages take no time."""
+    assert case.stages is not None, "what is forecast has been profiled"
+    with one_thread():
+        times = timings.stage_times(train(case), case.optimizer, ROUNDS)
+    return Forecast(timed_model(case.stages, calibration.tasks(times), case.model), Cluster())
+
+
+def by_ranks(case: Case, ranks: Ranks | Found, devices: int, *, timeout: float) -> Forecast | None:
+    """Time a case's stages in as many ranks at once, and messages between two; said where reports are made."""
+    assert case.stages is not None, "what is forecast has been profiled"
+    passes = ranks.call(timings.passes, case.trains, ROUNDS, devices, timeout=timeout)
+    link = Link()
+    if devices > 1:
+        messages = ranks.call(timings.ping_pong, list(SIZES), timeout=timeout)
+        if messages is not None:
+            fit = calibration.transfers(messages[0]).fit
+            link = Link(latency=fit.latency_seconds, bandwidth=fit.bandwidth)
+    if passes is None:
+        return None
+    tasks = calibration.tasks(calibration.pooled(passes[:devices]))
+    return Forecast(timed_model(case.stages, tasks, case.model), Cluster(link=link))

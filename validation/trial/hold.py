@@ -1,0 +1,185 @@
+"""One replay held against its simulation: what it will hold and take is said first, then it is played and measured."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+from cdpsim import fileform
+from cdpsim.model import Model
+from cdpsim.program import Op
+from validation.ranks.launcher import Ranks
+from validation.ranks.torchrun import Found
+from validation.replay.case import Case, Outcome, Prepared, difference, expected, play_together, prepare, profiled
+from validation.replay.plan import Calls, Plan
+from validation.report.environment import environment
+from validation.report.form import DeviceTime, MessageCount, Parameters, Report, Scalar, Time, relative_error
+from validation.trial import forecast as forecasts
+from validation.trial import memory
+from validation.trial.forecast import Forecast, Took, predict
+
+REPEATS = 3  # runs that are timed, after one that warms up; the median counts
+# Of peak activations, as a share: mlp and transformer on a CPU, all else.
+MEMORY_TOLERANCE, LARGE_MEMORY_TOLERANCE = 0.01, 0.02
+# Of final parameters by type, where sums are in another order than the equation's, and where kernels may differ.
+COLLECTIVE_TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
+CUDA_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+class Alone:
+    """Plays all devices in this process, which waits for nobody."""
+
+    def run(self, case: Case, *, timeout: float = 0.0) -> list[Outcome]:
+        """Play a case."""
+        return play_together(prepare(case))
+
+
+def hold(
+    case: Case,
+    players: Alone | Ranks | Found,
+    forecast: Forecast | None = None,
+    *,
+    timeout: float = 120.0,
+    repeats: int = REPEATS,
+) -> Report | None:
+    """Play a case, for its memory and then for its time, and compare both with what was said before.
+
+    Without a forecast of time the machine is measured now. Of `repeats` timed runs the median counts; with none, time
+    is not compared.
+    """
+    turns = isinstance(players, Alone)
+    case = profiled(case)
+    prepared = prepare(case)
+    if repeats and forecast is None:
+        if isinstance(players, Alone):
+            forecast = forecasts.alone(case)
+        else:
+            forecast = forecasts.by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
+    said = predict(prepared.plan, forecast, turns=turns) if repeats and forecast else None
+    by_allocator = case.device != "cpu"
+    if by_allocator:  # whose libraries take workspaces for good when they are first used
+        players.run(case, timeout=timeout)
+    outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
+    timed = [players.run(replace(case, watch="time"), timeout=timeout) for _ in range(repeats and repeats + 1)]
+    if outcomes is None:
+        return None
+    plan = prepared.plan
+    held = memory.compare(
+        plan,
+        [outcome.readings for outcome in outcomes],
+        tolerance=_memory_tolerance(case),
+        method="allocator" if by_allocator else "storages",
+    )
+    parameters = _parameters(prepared, outcomes)
+    messages = _messages(plan, outcomes)
+    time = None
+    if forecast and said:
+        time = _time(said, [_took(runs, turns) for runs in timed[1:] if runs is not None], forecast.source)
+    return Report(
+        request=_request(case, turns),
+        environment=environment(case.device),
+        parameters=parameters,
+        memory=held,
+        messages=messages,
+        time=time,
+        ok=_within(parameters) and held.max_relative_error <= held.tolerance and messages.agree,
+    )
+
+
+def _request(case: Case, alone: bool) -> dict[str, Scalar]:
+    """What was asked for, and which model file the simulation read."""
+    rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
+    asked: dict[str, Scalar] = {"schedule": case.schedule, "n": case.n, "steps": case.steps, "rule": rule}
+    asked |= {"slot_order": case.slot_order}
+    asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
+    asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}
+    asked |= {"cuts": None if case.cuts is None else ",".join(map(str, case.cuts))}
+    asked |= {"optimizer": case.optimizer.kind} | {f"optimizer_{k}": v for k, v in case.optimizer.options.items()}
+    asked |= {"device": case.device, "backend": None if alone else case.backend, "single_process": alone}
+    assert case.stages is not None, "the simulation has a model before anything is measured"
+    return asked | {"model_sha256": model_hash(case.stages)}
+
+
+def model_hash(model: Model) -> str:
+    """Identify a model by its file's content."""
+    return sha256(fileform.as_toml(model.table()).encode()).hexdigest()
+
+
+# Parameters and messages
+
+
+def _parameters(prepared: Prepared, outcomes: list[Outcome]) -> Parameters:
+    apart = difference(outcomes, expected(prepared))
+    known = apart == apart  # nan is not
+    return Parameters(
+        max_abs_difference=apart if known else None, bit_equal=apart == 0, tolerance=_parameter_tolerance(prepared)
+    )
+
+
+def _parameter_tolerance(prepared: Prepared) -> float:
+    case = prepared.case
+    if case.device != "cpu":
+        return CUDA_TOLERANCE[case.dtype]
+    collective = (prepared.plan.program.messages.op != Op.P2P).any()
+    return COLLECTIVE_TOLERANCE[case.dtype] if collective else 0.0
+
+
+def _within(parameters: Parameters) -> bool:
+    return parameters.max_abs_difference is not None and parameters.max_abs_difference <= parameters.tolerance
+
+
+def _memory_tolerance(case: Case) -> float:
+    exact = case.model in ("mlp", "transformer") and case.device == "cpu"
+    return MEMORY_TOLERANCE if exact else LARGE_MEMORY_TOLERANCE
+
+
+def _messages(plan: Plan, outcomes: list[Outcome]) -> MessageCount:
+    ours = [plan.calls(device) for device in range(plan.program.devices)]
+    theirs = [outcome.calls for outcome in outcomes]
+    counts, sizes = ([_total(calls, weigh) for calls in (ours, theirs)] for weigh in (False, True))
+    return MessageCount(
+        simulated=counts[0],
+        measured=counts[1],
+        bytes_simulated=sizes[0],
+        bytes_measured=sizes[1],
+        agree=ours == theirs,
+    )
+
+
+def _total(calls: Sequence[Calls], weigh: bool) -> int:
+    """Count messages, or their bytes: one for each send, and one for a collective, where its first member calls it."""
+    return sum(
+        count * (size if weigh else 1)
+        for device, own in enumerate(calls)
+        for (call, peers, size), count in own.items()
+        if (call == "send" or (call != "receive" and device == min(peers)))
+    )
+
+
+# Time
+
+
+def _took(outcomes: list[Outcome], turns: bool) -> Took:
+    spans = [span for outcome in outcomes for span in outcome.spans]
+    busy = [sum(span.end - span.begin for span in outcome.spans) for outcome in outcomes]
+    return Took(sum(busy) if turns else max(s.end for s in spans) - min(s.begin for s in spans), busy)
+
+
+def _time(said: Took, took: list[Took], source: str) -> Time:
+    makespan = statistics.median(run.makespan for run in took)
+    busy = [statistics.median(run.busy[device] for run in took) for device in range(len(said.busy))]
+    return Time(
+        simulated_seconds=said.makespan,
+        measured_seconds=makespan,
+        relative_error=relative_error(said.makespan, makespan),
+        devices=[
+            DeviceTime(
+                device=device,
+                simulated_busy_seconds=ours,
+                measured_busy_seconds=theirs,
+                relative_error=relative_error(ours, theirs),
+            )
+            for device, (ours, theirs) in enumerate(zip(said.busy, busy, strict=True))
+        ],
+        calibration=source,
+    )

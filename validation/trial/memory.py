@@ -1,0 +1,84 @@
+"""Memory held against memory: what devices held while they played, and what the simulation says, slot by slot."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.metrics import memory
+from cdpsim.program import Category
+from validation.replay.plan import Plan
+from validation.replay.watch import Reading
+from validation.report.form import Amount, Curve, DeviceMemory, Memory, Method, PartsAt, Total, relative_error
+
+Held = NDArray[np.int64]  # over device, slot, category: the most in that slot
+
+
+def simulated(plan: Plan) -> Held:
+    """What the program's buffers come to where every task takes one slot and every message no time."""
+    start, end = plan.slots
+    curve = memory.curves(plan.program, start, end)
+    held: Held = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
+    # A step function: each row holds until the next one of its device and category.
+    columns = (curve[name].tolist() for name in ("device", "category", "time", "size"))
+    for device, category, time, size in zip(*columns, strict=True):
+        held[device, time:, category] = size
+    return held
+
+
+def measured(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Held:
+    """What the devices' own readings come to."""
+    held: Held = np.zeros((plan.program.devices, int(plan.slots[1].max()), len(Category)), dtype=np.int64)
+    for device, own in enumerate(readings):
+        for begin, end, levels in own:
+            held[device, begin:end] = levels
+    return held
+
+
+def compare(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
+    """Hold peak activations against each other, device by device, and all devices' together, slot by slot."""
+    ours, theirs = simulated(plan), measured(plan, readings)
+    devices = [_device(plan, device, ours[device], theirs[device], tolerance) for device in range(len(ours))]
+    curves = [held[:, :, Category.ACTIVATIONS].sum(axis=0).tolist() for held in (ours, theirs)]
+    peaks = [max(curve) for curve in curves]
+    return Memory(
+        devices=devices,
+        max_relative_error=max(abs(device.relative_error) for device in devices),
+        total=Total(
+            simulated_bytes=peaks[0], measured_bytes=peaks[1], relative_error=relative_error(peaks[0], peaks[1])
+        ),
+        curve=Curve(slot=list(range(len(curves[0]))), simulated_bytes=curves[0], measured_bytes=curves[1]),
+        tolerance=tolerance,
+        method=method,
+    )
+
+
+def _device(plan: Plan, device: int, ours: Held, theirs: Held, tolerance: float) -> DeviceMemory:
+    peaks = [held.max(axis=0).tolist() for held in (ours, theirs)]
+    activations = [held[:, Category.ACTIVATIONS] for held in (ours, theirs)]
+    most = [peak[Category.ACTIVATIONS] for peak in peaks]
+    apart = np.flatnonzero(abs(activations[0] - activations[1]) > tolerance * max(most))
+    return DeviceMemory(
+        device=device,
+        simulated_bytes=most[0],
+        measured_bytes=most[1],
+        relative_error=relative_error(most[0], most[1]),
+        categories={
+            category.name.lower(): Amount(simulated_bytes=peaks[0][category], measured_bytes=peaks[1][category])
+            for category in Category
+        },
+        parts_at=_parts_at(plan, device, int(apart[0]), activations) if len(apart) else None,
+    )
+
+
+def _parts_at(plan: Plan, device: int, slot: int, activations: Sequence[Held]) -> PartsAt:
+    """Where two curves part, by slot and the device's task in it or before it."""
+    tasks = plan.program.lane_tasks[plan.program.tasks.device[plan.program.lane_tasks] == device]
+    begun = tasks[plan.slots[0][tasks] <= slot]
+    ours, theirs = (int(curve[slot]) for curve in activations)
+    return PartsAt(
+        task=plan.program.describe(int(begun[-1])) if len(begun) else "the beginning",
+        slot=slot,
+        simulated_bytes=ours,
+        measured_bytes=theirs,
+    )
