@@ -164,7 +164,7 @@ class _Work:
 
     work: dist.Work
     carried: Tensor
-    tensor: Tensor  # the same, unless it is staged
+    tensor: Tensor  # in the same storage, unless it is staged
     brings: bool
     until: float
 
@@ -175,8 +175,10 @@ class _Work:
             self.work.wait(left)
         except RuntimeError as error:
             raise ReplayError(plain(error)) from error
-        if self.brings and self.carried is not self.tensor:
+        if self.brings and not self.carried.is_set_to(self.tensor):
             self.tensor.copy_(self.carried)
+        # A thread of gloo's may keep what it has carried for a while; the storage is to be let go with the tensor.
+        self.carried.data = self.carried.new_empty(0)
         return self.tensor
 
 
@@ -269,12 +271,12 @@ class Distributed:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)
 
     def _outward(self, tensor: Tensor) -> Tensor:
-        """What torch is to carry away: the tensor itself or, staged, its values on the host."""
-        return host_buffer(tensor).copy_(tensor) if self._staged else tensor
+        """What torch is to carry away: the tensor's own storage or, staged, its values on the host."""
+        return host_buffer(tensor).copy_(tensor) if self._staged else tensor.detach()
 
     def _inward(self, tensor: Tensor) -> Tensor:
         """Where torch is to put what is for a tensor: there or, staged, on the host."""
-        return host_buffer(tensor) if self._staged else tensor
+        return host_buffer(tensor) if self._staged else tensor.detach()
 
     def _group(self, message: Message) -> dist.ProcessGroup:
         return self._groups[message.members][0]
