@@ -21,18 +21,27 @@ from cdpsim.program import Category
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_replay import cyclic, every_schedule, rules_of
-from validation import interpreter, memory, passes
-from validation.memory import Held
-from validation.passes import Pass
-from validation.plan import Holding
-from validation.ranks import Ranks
-from validation.replay import Case, Prepared, play_together, prepare, profile_of
-from validation.reportform import Memory
-from validation.shelf import Shelf
-from validation.training import Training
-from validation.watch import Reading
+from validation.ranks.launcher import Ranks
+from validation.replay import interpreter
+from validation.replay.case import Case, Prepared, play_together, prepare, profiled
+from validation.replay.plan import Holding
+from validation.replay.shelf import Shelf
+from validation.replay.watch import Reading
+from validation.report.form import Memory
+from validation.training import passes
+from validation.training.passes import Pass
+from validation.training.stages import Training
+from validation.trial import memory
+from validation.trial.memory import Held
 
 TOLERANCE = 0.01
+
+
+def stages_of(case: Case) -> tuple[Stage, ...]:
+    """What a case's stages hold and do."""
+    model = profiled(case).stages
+    assert model is not None
+    return model.stages
 
 
 def watched(case: Case) -> tuple[Prepared, list[list[Reading]]]:
@@ -135,7 +144,7 @@ def passes_of(stages: tuple[Stage, ...]) -> list[int]:
 
 def stage_activation() -> int:
     """What a stage adds that is neither the first nor the last."""
-    return passes_of(profile_of(deep("single-cdp", 3)).stages)[1]
+    return passes_of(stages_of(deep("single-cdp", 3)))[1]
 
 
 def cyclic_slot(stages: tuple[Stage, ...], parity: int) -> tuple[int, int]:
@@ -160,7 +169,7 @@ every_n = pytest.mark.parametrize("n", [2, 3, 4, 8])
 @every_n
 def test_simultaneous_micro_batches_hold_n_times_psi(n: int) -> None:
     """N psi + tau: of the last stage's transients one, where one device has all micro-batches, else of each."""
-    stages = profile_of(deep("single-dp", n)).stages
+    stages = stages_of(deep("single-dp", n))
     psi, tau = sum(passes_of(stages)), stages[-1].backward_transient
     assert total("single-dp", n) == n * psi + tau
     assert total("multi-dp", n) == n * (psi + tau)
@@ -169,7 +178,7 @@ def test_simultaneous_micro_batches_hold_n_times_psi(n: int) -> None:
 @every_n
 def test_cyclic_micro_batches_hold_half_and_the_gradients_of_boundaries(n: int) -> None:
     """(N+1)/2 psi + floor(N/2) b + tau', where tau' is one stage's transient on one device, and all stages' on N."""
-    stages = profile_of(deep("multi-cdp", n)).stages
+    stages = stages_of(deep("multi-cdp", n))
     slots = [cyclic_slot(stages, parity) for parity in (0, 1)]
     most = max(held for held, _ in slots)
     assert total("multi-cdp", n) == max(held + transients for held, transients in slots)
@@ -278,7 +287,7 @@ def test_a_version_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch
 def test_a_model_file_with_other_bytes_is_seen(more: int) -> None:
     """From the stage's first forward on each device; the error is a share of what was measured."""
     case = Case("multi-cdp", 3)
-    stages = list(profile_of(case).stages)
+    stages = list(stages_of(case))
     stages[1] = msgspec.structs.replace(stages[1], activation=stages[1].activation + more)
     found = compared(replace(case, stages=Model(stages=tuple(stages))))
     assert parting(found) == {i: (2 * i + 1, f"F(t=0,i={i},j=1)") for i in range(3)}
@@ -291,7 +300,7 @@ def test_a_model_file_with_other_bytes_is_seen(more: int) -> None:
 def test_what_is_within_tolerance_does_not_part() -> None:
     """The error is told all the same."""
     case = Case("multi-cdp", 3)
-    stages = list(profile_of(case).stages)
+    stages = list(stages_of(case))
     stages[1] = msgspec.structs.replace(stages[1], activation=stages[1].activation + 8)
     found = compared(replace(case, stages=Model(stages=tuple(stages))))
     assert parting(found) == {}
