@@ -1,0 +1,262 @@
+"""One replay held against its simulation: what the report says, and what makes it one that is not within tolerance."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import msgspec
+from torch import Tensor
+
+from cdpsim.cluster import Cluster, Devices
+from cdpsim.errors import RequestError
+from cdpsim.model import Model, Stage
+from tests.validation.test_equation import OPTIMIZERS
+from tests.validation.test_replay import every_schedule
+from validation import reportform, watch
+from validation.forecast import HERE, Forecast
+from validation.plan import Calls
+from validation.ranks import Ranks
+from validation.replay import Case, Outcome, Prepared, expected, play_together, prepare, profile_of
+from validation.reportform import Report
+from validation.trial import Alone, hold
+from validation.watch import Span
+
+CASE = Case("multi-cdp", 2)
+
+
+def held(case: Case, forecast: Forecast | None = None, repeats: int = 0) -> Report:
+    """Hold a case in this process."""
+    report = hold(case, Alone(), forecast, repeats=repeats)
+    assert report is not None
+    return report
+
+
+class Several:
+    """Plays as if each device had a process of its own, and changes what it comes to."""
+
+    def __init__(self, change: Callable[[int, int, Outcome], Outcome]) -> None:
+        self.watched: list[str] = []
+        self._change = change  # number of the run, device, outcome -> outcome
+
+    def run(self, case: Case, *, timeout: float) -> list[Outcome]:
+        self.watched.append(case.watch)
+        outcomes = play_together(prepare(case))
+        return [self._change(len(self.watched) - 1, device, outcome) for device, outcome in enumerate(outcomes)]
+
+
+def held_by(players: Several, case: Case, forecast: Forecast | None = None, repeats: int = 0) -> Report:
+    """Hold a case that others play."""
+    report = hold(case, cast(Ranks, players), forecast, repeats=repeats)
+    assert report is not None
+    return report
+
+
+# What a report says
+
+
+@every_schedule
+def test_a_schedule_is_within_tolerance(schedule: str) -> None:
+    """With messages and their bytes as many as its program has, a collective counting once."""
+    case = Case(schedule, 3, optimizer=OPTIMIZERS["adam"])
+    report, messages = held(case), prepare(case).plan.messages
+    assert report.ok
+    assert report.memory.max_relative_error == report.memory.total.relative_error == 0
+    assert report.messages.simulated == report.messages.measured == len(messages)
+    assert report.messages.bytes_simulated == report.messages.bytes_measured == sum(each.size for each in messages)
+
+
+def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    report = held(CASE, repeats=1)
+    reportform.write(tmp_path / "report.json", report)
+    assert reportform.read(tmp_path / "report.json") == [report]
+
+
+def test_memory_is_told_by_device_category_and_slot() -> None:
+    report = held(Case("pp-cdp", 3, steps=2)).memory
+    assert [device.device for device in report.devices] == [0, 1, 2]
+    categories = ["activations", "communication", "gradients", "optimizer", "parameters"]
+    assert all(sorted(device.categories) == categories for device in report.devices)
+    assert report.curve.slot == list(range(2 * 3 * 2 + 2 * 2))
+    assert max(report.curve.measured_bytes) == report.total.measured_bytes
+    assert report.method == "storages"
+
+
+@pytest.mark.parametrize(
+    ("case", "parameters", "memory"),
+    [
+        (Case("multi-cdp", 2), 0.0, 0.01),
+        (Case("multi-cdp", 2, dtype="float32", model="transformer"), 0.0, 0.01),
+        (Case("single-dp", 2), 0.0, 0.01),
+        (Case("multi-dp", 1), 0.0, 0.01),
+        (Case("multi-dp", 2), 1e-12, 0.01),
+        (Case("zero-dp", 2, dtype="float32"), 1e-4, 0.01),
+        (Case("pp-cdp", 2, model="gpt2-mini", batch=1), 0.0, 0.02),
+    ],
+)
+def test_tolerances_are_the_least_that_can_be_promised(case: Case, parameters: float, memory: float) -> None:
+    """None for parameters but where a collective adds up; more of memory for models that are not ours."""
+    if "mini" in case.model:
+        pytest.importorskip("transformers")
+    report = held(case)
+    assert (report.parameters.tolerance, report.memory.tolerance) == (parameters, memory)
+    assert report.ok
+
+
+def test_what_was_asked_for_is_told_with_its_options() -> None:
+    case = Case(
+        "single-cdp", 2, rule=((False, False), (False, True)), slot_order="backward-first", optimizer=OPTIMIZERS["adam"]
+    )
+    asked = held(replace(case, sizes=(("width", 8), ("layers", 2)), cuts=(1,))).request
+    assert asked["rule"] == "((False, False), (False, True))"
+    assert (asked["slot_order"], asked["sizes"], asked["cuts"]) == ("backward-first", "width=8 layers=2", "1")
+    assert (asked["optimizer"], asked["optimizer_lr"]) == ("adam", 0.01)
+    assert (asked["single_process"], asked["backend"]) == (True, None)
+
+
+def test_a_model_is_told_by_the_hash_of_its_file(tmp_path: Path) -> None:
+    model = Model(name="by hand", stages=profile_of(CASE).stages)
+    model.save(tmp_path / "model.toml")
+    digest = sha256((tmp_path / "model.toml").read_bytes()).hexdigest()
+    assert held(replace(CASE, stages=model)).request["model_sha256"] == digest
+    assert held(CASE).request["model_sha256"] != digest  # which has no name
+
+
+def test_who_does_not_report_gets_none() -> None:
+    """As all of torchrun's ranks but one."""
+    elsewhere = SimpleNamespace(run=lambda case, timeout: None)
+    assert hold(CASE, cast(Ranks, elsewhere), repeats=0) is None
+
+
+# What is not within tolerance
+
+
+@pytest.mark.parametrize(("by", "told"), [(1e-3, pytest.approx(1e-3)), (float("nan"), None)])
+def test_other_parameters_are_not_within_tolerance(
+    monkeypatch: pytest.MonkeyPatch, by: float, told: float | None
+) -> None:
+    """Nor are those that are no numbers; nothing else is blamed."""
+
+    def others(prepared: Prepared) -> list[Tensor]:
+        first, *rest = expected(prepared)
+        return [first + by, *rest]
+
+    monkeypatch.setattr("validation.trial.expected", others)
+    report = held(CASE)
+    assert report.parameters.max_abs_difference == told
+    assert (report.ok, report.parameters.bit_equal) == (False, False)
+    assert (report.memory.max_relative_error, report.messages.agree) == (0, True)
+
+
+@pytest.mark.parametrize(("more", "ok"), [(8, True), (-8, True), (1024, False), (-1024, False)])
+def test_other_bytes_are_not_within_tolerance(more: int, ok: bool) -> None:
+    """Too many or too few, but for one per cent."""
+    first, last = profile_of(CASE).stages
+    last = msgspec.structs.replace(last, activation=last.activation + more)
+    report = held(replace(CASE, stages=Model(stages=(first, last))))
+    assert report.ok == ok == (report.memory.max_relative_error <= 0.01)
+    assert report.memory.max_relative_error > 0
+    assert (report.parameters.bit_equal, report.messages.agree) == (True, True)
+
+
+def lose(run: int, device: int, outcome: Outcome) -> Outcome:
+    """Device 1 has counted one call to send too few."""
+    sent = next(key for key in outcome.calls if key[0] == "send")
+    return replace(outcome, calls=outcome.calls - Counter({sent: device}))
+
+
+def misdirect(run: int, device: int, outcome: Outcome) -> Outcome:
+    """Every device has sent to another one than it should, as often and as much."""
+    other: Calls = Counter({(call, (7,), size): times for (call, _, size), times in outcome.calls.items()})
+    return replace(outcome, calls=other)
+
+
+@pytest.mark.parametrize("change", [lose, misdirect])
+def test_other_messages_are_not_within_tolerance(change: Callable[[int, int, Outcome], Outcome]) -> None:
+    report = held_by(Several(change), CASE)
+    assert (report.ok, report.messages.agree) == (False, False)
+    assert (report.messages.simulated == report.messages.measured) == (change is misdirect)
+    assert (report.parameters.bit_equal, report.memory.max_relative_error) == (True, 0)
+
+
+# Time
+
+SECOND = Stage(forward=1.0, backward=1.0)
+
+
+def seconds(n: int, forward: float = 1.0, backward: float = 1.0) -> Forecast:
+    """Equal stages on devices between which messages take no time."""
+    return Forecast(Model(stages=(Stage(forward=forward, backward=backward),) * n), Cluster(), source="by hand")
+
+
+@pytest.mark.parametrize(("schedule", "slots"), [("multi-cdp", 2 * 3 * 4 + 2 * 2), ("multi-dp", 2 * 3 * 4)])
+def test_devices_that_run_at_once_take_as_long_as_their_schedule(schedule: str, slots: int) -> None:
+    """Of spans that begin a second apart, and last 100 s in the run that warms up, then 3, 5 and 4 s."""
+
+    def take(run: int, device: int, outcome: Outcome) -> Outcome:
+        lasts = [0.0, 100.0, 3.0, 5.0, 4.0][run]
+        return replace(outcome, spans=[Span(0, device, device + lasts)])
+
+    players = Several(take)
+    report = held_by(players, Case(schedule, 3, steps=4), seconds(3), repeats=3)
+    assert players.watched == ["storages", "time", "time", "time", "time"]
+    assert report.time is not None
+    assert (report.time.simulated_seconds, report.time.measured_seconds) == (slots, 2 + 4)
+    assert report.time.relative_error == (slots - 6) / 6
+    for device, busy in enumerate(report.time.devices):
+        assert busy.device == device
+        assert (busy.simulated_busy_seconds, busy.measured_busy_seconds) == (2 * 3 * 4, 4)
+        assert busy.relative_error == (24 - 4) / 4
+    assert report.time.calibration == "by hand"
+    assert report.ok  # what a machine takes is told, and no fault
+
+
+def test_devices_in_one_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that ticks whenever somebody looks, every task takes a second; what is between them does not count."""
+    ticks = count()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    time = held(Case("pp-cdp", 2, steps=3), seconds(2, forward=1.0, backward=2.0), repeats=1).time
+    assert time is not None
+    assert (time.simulated_seconds, time.measured_seconds) == (3 * 2 * 2 * (1 + 2), 3 * 2 * 2 * 2)
+    assert [device.simulated_busy_seconds for device in time.devices] == [18, 18]
+    assert [device.measured_busy_seconds for device in time.devices] == [12, 12]
+    assert time.relative_error == 0.5
+
+
+def test_work_is_foretold_by_the_speed_of_the_cluster() -> None:
+    stages = profile_of(CASE).stages
+    fast, slow = (Forecast(Model(stages=stages), Cluster(devices=(Devices(speed=speed),))) for speed in (2e9, 1e9))
+    times = [held(CASE, forecast, repeats=1).time for forecast in (fast, slow)]
+    assert times[0] is not None and times[1] is not None
+    assert times[1].simulated_seconds == pytest.approx(2 * times[0].simulated_seconds)
+
+
+def test_without_a_forecast_the_machine_is_measured_first() -> None:
+    time = held(CASE, repeats=1).time
+    assert time is not None
+    assert time.calibration == HERE
+    assert 0 < time.simulated_seconds < 60
+
+
+def test_without_repeats_time_is_not_compared() -> None:
+    """Nor is anything played for it."""
+    players = Several(lambda run, device, outcome: outcome)
+    assert held_by(players, CASE, seconds(2)).time is None
+    assert players.watched == ["storages"]
+
+
+def test_a_cluster_that_is_too_small_is_refused_before_anything_is_played() -> None:
+    def play(case: Case, timeout: float) -> NoReturn:
+        raise AssertionError("nothing may be played")
+
+    few = Forecast(Model(stages=(SECOND,) * 2), Cluster(devices=(Devices(count=1),)))
+    with pytest.raises(RequestError, match="has 1 devices, but the schedule needs 2"):
+        hold(CASE, cast(Ranks, SimpleNamespace(run=play)), few, repeats=1)
