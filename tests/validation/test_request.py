@@ -24,7 +24,7 @@ from validation.trial import command as request
 from validation.trial import hold as trial
 
 Replay = Callable[..., Outcome]
-COMMANDS = ("replay", "profile", "calibrate", "report")
+COMMANDS = ("replay", "profile", "calibrate", "report", "battery")
 FILES = {
     "there.json": "something else",
     "fresh.csv": "1,1\n1,1\n",

@@ -20,15 +20,17 @@ from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.model import Model, Stage
 from tests.validation.test_equation import OPTIMIZERS
+from tests.validation.test_memory import stages_of
 from tests.validation.test_replay import every_schedule
-from validation import reportform, watch
-from validation.forecast import HERE, Forecast
-from validation.plan import Calls
-from validation.ranks import Ranks
-from validation.replay import Case, Outcome, Prepared, expected, play_together, prepare, profile_of
-from validation.reportform import Report
-from validation.trial import Alone, hold
-from validation.watch import Span
+from validation.ranks.launcher import Ranks
+from validation.replay import watch
+from validation.replay.case import Case, Outcome, Prepared, expected, play_together, prepare
+from validation.replay.plan import Calls
+from validation.replay.watch import Span
+from validation.report import form
+from validation.report.form import Report
+from validation.trial.forecast import HERE, Forecast
+from validation.trial.hold import Alone, hold
 
 CASE = Case("multi-cdp", 2)
 
@@ -76,8 +78,8 @@ def test_a_schedule_is_within_tolerance(schedule: str) -> None:
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     report = held(CASE, repeats=1)
-    reportform.write(tmp_path / "report.json", report)
-    assert reportform.read(tmp_path / "report.json") == [report]
+    form.write(tmp_path / "report.json", report)
+    assert form.read(tmp_path / "report.json") == [report]
 
 
 def test_memory_is_told_by_device_category_and_slot() -> None:
@@ -123,7 +125,7 @@ def test_what_was_asked_for_is_told_with_its_options() -> None:
 
 
 def test_a_model_is_told_by_the_hash_of_its_file(tmp_path: Path) -> None:
-    model = Model(name="by hand", stages=profile_of(CASE).stages)
+    model = Model(name="by hand", stages=stages_of(CASE))
     model.save(tmp_path / "model.toml")
     digest = sha256((tmp_path / "model.toml").read_bytes()).hexdigest()
     assert held(replace(CASE, stages=model)).request["model_sha256"] == digest
@@ -149,7 +151,7 @@ def test_other_parameters_are_not_within_tolerance(
         first, *rest = expected(prepared)
         return [first + by, *rest]
 
-    monkeypatch.setattr("validation.trial.expected", others)
+    monkeypatch.setattr("validation.trial.hold.expected", others)
     report = held(CASE)
     assert report.parameters.max_abs_difference == told
     assert (report.ok, report.parameters.bit_equal) == (False, False)
@@ -159,7 +161,7 @@ def test_other_parameters_are_not_within_tolerance(
 @pytest.mark.parametrize(("more", "ok"), [(8, True), (-8, True), (1024, False), (-1024, False)])
 def test_other_bytes_are_not_within_tolerance(more: int, ok: bool) -> None:
     """Too many or too few, but for one per cent."""
-    first, last = profile_of(CASE).stages
+    first, last = stages_of(CASE)
     last = msgspec.structs.replace(last, activation=last.activation + more)
     report = held(replace(CASE, stages=Model(stages=(first, last))))
     assert report.ok == ok == (report.memory.max_relative_error <= 0.01)
@@ -232,7 +234,7 @@ def test_devices_in_one_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_work_is_foretold_by_the_speed_of_the_cluster() -> None:
-    stages = profile_of(CASE).stages
+    stages = stages_of(CASE)
     fast, slow = (Forecast(Model(stages=stages), Cluster(devices=(Devices(speed=speed),))) for speed in (2e9, 1e9))
     times = [held(CASE, forecast, repeats=1).time for forecast in (fast, slow)]
     assert times[0] is not None and times[1] is not None

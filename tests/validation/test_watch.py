@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch
 
 from cdpsim.program import Category
-from validation import watch
-from validation.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch
+from validation.replay import watch
+from validation.replay.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch
 
 CPU = torch.device("cpu")
 
