@@ -93,6 +93,22 @@ def test_a_module_imports_only_from_layers_above(name: str) -> None:
     assert own <= set(above), sorted(own - set(above))
 
 
+# The harness: packages, each of which imports only from itself and those before it.
+HARNESS = ("training", "profile", "replay", "ranks", "report", "calibrate", "trial", "__main__")
+HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", HARNESS_FILES, ids=lambda path: str(path.relative_to(PROJECT / "validation")))
+def test_the_harness_imports_only_from_packages_above(path: Path) -> None:
+    own = path.relative_to(PROJECT / "validation").with_suffix("").parts[0]
+    used = {dotted.split(".")[1] for dotted in imports(ast.parse(path.read_text())) if dotted.startswith("validation.")}
+    assert used <= set(HARNESS[: HARNESS.index(own) + 1]) if own != "__init__" else not used
+
+
+def test_the_package_knows_nothing_of_the_harness() -> None:
+    assert not {dotted for tree in MODULES.values() for dotted in imports(tree) if dotted.startswith("validation")}
+
+
 def test_design_shows_the_layers_in_this_order() -> None:
     """Whoever reads DESIGN.md sees no module that is not there, and none at another height."""
     drawing = re.search(r"\n## Layers\n.*?\n((?:    [^\n]*\n|\n)+)", (PROJECT / "DESIGN.md").read_text(), re.DOTALL)

@@ -37,6 +37,8 @@ def _waiting(model: Model) -> Ints:
 
 def _hand_over(grid: Grid, model: Model, build: Builder, task: Ints) -> None:
     """Hold what a task leaves to the next one on its device: outputs until used, their gradients while used too."""
+    if not model.boundary_held.any():
+        return
     forth = task % (2 * grid.n) < grid.n - 1
     ahead, back = task[forth], task[~forth & (task % (2 * grid.n) >= grid.n)]
     of = _place(grid, ahead)

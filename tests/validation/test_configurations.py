@@ -58,7 +58,7 @@ LLAMA = {
     "eos_token_id": None,
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 6}
-BUILT_IN = {  # what `ZOO` says of them, in the words of transformers
+BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {  # what `ZOO` says of them, in the words of transformers
     "resnet50": ("resnet", {"num_labels": 1000}),
     "vit-b16": ("vit", {"num_labels": 1000}),
     "gpt2": ("gpt2", {}),
