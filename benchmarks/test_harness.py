@@ -1,0 +1,25 @@
+"""How long the harness takes: all nine schedules at N = 4 with the MLP, by ranks that stay alive."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from cdpsim.schedules import SCHEDULES
+from validation.ranks.launcher import Ranks
+from validation.replay.case import Case
+from validation.trial.hold import hold
+
+N = 4
+
+
+def test_nine_schedules_by_ranks(benchmark: Any) -> None:
+    """Parameters, memory and messages of each, sixteen ranks started and ended included."""
+
+    def replay() -> list[bool]:
+        with Ranks(N * N) as ranks:
+            reports = [hold(Case(schedule, N), ranks, repeats=0) for schedule in SCHEDULES]
+        return [report is not None and report.ok for report in reports]
+
+    assert all(benchmark.pedantic(replay, rounds=1))
