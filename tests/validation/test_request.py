@@ -86,7 +86,7 @@ def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
 
 def test_ranks_of_its_own_are_started(replay: Replay) -> None:
     """A process for each device, timed too; nothing of that goes to stderr."""
-    done = replay("--timeout", "60 s", schedule="pp-cdp", repeats="1", alone=False)
+    done = replay("--timeout", "60", schedule="pp-cdp", repeats="1", alone=False)
     report = reportform.read("report.json")[0]
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert (report.asked.single_process, report.asked.backend) == (False, "gloo")
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "folder": (["-o", "nowhere/report.json"], "there is no folder"),
     "output is a folder": (["-o", "."], "choose another name"),
     "no output": (["-o", ""], "give a path"),
-    "cluster": (["--cluster", "nowhere.toml"], "check its spelling"),
+    "cluster": (["--cluster", "nowhere.toml", "--repeats", "1"], "check its spelling"),
     "cluster without speed": (["--cluster", "slow.toml", "--repeats", "1"], "give --cluster with a speed"),
     "cluster with too few devices": (["--cluster", "few.toml", "--repeats", "1"], "the schedule needs 2"),
     "stages that are a cluster": (["--stages", "box.toml"], "unknown field 'devices'"),
@@ -223,7 +223,8 @@ OTHERS: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "stages that are no number": ({"n": "two"}, [], "must be a whole number"),
     "more stages than layers": ({"n": "11"}, ["--model", "gpt2-mini"], "at most 10, the number of the model's layers"),
     "rule of another timing": ({"schedule": "multi-dp"}, ["--rule", "cdp-v1"], "does not go with the simultaneous"),
-    "timeout without a unit": ({"alone": False}, ["--timeout", "3"], "no unit"),
+    "no time at all": ({"alone": False}, ["--timeout", "0"], "timeout"),
+    "cluster without times": ({"repeats": "0"}, ["--cluster", "box.toml"], "is for times"),
     "nccl without GPUs": ({"alone": False}, ["--backend", "nccl"], "nccl needs a GPU for each rank"),
     "cuda without a GPU": ({}, ["--device", "cuda"], "use cpu"),
     "cuda for ranks": ({"alone": False}, ["--device", "cuda"], "use cpu"),

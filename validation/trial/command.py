@@ -1,6 +1,7 @@
 """The command `replay`: what it takes, and the report that it writes."""
 
 import argparse
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,8 @@ MORE = """The schedule's program, the one that `cdpsim simulate` runs, is played
 each device with real tensors, and four things are compared with what the simulation
 said before:
 
-  parameters  those after T steps, with the update equation evaluated in one process
-              in float64
+  parameters  those after T steps, with the update equation evaluated in one process,
+              in the same type (--dtype: float64 unless you say otherwise)
   memory      each device's activations slot by slot: unique storages on a CPU, the
               allocator's own figures on a GPU
   messages    calls, peers and bytes, counted at the calls
@@ -172,6 +173,8 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
     choose("collective", options.collective, ALL_REDUCE)
     if options.cluster is None:
         return None
+    if whole("repeats", options.repeats, at_least=0) == 0:
+        raise RequestError("--cluster", "is for times, which --repeats 0 does not take; leave out one of them")
     assert case.stages is not None, "a case on the command line is profiled"
     cluster = Cluster.load(options.cluster)
     source = options.cluster if options.stages is None else f"{options.cluster}, {options.stages}"
@@ -179,7 +182,7 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 
 
 def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) -> Report | None:
-    timeout = 120.0 if options.timeout is None else seconds(options.timeout)
+    timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
     repeats = whole("repeats", options.repeats, at_least=0)
     if options.single_process:
         if options.timeout is not None:
@@ -191,6 +194,15 @@ def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) 
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
         return hold(case, ranks, forecast, timeout=timeout, repeats=repeats)
+
+
+def _seconds(given: str) -> float:
+    """Read a time of which there is some; on a command line seconds need no unit."""
+    with suppress(ValueError):
+        given = f"{float(given)} s"
+    if not (found := seconds(given)):
+        raise RequestError("--timeout", "is no time at all; give seconds, such as 60")
+    return found
 
 
 def told(report: Report) -> str:
