@@ -12,10 +12,12 @@ pytest.importorskip("torch")
 from cdpsim.model import Model
 from cdpsim.program import Category
 from validation.replay.case import Case, planned
+from validation.report.command import as_table, find
 from validation.report.form import Battery, Report
 from validation.trial import memory
 
-RESULTS = sorted((Path(__file__).parents[2] / "validation" / "results").glob("*.json"))
+FOLDER = Path(__file__).parents[2] / "validation" / "results"
+RESULTS = sorted(FOLDER.glob("*.json"))
 
 
 def read(path: Path) -> Battery:
@@ -42,6 +44,15 @@ def case_of(report: Report, battery: Battery) -> Case:
 
 def test_results_are_kept() -> None:
     assert RESULTS
+
+
+def test_the_read_me_shows_all_of_them() -> None:
+    """Its table is what `python -m validation report` makes of the folder, and it does not claim what is not there."""
+    text = (FOLDER.parent / "README.md").read_text()
+    assert as_table(find(FOLDER), "markdown") in text
+    on_gpu = any(report.asked.device == "cuda" for path in RESULTS for report in read(path).reports)
+    readme = (FOLDER.parents[1] / "README.md").read_text()
+    assert ("CUDA: not measured yet" in text, "CUDA: not measured yet" in readme) == (not on_gpu, not on_gpu)
 
 
 @every_result
