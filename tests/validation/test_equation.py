@@ -87,7 +87,7 @@ def test_grouping_follows_devices() -> None:
 def test_an_optimizer_as_a_function_is_torchs_own(optimizer: Optimizer) -> None:
     """From zeros on, as many updates as one likes."""
     form = Form((5,), torch.float64)
-    theta, state = torch.linspace(-1, 1, 5, dtype=form.dtype), optimizer.state(*form)
+    theta, state = torch.linspace(-1, 1, 5, dtype=form.dtype), optimizer.state(form)
     parameter = nn.Parameter(theta.clone())
     torchs = optimizer.over([parameter])
     for k in range(4):
@@ -98,7 +98,7 @@ def test_an_optimizer_as_a_function_is_torchs_own(optimizer: Optimizer) -> None:
         torchs.step()
         assert torch.equal(theta, parameter)
     kept = [value for value in torchs.state[parameter].values() if value is not None]
-    assert optimizer.nbytes(*form) == sum(value.nbytes for value in kept)
+    assert optimizer.nbytes(form) == sum(value.nbytes for value in kept)
 
 
 def test_what_is_packed_comes_out_the_same() -> None:

@@ -196,8 +196,8 @@ class _Held(NamedTuple):
     @classmethod
     def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
         theta = flatten(training.stages[stage].parameters()).to(training.device)
-        state = optimizer.state(*training.parameters(stage))
-        return cls(theta, torch.zeros_like(theta), {name: value.to(theta.device) for name, value in state.items()})
+        state = optimizer.state(training.parameters(stage), training.device)
+        return cls(theta, torch.zeros_like(theta), state)
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:

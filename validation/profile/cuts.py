@@ -11,7 +11,7 @@ from validation.profile.footprints import profile_stages
 from validation.profile.partition import PARTITIONS, Cuts, authors, balanced, check_stages, read_cuts
 from validation.training.forms import Form, zeros
 from validation.training.optimizer import Optimizer
-from validation.training.passes import backward, forward
+from validation.training.passes import backward, forward, one_thread
 from validation.training.stages import Architecture, Training, cut
 
 REPEATS = 3  # of a layer's pass where it is timed, after one to warm up
@@ -54,12 +54,8 @@ def _weight(stage: Stage) -> int:
 
 def layer_times(layers: Training) -> list[int]:
     """Measure forward and backward of each layer by itself, in nanoseconds of one thread, with values of no meaning."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return [_layer_time(layers, j) for j in range(layers.n)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _layer_time(layers: Training, j: int) -> int:

@@ -128,7 +128,7 @@ def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footp
                 backward_transient=footprint.backward_transient,
                 boundary=training.boundary(j).nbytes if j < training.n - 1 else 0,
                 parameters=parameters.nbytes,
-                optimizer=optimizer.nbytes(*parameters),
+                optimizer=optimizer.nbytes(parameters),
             )
         )
     return tuple(stages)

@@ -1,7 +1,5 @@
 """A case to replay, what replaying it needs, and its replay within one process."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ from validation.replay.transport import InProcess, Mailroom, Transport
 from validation.replay.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch, Watch
 from validation.training.models import Stages
 from validation.training.optimizer import Optimizer
+from validation.training.passes import one_thread
 from validation.training.stages import Training
 
 Watched = Literal["nothing", "storages", "allocator", "time"]
@@ -114,9 +113,15 @@ def profiled(case: Case) -> Case:
     return replace(case, stages=profile_stages(train(case), case.optimizer, granularity(case.device)))
 
 
+_built: dict[str, tuple[Stages, Training]] = {}  # on each device the last one: a replay changes nothing in it
+
+
 def train(case: Case) -> Training:
-    """Build what a case trains."""
-    return case.trains.training(case.device)
+    """Build what a case trains, unless the last case trained the same: a large model takes a second to build."""
+    wanted = case.trains
+    if case.device not in _built or _built[case.device][0] != wanted:
+        _built[case.device] = wanted, wanted.training(case.device)
+    return _built[case.device][1]
 
 
 class Collector:
@@ -194,14 +199,3 @@ def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
     return float(
         torch.stack([(torch.tensor(theta) - parameters[stage].cpu()).abs().max() for stage, theta in made]).max()
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: how many there are decides the order of additions inside an operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -92,7 +92,7 @@ class Device:
     def _first(self, holding: Holding) -> Tensor | State:
         """What is there before anything has happened."""
         if holding.category == Category.OPTIMIZER:
-            return self._optimizer.state(*self._training.parameters(holding.stage))
+            return self._optimizer.state(self._training.parameters(holding.stage), self._training.device)
         return flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
 
     # Tasks
@@ -145,7 +145,7 @@ class Device:
     def _update(self, node: int) -> None:
         t, _, j = self._place(node)
         state, old = Holding(Category.OPTIMIZER, j, 0, -1), Holding(Category.PARAMETERS, j, t, -1)
-        has_state = self._optimizer.nbytes(*self._training.parameters(j)) > 0
+        has_state = self._optimizer.nbytes(self._training.parameters(j)) > 0
         theta = self._optimizer.update(
             self._parameters.get(old), self._sum(t, j), self._states.get(state) if has_state else {}
         )
@@ -229,7 +229,7 @@ class Device:
         vector = self._training.parameters(holding.stage)
         if holding.category != Category.OPTIMIZER:
             return {"": vector}
-        return {name: Form(tuple(value.shape), value.dtype) for name, value in self._optimizer.state(*vector).items()}
+        return self._optimizer.forms(vector)
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
         """The tensors of something that is held, in the order of its forms."""

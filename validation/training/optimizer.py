@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import choose
+from validation.training.forms import Form, zeros
 
 State = dict[str, Tensor]
 
@@ -27,14 +28,21 @@ class Optimizer:
         """Make torch's own optimizer of some parameters."""
         return _KINDS[self.kind](parameters, **self.options)
 
-    def state(self, shape: tuple[int, ...], dtype: torch.dtype) -> State:
-        """Make the state before the first update: zeros, with which torch's first update is what it is without any."""
-        zeros = {name: torch.zeros(shape, dtype=dtype) for name in self._moments()}
-        return {"step": torch.zeros(())} | zeros if self.kind == "adam" else zeros
+    def forms(self, vector: Form) -> dict[str, Form]:
+        """Say what the state of a vector of parameters consists of."""
+        moments = dict.fromkeys(self._moments(), vector)
+        return {"step": Form((), torch.float32)} | moments if self.kind == "adam" else moments
 
-    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def state(self, vector: Form, device: torch.device | None = None) -> State:
+        """Make the state before the first update: zeros, with which torch's first update is what it is without any.
+
+        A step, too, is on the device: what belongs together travels as one tensor.
+        """
+        return {name: zeros(form, device or torch.device("cpu")) for name, form in self.forms(vector).items()}
+
+    def nbytes(self, vector: Form) -> int:
         """Say what a state weighs."""
-        return sum(tensor.nbytes for tensor in self.state(shape, dtype).values())
+        return sum(form.nbytes for form in self.forms(vector).values())
 
     def update(self, theta: Tensor, gradient: Tensor, state: State) -> Tensor:
         """Give the next parameters; the state is changed in place."""

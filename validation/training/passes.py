@@ -3,7 +3,8 @@
 Parameters are leaves that view one vector, and their gradients views of another, into which autograd adds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -99,3 +100,14 @@ def _on_its_own(tensor: Tensor) -> Tensor:
     """Give a tensor that fills its storage in the order of its indices: it is to travel, and not to keep more alive."""
     tensor = tensor.contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: how many there are decides the order of additions inside an operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -13,8 +13,9 @@ from validation.calibrate import timings
 from validation.calibrate.results import timed_model
 from validation.ranks.launcher import Ranks
 from validation.ranks.torchrun import Found
-from validation.replay.case import Case, one_thread, train
+from validation.replay.case import Case, train
 from validation.replay.plan import Plan
+from validation.training.passes import one_thread
 
 SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages whose time is taken
 ROUNDS = 8  # micro-batches through each stage
