@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from cdpsim.model import Model
 from cdpsim.program import Category
+from validation.calibrate.results import Calibration
 from validation.replay.case import Case, planned
 from validation.report.command import as_table, find
 from validation.report.form import Battery, Report
@@ -79,6 +80,16 @@ def test_what_was_measured_is_what_is_simulated(path: Path) -> None:
         assert report.messages.agree
         assert report.parameters.max_abs_difference is not None
         assert report.parameters.max_abs_difference <= report.parameters.tolerance
+
+
+@every_result
+def test_the_machine_was_calibrated(path: Path) -> None:
+    """With a link that has a latency and a bandwidth, and passes that have a speed."""
+    found = msgspec.convert(read(path).calibration, Calibration)
+    assert found.one_way.fit.latency_seconds > 0
+    assert found.one_way.fit.bandwidth_bytes_per_second is not None
+    assert {each.name for each in found.collectives} == {"all-reduce", "broadcast", "reduce"}
+    assert found.compute.speed_flop_per_second > 1e9
 
 
 @every_result

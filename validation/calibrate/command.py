@@ -78,8 +78,7 @@ def run(
     if request.ranks < 2:
         raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
     check_device(request.device, request.backend, request.ranks)
-    stages = request.stages
-    model = profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
+    model = profile_of(request)
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
         found = measure(group, request, model)
     drawn = pictures.rendered(draw(found), outputs[2])
@@ -104,8 +103,14 @@ def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]
     return [*beside, Path(stages_output)]
 
 
+def profile_of(request: Request) -> Model:
+    """Find out what the stages that are timed do, and hold."""
+    stages = request.stages
+    return profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
+
+
 def measure(group: Ranks, request: Request, model: Model) -> Calibration:
-    """Take all times that a request asks for, by ranks that are there."""
+    """Take all times that a request asks for, by the first of the ranks that are there."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
     one_way, *_ = group.call(timings.ping_pong, sizes, timeout=_TIMEOUT)
     both_ways, *_ = group.call(timings.both_ways, sizes, timeout=_TIMEOUT)
@@ -115,7 +120,7 @@ def measure(group: Ranks, request: Request, model: Model) -> Calibration:
         spans = {k: group.call(timings.collective, op, k, sizes, timeout=_TIMEOUT)[:k] for k in range(2, ranks + 1)}
         collectives.append(calibration.collective(op, spans, link.fit))
     alone = group.call(timings.passes, stages, rounds, 1, timeout=_TIMEOUT)[0]
-    busy = calibration.pooled(group.call(timings.passes, stages, rounds, ranks, timeout=_TIMEOUT))
+    busy = calibration.pooled(group.call(timings.passes, stages, rounds, ranks, timeout=_TIMEOUT)[:ranks])
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),

@@ -147,10 +147,11 @@ class Report(_Form, frozen=True, kw_only=True):
 
 
 class Battery(_Form, frozen=True, kw_only=True):
-    """Many replays on one machine, and by hash the models that their simulations read."""
+    """Many replays on one machine, its calibration, and by hash the models that simulations read."""
 
     environment: dict[str, object]
     seconds: float
+    calibration: dict[str, object]  # as `calibrate` writes it
     models: dict[str, dict[str, object]]
     reports: list[Report]
 

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from cdpsim import console, files
 from cdpsim.errors import choose
 from cdpsim.progress import progress
 from cdpsim.schedules import SCHEDULES
+from validation.calibrate import command as calibrate
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import DEVICES, check_device
 from validation.replay.case import Case, prepare, profiled
@@ -29,7 +31,7 @@ ABOUT = "everything that this machine can show, as one file of reports"
 MORE = """Replays all nine schedules: with a small transformer in one process at N = 2, 4 and 8;
 with an MLP by ranks at N = 4; with a larger transformer in one process and by two ranks,
 its times predicted from some that are taken just before; and ViT-B/16 and ResNet-50,
-which on a CPU one device alone plays.
+which on a CPU one device alone plays. Then it calibrates the machine.
 
 FILE.json has every report, the model file that each simulation read, and where and when
 it was measured. `python -m validation report` shows it.
@@ -95,8 +97,11 @@ def run(output: str | Path, device: str, *, force: bool = False) -> Battery:
             report = hold(case, Alone() if alone else ranks, timeout=TIMEOUT, repeats=repeats)
             assert report is not None, "this process reports"
             reports.append(report)
+        request = calibrate.Request(device=device)
+        calibration = msgspec.to_builtins(calibrate.measure(ranks, request, calibrate.profile_of(request)))
+    seconds = round(time.monotonic() - begun, 1)
     found = Battery(
-        environment=environment(device), seconds=round(time.monotonic() - begun, 1), models=models, reports=reports
+        environment=environment(device), seconds=seconds, calibration=calibration, models=models, reports=reports
     )
     reportform.write(output, found, force=force)
     return found
