@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from cdpsim.console import dispatch, parser_of, run, say
 from cdpsim.errors import RequestError
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
+    if find_spec("torch") is None:
+        raise RequestError("torch", "is not installed; run `pip install -c constraints.txt -e '.[torch,models]'`")
     from validation.calibrate import command as calibrate
     from validation.profile import command as profile
     from validation.ranks.member import is_out_of_memory

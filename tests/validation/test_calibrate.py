@@ -149,12 +149,15 @@ def passed(seconds: float) -> list[Passed]:
 
 
 def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
+    """Speed is that of all ranks at work, unless one of them alone is asked for."""
     busy = [StageTimes(passed(2.0), passed(4.0), passed(100.0))]
     quiet = [StageTimes(passed(1.0), passed(2.0), passed(1.0))]
     found = calibration.compute(busy, quiet, [(20.0, 40.0)], False)
     assert (found.speed_flop_per_second, found.slowdown) == (10.0, 2.0)
     assert found.relative_errors == [0.0, 0.0]
     assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None]
+    found = calibration.compute(busy, quiet, [(20.0, 40.0)], True)
+    assert (found.speed_flop_per_second, found.slowdown) == (20.0, 2.0)
 
 
 def test_ranks_speak_for_the_same_stages() -> None:

@@ -90,8 +90,11 @@ def test_every_schedule_holds_what_its_program_says(schedule: str, n: int, model
 
 
 @every_schedule
-def test_so_do_eight_stages(schedule: str) -> None:
-    check_equal(Case(schedule, 8, steps=2, model="transformer" if schedule in ("mp-cdp", "zero-dp") else "mlp"))
+@pytest.mark.parametrize(("n", "model"), [(6, "transformer"), (7, "mlp"), (8, "mlp"), (8, "transformer")])
+def test_so_does_it_with_more_stages(schedule: str, n: int, model: str) -> None:
+    check_equal(
+        replace(Case(schedule, n, steps=2, model=model, optimizer=OPTIMIZERS["momentum"]), stages=model_of(model, n))
+    )
 
 
 @st.composite

@@ -1,9 +1,10 @@
 """Measuring this machine: a cluster file for `--cluster`, all that was measured for it, and a picture of that."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,6 +13,7 @@ from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.program import Op
+from cdpsim.progress import ticker
 from cdpsim.simulate import whole
 from cdpsim.units import text
 from validation.calibrate import results as calibration
@@ -52,6 +54,7 @@ SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
 _QUIET = 2.0  # times as long as the fastest
+T = TypeVar("T")
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
@@ -112,15 +115,22 @@ def profile_of(request: Request) -> Model:
 def measure(group: Ranks, request: Request, model: Model) -> Calibration:
     """Take all times that a request asks for, by the first of the ranks that are there."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
-    one_way, *_ = group.call(timings.ping_pong, sizes, timeout=_TIMEOUT)
-    both_ways, *_ = group.call(timings.both_ways, sizes, timeout=_TIMEOUT)
+    done = ticker(4 + len(OPS) * (ranks - 1), "calibrate")
+
+    def call(function: Callable[..., T], *arguments: object) -> list[T]:
+        answers = group.call(function, *arguments, timeout=_TIMEOUT)
+        done(1)
+        return answers
+
+    one_way, both_ways = call(timings.ping_pong, sizes)[0], call(timings.both_ways, sizes)[0]
     link = calibration.transfers(one_way)
     collectives = []
     for op in OPS:
-        spans = {k: group.call(timings.collective, op, k, sizes, timeout=_TIMEOUT)[:k] for k in range(2, ranks + 1)}
+        spans = {k: call(timings.collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
         collectives.append(calibration.collective(op, spans, link.fit))
-    alone = group.call(timings.passes, stages, rounds, 1, timeout=_TIMEOUT)[0]
-    busy = calibration.pooled(group.call(timings.passes, stages, rounds, ranks, timeout=_TIMEOUT)[:ranks])
+    alone = call(timings.passes, stages, rounds, 1)[0]
+    busy = calibration.pooled(call(timings.passes, stages, rounds, ranks)[:ranks])
+    done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),

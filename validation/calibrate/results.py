@@ -138,14 +138,14 @@ def together(members: Sequence[list[list[Span]]]) -> list[list[float]]:
 
 
 def compute(
-    times: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
+    busy: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
 ) -> Compute:
-    """Sum up stages' tasks, whose passes do so much work forward and backward."""
-    found = tasks(times, work)
+    """Sum up stages' tasks, whose passes do so much work forward and backward: in one rank alone, or in all at once."""
+    found = tasks(alone if is_alone else busy, work)
     passes = [(task.flop, task.seconds) for task in found if task.flop is not None]
     speed = fit_speed(*zip(*passes, strict=True))
     errors = [flop / speed / seconds - 1 for flop, seconds in passes]
-    return Compute(found, speed, errors, _median_size(errors), _passing(times) / _passing(alone), is_alone)
+    return Compute(found, speed, errors, _median_size(errors), _passing(busy) / _passing(alone), is_alone)
 
 
 def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdpsim.model import Model, Stage
+from cdpsim.progress import progress
 from cdpsim.units import Work
 from validation.profile.flops import Flops
 from validation.profile.tracker import Tracker, is_alive, storage_of
@@ -39,7 +40,7 @@ def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 
     found: dict[Hashable, Footprint] = {}
     with FakeTensorMode():
         imitation = imitate(training)
-        for stage, key in enumerate(keys):
+        for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages are as others are, and each takes a while
                 found[key] = measure(imitation, stage, granularity)
     return Model(stages=_stages(training, optimizer, [found[key] for key in keys]))

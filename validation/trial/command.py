@@ -10,6 +10,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
+from cdpsim.progress import ticker
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.simulate import find_schedule, refuse_untaken, whole
 from cdpsim.units import seconds
@@ -21,7 +22,7 @@ from validation.report.command import percent
 from validation.report.form import Report
 from validation.training.optimizer import OPTIMIZERS
 from validation.trial.forecast import Forecast
-from validation.trial.hold import Alone, hold
+from validation.trial.hold import Alone, hold, runs_of
 
 ABOUT = "run a schedule for real and hold it against the simulation"
 MORE = """The schedule's program, the one that `cdpsim simulate` runs, is played by one process for
@@ -184,16 +185,17 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) -> Report | None:
     timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
     repeats = whole("repeats", options.repeats, at_least=0)
+    done = ticker(runs_of(repeats), "replay")
     if options.single_process:
         if options.timeout is not None:
             raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
         if case.backend != "gloo":
             raise RequestError("--backend", "is for ranks; --single-process sends nothing")
         check_device(case.device, case.backend, 1)
-        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats)
+        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats, done=done)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats)
+        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
 
 
 def _seconds(given: str) -> float:

@@ -1,7 +1,7 @@
 """One replay held against its simulation: what it will hold and take is said first, then it is played and measured."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
@@ -41,11 +41,12 @@ def hold(
     *,
     timeout: float = 120.0,
     repeats: int = REPEATS,
+    done: Callable[[int], object] = lambda runs: None,
 ) -> Report | None:
     """Play a case, for its memory and then for its time, and compare both with what was said before.
 
     Without a forecast of time the machine is measured now. Of `repeats` timed runs the median counts; with none, time
-    is not compared.
+    is not compared. `done` is told of each run that is through, of `runs_of(repeats)`.
     """
     turns = isinstance(players, Alone)
     case = profiled(case)
@@ -60,7 +61,12 @@ def hold(
     if by_allocator:  # whose libraries take workspaces for good when they are first used
         players.run(case, timeout=timeout)
     outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
-    timed = [players.run(replace(case, watch="time"), timeout=timeout) for _ in range(repeats and repeats + 1)]
+    done(1)
+    timed = []
+    for _ in range(runs_of(repeats) - 1):
+        timed.append(players.run(replace(case, watch="time"), timeout=timeout))
+        done(1)
+    done(0)
     if outcomes is None:
         return None
     plan = prepared.plan
@@ -84,6 +90,11 @@ def hold(
         time=time,
         ok=_within(parameters) and held.max_relative_error <= held.tolerance and messages.agree,
     )
+
+
+def runs_of(repeats: int) -> int:
+    """Count the runs of a trial: one for its memory, and one that warms up before those that are timed."""
+    return 1 + (repeats and repeats + 1)
 
 
 def _request(case: Case, alone: bool) -> dict[str, Scalar]:
