@@ -8,8 +8,9 @@ from pathlib import Path
 from cdpsim.errors import RequestError
 from cdpsim.units import size_bytes
 
-# At the peak, traces written out included; measured on the schedule that needs most (benchmarks/README.md).
-BYTES_PER_TASK = {"auto": 1400, "fast": 1400, "simpy": 2600}
+# At the peak, traces written out included, in the slot model and with real costs; measured on the schedule that needs
+# most (benchmarks/README.md).
+BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 
 
@@ -26,11 +27,13 @@ def free_bytes() -> int:
     return min(found)
 
 
-def refuse_too_large(n: int, m: int, steps: int, engine: str, max_memory: str | float | None) -> None:
-    """Refuse, before any work, a run that will not fit, with the estimate and what would fit."""
+def refuse_too_large(
+    n: int, m: int, steps: int, engine: str, max_memory: str | float | None, *, slots: bool = True
+) -> None:
+    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would."""
     limit = free_bytes() if max_memory is None else size_bytes(max_memory)
     tasks = 2 * n * m * steps
-    each = BYTES_PER_TASK[engine]
+    each = BYTES_PER_TASK[engine][not slots]
     most = min(limit // each, MOST_TASKS)
     if tasks <= most:
         return

@@ -57,7 +57,7 @@ def simulate(
         refuse_too_large(n, n, steps, engine, max_memory)
     model, cluster = _find_model(model, n), _find_cluster(cluster)
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
-    refuse_too_large(model.n, m, steps, engine, max_memory)
+    refuse_too_large(model.n, m, steps, engine, max_memory, slots=model.is_unit and cluster.is_free)
     refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     done = ticker(3, "simulate")

@@ -11,9 +11,9 @@ from cdpsim.limits import BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_lar
 
 def test_what_fits_exactly_is_served_and_one_task_more_is_not() -> None:
     """Two stages, two micro-batches, one step: eight tasks."""
-    refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"])
+    refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"][0])
     with pytest.raises(RequestError, match="n=1 would fit"):
-        refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"] - 1)
+        refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"][0] - 1)
 
 
 def test_what_is_said_to_fit_fits() -> None:
@@ -23,6 +23,15 @@ def test_what_is_said_to_fit_fits() -> None:
     refuse_too_large(133, 133, 2, "fast", "100 MB")
     with pytest.raises(RequestError):
         refuse_too_large(134, 134, 2, "fast", "100 MB")
+
+
+def test_real_costs_need_more() -> None:
+    """They bring transients and gradients of boundaries, and times in between."""
+    for engine, (slots, real) in BYTES_PER_TASK.items():
+        refuse_too_large(2, 2, 1, engine, 8 * slots)
+        refuse_too_large(2, 2, 1, engine, 8 * real, slots=False)
+        with pytest.raises(RequestError):
+            refuse_too_large(2, 2, 1, engine, 8 * slots, slots=False)
 
 
 def test_numbers_of_nodes_have_an_end() -> None:

@@ -27,16 +27,6 @@ class Line(NamedTuple):
     bandwidth: float
     errors: tuple[float, ...]
 
-    @property
-    def median_error(self) -> float:
-        """How far off it is at half of the points, at most."""
-        return float(np.median(np.abs(self.errors)))
-
-    @property
-    def largest_error(self) -> float:
-        """How far off it is where it is worst."""
-        return float(np.abs(self.errors).max())
-
 
 class Sample(NamedTuple):
     """One collective's measured time."""
