@@ -23,12 +23,13 @@ from tests.validation.test_equation import OPTIMIZERS
 from tests.validation.test_memory import stages_of
 from tests.validation.test_replay import every_schedule
 from validation.ranks.launcher import Ranks
-from validation.replay import watch
+from validation.replay import interpreter, watch
 from validation.replay.case import Case, Outcome, Prepared, expected, play_together, prepare
-from validation.replay.plan import Calls
+from validation.replay.plan import Calls, Holding
 from validation.replay.watch import Span
 from validation.report import form
 from validation.report.form import Report
+from validation.training.optimizer import State
 from validation.trial.forecast import HERE, Forecast
 from validation.trial.hold import Alone, hold
 
@@ -156,6 +157,20 @@ def test_other_parameters_are_not_within_tolerance(
     assert report.parameters.max_abs_difference == told
     assert (report.ok, report.parameters.bit_equal) == (False, False)
     assert (report.memory.max_relative_error, report.messages.agree) == (0, True)
+
+
+def test_a_version_kept_for_too_long_is_not_within_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although activations are as simulated, and parameters what they should be."""
+    kept: list[object] = []
+    keep = interpreter.Device._keep
+
+    def keeping(device: interpreter.Device, holding: Holding, value: Tensor | State) -> None:
+        kept.append(value)
+        keep(device, holding, value)
+
+    monkeypatch.setattr(interpreter.Device, "_keep", keeping)
+    report = held(CASE)
+    assert (report.ok, report.memory.max_relative_error, report.parameters.bit_equal) == (False, 0, True)
 
 
 @pytest.mark.parametrize(("more", "ok"), [(8, True), (-8, True), (1024, False), (-1024, False)])

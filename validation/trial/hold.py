@@ -88,7 +88,7 @@ def hold(
         memory=held,
         messages=messages,
         time=time,
-        ok=_within(parameters) and held.max_relative_error <= held.tolerance and messages.agree,
+        ok=_within(parameters) and memory.is_within(held) and messages.agree,
     )
 
 
