@@ -70,9 +70,8 @@ class Trace:
     def tasks(self) -> Columns:
         """One row per task, sorted by start, device, kind (U, F, B, W), step, micro_batch, stage."""
         program, start, end = self._run.program, self._run.start, self._run.end
-        tasks, count = program.tasks, len(program.tasks)
+        tasks, count, order = program.tasks, len(program.tasks), self.task_nodes
         stale = staleness.stale(program, start, end)
-        order = np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start[:count]))
         columns = {name: getattr(tasks, name)[order] for name in ("stage", "micro_batch", "step", "device")}
         columns["kind"] = _names(Kind)[tasks.kind[order]]
         columns["start"], columns["end"] = start[:count][order], end[:count][order]
@@ -87,12 +86,7 @@ class Trace:
         """
         program, first = self._run.program, len(self._run.program.tasks)
         messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
-        rounds = self._run.costs.rounds
-        single = messages.op == Op.P2P
-        dst = messages.dst.copy()
-        dst[~single] = _places(program.groups)[dst[~single]]
-        by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)
-        order = np.lexsort((rounds, end, messages.size, *by[::-1], start))
+        single, order = messages.op == Op.P2P, self.message_nodes - first
         columns = {name: getattr(messages, name)[order] for name in MESSAGES[2:8]}
         columns["op"] = _names(Op)[messages.op[order]]
         columns["content"] = _names(Content)[messages.content[order]]
@@ -100,8 +94,30 @@ class Trace:
             groups = ["|".join(map(str, members.tolist())) for members in program.groups]
             pairs = zip(single[order].tolist(), columns["dst"].tolist(), strict=True)
             columns["dst"] = np.array([str(to) if one else groups[to] for one, to in pairs], dtype=object)
-        columns["start"], columns["end"], columns["rounds"] = start[order], end[order], rounds[order]
+        columns["start"], columns["end"] = start[order], end[order]
+        columns["rounds"] = self._run.costs.rounds[order]
         return {name: columns[name] for name in MESSAGES}
+
+    @cached_property
+    def task_nodes(self) -> Ints:
+        """The program's node behind each row of `tasks`."""
+        tasks, start = self._run.program.tasks, self._run.start[: len(self._run.program.tasks)]
+        return np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start))
+
+    @cached_property
+    def message_nodes(self) -> Ints:
+        """The program's node behind each row of `messages`."""
+        program, first = self._run.program, len(self._run.program.tasks)
+        messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
+        dst, together = messages.dst.copy(), messages.op != Op.P2P
+        dst[together] = _places(program.groups)[dst[together]]
+        by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)
+        return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
+        return bool(self.tasks["start"].dtype.kind == "i")
 
     @cached_property
     def memory(self) -> Columns:

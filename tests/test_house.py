@@ -22,7 +22,7 @@ DRAWN = """
     metrics.memory metrics.communication metrics.utilisation metrics.staleness metrics
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
-    draw.text draw
+    draw.text draw.canvas draw.palette draw.scene draw
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from cdpsim import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.console import parser_of
+from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.program import Op
@@ -21,7 +22,6 @@ from validation.calibrate.figure import draw
 from validation.calibrate.fits import algorithms, predict
 from validation.calibrate.results import Calibration
 from validation.calibrate.timings import Passed, Span, StageTimes, repetitions
-from validation.report.pictures import rendered
 from validation.training.models import Stages
 
 STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})

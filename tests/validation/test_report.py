@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import SCHEDULES
+from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from validation.report import command as report
 from validation.report import form as reportform
-from validation.report import pictures
 from validation.report.form import (
     Amount,
     Curve,
@@ -194,14 +194,14 @@ ODD = {
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
 def test_no_report_is_too_odd_to_be_drawn(made: Made) -> None:
     drawn = report.figure([report.Found("report.json", made.report())])
-    assert pictures.rendered(drawn, "report.png")
+    assert canvas.rendered(drawn, "report.png")
 
 
 def test_a_report_of_nothing_measured_can_be_drawn() -> None:
     full = Made(n=1).report()
     device = replace(full.memory.devices[0], measured_bytes=0)
     bare = replace(full.memory, devices=[device], curve=Curve(slot=[], simulated_bytes=[], measured_bytes=[]))
-    assert pictures.rendered(report.figure([report.Found("report.json", replace(full, memory=bare))]), "report.png")
+    assert canvas.rendered(report.figure([report.Found("report.json", replace(full, memory=bare))]), "report.png")
 
 
 FOREIGN = {

@@ -10,6 +10,7 @@ import msgspec
 
 from cdpsim import console, files
 from cdpsim.cluster import Cluster, Devices, Link
+from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.program import Op
@@ -27,7 +28,6 @@ from validation.profile.tracker import granularity
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
 from validation.replay.case import DTYPES
-from validation.report import pictures
 from validation.report.environment import environment
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
@@ -84,7 +84,7 @@ def run(
     model = profile_of(request)
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
         found = measure(group, request, model)
-    drawn = pictures.rendered(draw(found), outputs[2])
+    drawn = canvas.rendered(draw(found), outputs[2])
     cluster_of(found, request).save(outputs[0], force=force)
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     files.write_file(outputs[2], [drawn], force=force)

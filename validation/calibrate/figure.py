@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cdpsim.cluster import Floats
+from cdpsim.draw.canvas import GREY, plain
 from cdpsim.program import Op
 from validation.calibrate.fits import predict
 from validation.calibrate.results import NAMES, Calibration, Collective, Compute, Errors, Point
-from validation.report.pictures import GREY, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim import console, files, tables
+from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from validation.report import form as reportform
-from validation.report import pictures
 from validation.report.form import Report
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ def run(
     if output is not None:
         files.check_writable(output, force=force)
     if picture is not None:
-        pictures.check_form(picture)
+        canvas.check_form(picture)
         files.check_writable(picture, force=force)
     found = find(folder)
     table = as_table(found, form)
-    drawn = None if picture is None else pictures.rendered(figure(found), picture)
+    drawn = None if picture is None else canvas.rendered(figure(found), picture)
     if output is not None:
         files.write_file(output, [table], force=force)
     if picture is not None and drawn is not None:

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from cdpsim.draw.canvas import GREY, PALE, plain
 from cdpsim.schedules import SCHEDULES
 from validation.report.form import Report
-from validation.report.pictures import GREY, PALE, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What the harness's pictures share: they are drawn without a display, and the same data give the same bytes."""
+"""Figures and their files: drawn without a display, the same bytes for the same data, text as text."""
 
 from io import BytesIO
 from pathlib import Path
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+INK = "#222222"
 GREY = "#6b6b6b"
 PALE = "#dddddd"
+_LONGEST = 60
 
 
 def check_form(path: str | Path) -> str:
@@ -28,9 +30,16 @@ def rendered(figure: "Figure", path: str | Path) -> bytes:
     import matplotlib as mpl
 
     ending, out = check_form(path), BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "path"}):
+    with mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure.savefig(out, format=ending[1:], metadata=FORMS[ending], dpi=150)
     return out.getvalue()
+
+
+def label(name: str, longest: int = _LONGEST) -> str:
+    """Give a name that somebody chose as one line that can stand in a figure: printable, not long, no formula."""
+    line = "".join(letter if letter.isprintable() else " " for letter in name)
+    short = line if len(line) <= longest else line[: longest - 1] + "…"
+    return short.replace("$", r"\$")
 
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:

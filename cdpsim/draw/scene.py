@@ -1,0 +1,115 @@
+"""What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.costs import Times
+from cdpsim.draw.canvas import label
+from cdpsim.errors import RequestError
+from cdpsim.program import Edge
+from cdpsim.trace import Trace
+
+
+class Ends(NamedTuple):
+    """Pairs of a row of `trace.messages` and a row of `trace.tasks`, sorted by both."""
+
+    message: Ints
+    task: Ints
+
+
+def refuse_empty(trace: Trace) -> None:
+    """Refuse a trace in which nothing happens."""
+    if not len(trace.tasks["start"]):
+        raise RequestError("trace", "has no tasks; give one of a run that did something")
+
+
+def title(trace: Trace) -> str:
+    """Say what a trace is of: its schedule, size and rule, and the names of its model and cluster."""
+    request = trace.summary().get("request", {})
+    words = [str(request.get("schedule", "trace"))]
+    words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
+    words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
+    words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
+    for part in ("model", "cluster"):
+        given = request.get(part)
+        words += [str(given.get("name") or f"a {part}")] if isinstance(given, dict) else []
+    return ", ".join(map(label, words))
+
+
+def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
+    """The lane of each row among those of its key, such that no two rows of one lane overlap.
+
+    Rows come sorted by start. A row takes the lane that its owner (a micro-batch) had before if that is free, else the
+    first that is.
+    """
+    lane = np.zeros(len(key), dtype=np.int64)
+    order = sort_by(key, np.arange(len(key)))
+    for rows in np.split(order, heads(key[order])[1:]):
+        until = np.maximum.accumulate(end[rows])
+        if (start[rows][1:] < until[:-1]).any():
+            owners = np.full(len(rows), -1) if owner is None else owner[rows]
+            lane[rows] = _packed(start[rows].tolist(), end[rows].tolist(), owners.tolist())
+    return lane
+
+
+def _packed(start: list[float], end: list[float], owners: list[int]) -> list[int]:
+    free_from: list[float] = []
+    of_owner: dict[int, int] = {}
+    result = []
+    for begin, until, owner in zip(start, end, owners, strict=True):
+        lane = of_owner.get(owner, -1)
+        if lane < 0 or free_from[lane] > begin:
+            lane = next((k for k, free in enumerate(free_from) if free <= begin), len(free_from))
+        if lane == len(free_from):
+            free_from.append(until)
+        free_from[lane] = max(free_from[lane], until)
+        if owner >= 0:
+            of_owner[owner] = lane
+        result.append(lane)
+    return result
+
+
+def message_ends(trace: Trace) -> tuple[Ends, Ends]:
+    """Which tasks made what each message carries, and which ones need it; nothing for a trace without its program.
+
+    What a device passes on as it came (parameters, from reader to reader) is from the task that it came for, and a
+    partial sum is for the task whose gradient is added to it.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    if trace.run is None:
+        return Ends(nothing, nothing), Ends(nothing, nothing)
+    program = trace.run.program
+    count, edges = len(program.tasks), program.edges
+    data = edges.kind == Edge.DATA
+    before, after = edges.before[data], edges.after[data]
+    from_message, to_message = before >= count, after >= count
+    made = after[~from_message & to_message], before[~from_message & to_message]
+    used = before[from_message & ~to_message], after[from_message & ~to_message]
+    first, second = before[from_message & to_message], after[from_message & to_message]
+    came_for = _joined(second, first, *used, unless=made[0])
+    added_to = _joined(first, second, *made, unless=used[0])
+    return _rows(trace, made, came_for), _rows(trace, used, added_to)
+
+
+def _joined(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
+    """Each message with the tasks `of` its other one, unless it has tasks of its own."""
+    some = ~np.isin(message, unless)
+    message, other = message[some], other[some]
+    order = sort_by(of)
+    of, task = of[order], task[order]
+    first = np.searchsorted(of, other)
+    many = np.searchsorted(of, other, side="right") - first
+    within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    return np.repeat(message, many), task[np.repeat(first, many) + within]
+
+
+def _rows(trace: Trace, *pairs: tuple[Ints, Ints]) -> Ends:
+    """Pairs of nodes as rows of the trace's columns."""
+    message, task = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    row = np.empty(len(trace.task_nodes) + len(trace.message_nodes), dtype=np.int64)
+    row[trace.task_nodes] = np.arange(len(trace.task_nodes))
+    row[trace.message_nodes] = np.arange(len(trace.message_nodes))
+    order = sort_by(row[message], row[task])
+    return Ends(row[message][order], row[task][order])
