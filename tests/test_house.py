@@ -23,6 +23,7 @@ DRAWN = """
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw
+    commands.options commands.tables commands.runs commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

@@ -1,0 +1,1 @@
+"""The commands of cdpsim: what each one asks for, and how it is served."""

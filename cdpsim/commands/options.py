@@ -1,0 +1,89 @@
+"""Options that several commands take, and the runs that they ask for."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from cdpsim.errors import RequestError
+
+if TYPE_CHECKING:
+    from cdpsim.trace import Trace
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """The form of a table."""
+    parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
+
+
+def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None:
+    """Options that every command that runs schedules takes."""
+    default = steps or "until they repeat"
+    parser.add_argument("--steps", default=steps, metavar="T", help=f"training steps to simulate (default {default})")
+    parser.add_argument(
+        "--engine", default="auto", metavar="ENGINE", help="auto (default), fast or simpy; both give the same times"
+    )
+    parser.add_argument(
+        "--collective",
+        default="recursive-doubling",
+        metavar="NAME",
+        help="how all-reduces run: recursive-doubling (default), ring or tree",
+    )
+    parser.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="refuse to start what would take more memory on this machine, such as '8 GB' (default: what is free)",
+    )
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """What runs where: the model, the cluster, and options that change a schedule if it takes them."""
+    parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
+    parser.add_argument(
+        "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
+    )
+    parser.add_argument(
+        "--ignore-memory", action="store_true", help="run although a device would need more than it has"
+    )
+    group = parser.add_argument_group(
+        "options that change the schedule (`cdpsim schedules` says which one takes which)"
+    )
+    group.add_argument(
+        "--rule",
+        metavar="RULE",
+        help="which parameters are read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in row i, column j lets "
+        "micro-batch i read the newest parameters of stage j (default: the schedule's own)",
+    )
+    group.add_argument("-m", metavar="M", help="micro-batches (default N)")
+    group.add_argument("--chunks", default="1", metavar="V", help="stages per device (default 1)")
+    group.add_argument(
+        "--prefetch", default="0", metavar="K", help="let parameters arrive K tasks before their reader (default 0)"
+    )
+    group.add_argument(
+        "--slot-order",
+        metavar="ORDER",
+        help="what a device does first if a slot has several tasks for it: forward-first (default) or backward-first",
+    )
+
+
+def simulated(options: argparse.Namespace, steps: str | int, seed: str = "0") -> "Trace":
+    """Run what the options of `add_run` and `_add_schedule` ask for."""
+    from cdpsim.simulate import simulate, whole
+
+    if options.n is None and options.model == "unit":
+        raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
+    return simulate(
+        options.schedule,
+        None if options.n is None else whole("n", options.n, at_least=1),
+        m=None if options.m is None else whole("m", options.m, at_least=1),
+        chunks=whole("chunks", options.chunks, at_least=1),
+        steps=whole("steps", steps, at_least=1),
+        rule=options.rule,
+        engine=options.engine,
+        prefetch=whole("prefetch", options.prefetch, at_least=0),
+        slot_order=options.slot_order,
+        model=options.model,
+        cluster=options.cluster,
+        collective=options.collective,
+        seed=whole("seed", seed, at_least=0),
+        ignore_memory=options.ignore_memory,
+        max_memory=options.max_memory,
+    )

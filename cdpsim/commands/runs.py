@@ -1,0 +1,42 @@
+"""What is written: the traces of a run."""
+
+import argparse
+from typing import Any
+
+from cdpsim import help
+from cdpsim.commands.options import add_request, add_run, simulated
+from cdpsim.console import add_command, say
+
+
+def add_simulate(commands: Any) -> None:
+    """Add the command that runs one schedule."""
+    about = "run one schedule and write its traces"
+    parser = add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
+    parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
+    parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
+    parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    add_run(parser)
+    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
+    parser.add_argument(
+        "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
+    )
+    add_request(parser)
+
+
+def _serve_simulate(options: argparse.Namespace) -> int:
+    from cdpsim import files
+    from cdpsim.invariants import INVARIANTS, violations
+    from cdpsim.trace import FILES
+
+    files.check_writable(options.output, FILES, options.force)
+    trace = simulated(options, options.steps, options.seed)
+    if options.check and trace.run is not None:
+        found = violations(trace.run)
+        for name, problem in found.items():
+            say(f"{name.replace('_', ' ')}: {problem}")
+        if found:
+            return 1
+        say(f"{len(INVARIANTS)} invariants hold")
+    trace.save(options.output, force=options.force)
+    return 0
