@@ -1,14 +1,19 @@
 """The front door in Python: what it takes, what it refuses."""
 
+import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices
 from cdpsim.schedules.rule import matrix_rule
+from cdpsim.simulate import reopen
+from tests.strategies import requests
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 
@@ -88,3 +93,60 @@ def test_a_schedule_may_be_given_itself() -> None:
 def test_a_huge_prefetch_is_as_good_as_the_whole_run() -> None:
     """Everything may arrive at once."""
     assert simulate("zero-cdp", 3, prefetch=10**17).summary()["makespan"] == 22
+
+
+@given(requests(most=3))
+@settings(max_examples=40)
+def test_a_saved_trace_is_reopened_with_its_run(request: dict[str, Any]) -> None:
+    """Whatever was asked for: its request, served again, gives the same columns."""
+    trace = simulate(**request)
+    with TemporaryDirectory() as folder:
+        trace.save(Path(folder) / "trace")
+        again = reopen(Path(folder) / "trace")
+    assert again.run is not None
+    assert again.summary() == trace.summary()
+
+
+def test_a_changed_trace_stands_for_itself(tmp_path: Path) -> None:
+    """As does one that was measured: no run is behind it."""
+    simulate("pp-cdp", 2).save(tmp_path / "trace")
+    tasks = tmp_path / "trace" / "tasks.csv"
+    tasks.write_text(tasks.read_text().replace("F,0,0,0,0,0,1,0,0", "F,0,0,0,0,0,2,0,0"))
+    trace = reopen(tmp_path / "trace")
+    assert trace.run is None
+    assert trace.tasks["end"][0] == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": None},
+        {"request": {}},
+        {"request": []},
+        {"schedule": ["multi-cdp"]},
+        {"schedule": "lost"},
+        {"n": "three"},
+        {"rule": "/etc/hostname"},
+        {"rule": [[1, 2], [3]]},
+        {"rule": {}},
+        {"model": {"stages": 7}},
+        {"cluster": 3},
+        {"steps": 10**12},
+        {"steps": 1},
+        {"slot_order": "upwards"},
+    ],
+)
+def test_a_request_that_cannot_be_served_again_leaves_the_columns(tmp_path: Path, change: dict[str, Any]) -> None:
+    """It may be anything: somebody else may have written it."""
+    trace = simulate("multi-cdp", 2, steps=2)
+    trace.save(tmp_path / "trace")
+    path = tmp_path / "trace" / "summary.json"
+    summary = json.loads(path.read_text())
+    if "request" in change:
+        summary["request"] = change["request"]
+    else:
+        summary["request"] |= change
+    path.write_text(json.dumps(summary))
+    again = reopen(tmp_path / "trace")
+    assert again.run is None
+    assert again.tasks["start"].tolist() == trace.tasks["start"].tolist()
