@@ -11,6 +11,9 @@ EXAMPLES = """examples:
   cdpsim table1 -n 8                       the paper's Table 1, and what runs measure
   cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
   cdpsim pyramid -n 4                      how few devices model parallelism needs
+  cdpsim figure 1 -o fig1.svg              the paper's Fig. 1: DP, CDP-v1, CDP-v2
+  cdpsim timeline pp-cdp -n 4 -o pp.html   a run to explore in a browser
+  cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
 
 `cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no,
@@ -72,4 +75,52 @@ toy.toml                        box.toml
   activation = "1.5 GB"           bandwidth = "300 GB/s"
   boundary = "16 MB"
   parameters = "400 MB"
+"""
+TIMELINE = """The ending of FILE picks the form:
+  .svg .png .pdf  a picture. --style paper shows stage over time step, coloured by
+                  micro-batch: an arrow up for a forward, down for a backward, a
+                  slash through what reads an older version than the newest, double
+                  bars where training steps are synchronised, arrows for messages.
+                  --style gantt shows a lane for each device and link, in real time,
+                  and why devices are idle; --dependencies, who waits for whom.
+  .html           one page without a network: zoom, search, colour by stage ...
+  .json .pftrace  for ui.perfetto.dev: tracks, flows, memory. A slot is 1 us there.
+                  .pftrace needs `pip install 'cdpsim[perfetto]'`
+NAME may also be a folder that `cdpsim simulate` wrote.
+
+examples:
+  cdpsim timeline multi-cdp -n 3 -o cdp.svg
+  cdpsim timeline multi-dp --model toy.toml --cluster box.toml -o dp.html
+  cdpsim timeline pp-cdp -n 4 --style gantt --dependencies -o pp.pdf
+  cdpsim timeline traces -o traces.json
+"""
+FIGURE = """Figure 1 shows data parallelism and the two versions of its cyclic form over time;
+figure 2 the nine implementations at one slot: devices, the stages whose parameters
+they hold, the activations that wait there, and the messages of that slot.
+
+examples:
+  cdpsim figure 1 -o fig1.pdf
+  cdpsim figure 1 -n 6 --steps 2 -o fig1.svg
+  cdpsim figure 2 -n 4 -o fig2.svg
+"""
+SNAPSHOT = """A rectangle is a device; a disk a stage whose parameters it holds, in the colour of
+the micro-batch that it computes now; the ring around it the activations that wait
+for their backward; arrows are messages, thick between devices, thin inside one,
+with two heads for collectives.
+
+examples:
+  cdpsim snapshot mp-cdp -n 4 --slot 12 -o pyramid.svg
+  cdpsim snapshot multi-dp --model toy.toml --cluster box.toml --slot '40 ms' -o dp.png
+"""
+PLOT = """WHAT is drawn over time:
+  memory    what devices hold: of one schedule by category, in all and per device; of
+            several the sums, with the paper's lines where they apply
+  traffic   what is sent, by content or by schedule
+  versions  how many versions of the parameters devices keep, and how old they are
+NAME may also be a folder that `cdpsim simulate` wrote.
+
+examples:
+  cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
+  cdpsim plot traffic mp-cdp -n 4 -o traffic.png
+  cdpsim plot versions pp-cdp -n 4 --rule cdp-v1 -o versions.pdf
 """

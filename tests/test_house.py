@@ -23,7 +23,8 @@ DRAWN = """
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw
-    commands.options commands.tables commands.runs commands
+    pictures
+    commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

@@ -1,6 +1,7 @@
 """Options that several commands take, and the runs that they ask for."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdpsim.errors import RequestError
@@ -9,13 +10,18 @@ if TYPE_CHECKING:
     from cdpsim.trace import Trace
 
 
+# What these options ask for, beside n.
+RUN = ("steps", "engine", "collective", "max_memory")
+REQUEST = ("model", "cluster", "ignore_memory", "rule", "m", "chunks", "prefetch", "slot_order")
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """The form of a table."""
+    """Add the form of a table."""
     parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
 
 
 def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None:
-    """Options that every command that runs schedules takes."""
+    """Add the options that every command that runs schedules takes."""
     default = steps or "until they repeat"
     parser.add_argument("--steps", default=steps, metavar="T", help=f"training steps to simulate (default {default})")
     parser.add_argument(
@@ -35,7 +41,7 @@ def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
-    """What runs where: the model, the cluster, and options that change a schedule if it takes them."""
+    """Add what runs where: the model, the cluster, and options that change a schedule if it takes them."""
     parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
     parser.add_argument(
         "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
@@ -64,18 +70,38 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def simulated(options: argparse.Namespace, steps: str | int, seed: str = "0") -> "Trace":
-    """Run what the options of `add_run` and `_add_schedule` ask for."""
+def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
+    """Add the file to write, in one of `forms`."""
+    parser.add_argument("-o", required=True, metavar="FILE", dest="output", help=f"what to write: {forms}")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
+
+
+def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: str) -> "Trace":
+    """The trace in the folder of that name, or of the run that the options ask for."""
+    from cdpsim.schedules import SCHEDULES
+    from cdpsim.simulate import reopen
+
+    if name in SCHEDULES or not ("/" in name or Path(name).is_dir()):
+        return simulated(options, name)
+    for option in ("n", *RUN, *REQUEST):
+        if getattr(options, option) != parser.get_default(option):
+            flag = f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
+            raise RequestError(flag, f"is of a run, but {name!r} is a folder with one; leave it out")
+    return reopen(name)
+
+
+def simulated(options: argparse.Namespace, schedule: str, steps: int | None = None, seed: str = "0") -> "Trace":
+    """Run what the options of `add_run` and `add_request` ask for; `steps` instead of theirs."""
     from cdpsim.simulate import simulate, whole
 
     if options.n is None and options.model == "unit":
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
     return simulate(
-        options.schedule,
+        schedule,
         None if options.n is None else whole("n", options.n, at_least=1),
         m=None if options.m is None else whole("m", options.m, at_least=1),
         chunks=whole("chunks", options.chunks, at_least=1),
-        steps=whole("steps", steps, at_least=1),
+        steps=whole("steps", options.steps if steps is None else steps, at_least=1),
         rule=options.rule,
         engine=options.engine,
         prefetch=whole("prefetch", options.prefetch, at_least=0),

@@ -30,7 +30,7 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.trace import FILES
 
     files.check_writable(options.output, FILES, options.force)
-    trace = simulated(options, options.steps, options.seed)
+    trace = simulated(options, options.schedule, seed=options.seed)
     if options.check and trace.run is not None:
         found = violations(trace.run)
         for name, problem in found.items():

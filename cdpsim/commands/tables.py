@@ -86,9 +86,9 @@ def _serve_pyramid(options: argparse.Namespace) -> int:
 
     form = tables.check_format(options.format)
     if options.steps is None:
-        result = pyramid(settled(lambda steps: simulated(options, steps)))
+        result = pyramid(settled(lambda steps: simulated(options, options.schedule, steps)))
     else:
-        result = pyramid(simulated(options, options.steps))
+        result = pyramid(simulated(options, options.schedule))
     if form == "json":
         write(tables.as_json(result))
         return 0

@@ -1,5 +1,6 @@
 """Figures and their files: drawn without a display, the same bytes for the same data, text as text."""
 
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +18,11 @@ PALE = "#dddddd"
 _LONGEST = 60
 
 
-def check_form(path: str | Path) -> str:
-    """Give the ending of a picture's name; refuse one that names no form."""
+def check_form(path: str | Path, known: Iterable[str] = FORMS) -> str:
+    """Give the ending of a picture's name; refuse one that names no known form."""
     ending = Path(path).suffix.lower()
-    if ending not in FORMS:
-        raise RequestError(str(path), f"its form is unknown; end its name in {', '.join(FORMS)}")
+    if ending not in known:
+        raise RequestError(str(path), f"its form is unknown; end its name in {', '.join(known)}")
     return ending
 
 

@@ -1,0 +1,123 @@
+"""What is drawn: timelines, the paper's figures, devices at one slot, memory and traffic over time."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+from cdpsim import help
+from cdpsim.commands.options import add_output, add_request, add_run, traced
+from cdpsim.console import add_command
+
+PICTURES = ".svg, .png or .pdf"
+
+
+def add_timeline(commands: Any) -> None:
+    """Add the command that draws one run over time."""
+    about = "draw when everything runs, or write it for a browser or Perfetto"
+    parser = add_command(commands, "timeline", _serve_timeline, about, help.TIMELINE)
+    _add_names(parser, None)
+    add_output(parser, "a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json .pftrace")
+    parser.add_argument(
+        "--style",
+        metavar="STYLE",
+        help="of a picture: paper, as the paper's Fig. 1 (default in slots), or gantt, a lane per device and link "
+        "(default with a model or cluster)",
+    )
+    parser.add_argument("--dependencies", action="store_true", help="show in a gantt who waits for whom")
+    _add_asked(parser)
+
+
+def _serve_timeline(options: argparse.Namespace) -> int:
+    from cdpsim import pictures
+
+    drawn = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
+    pictures.check_timeline(options.output, **drawn)
+    pictures.timeline(options.traced(options, options.schedule), options.output, **drawn)
+    return 0
+
+
+def add_figure(commands: Any) -> None:
+    """Add the command that draws the paper's figures."""
+    about = "the paper's figure K for any N"
+    parser = add_command(commands, "figure", _serve_figure, about, help.FIGURE)
+    parser.add_argument("number", metavar="K", help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot")
+    add_output(parser, PICTURES)
+    parser.add_argument("-n", default="3", metavar="N", help="stages, and micro-batches (default 3, the paper's)")
+    parser.add_argument("--steps", metavar="T", help="training steps shown in figure 1 (default: as in the paper)")
+    parser.add_argument("--slot", metavar="S", help="the slot of figure 2 (default: one in which most is held)")
+
+
+def _serve_figure(options: argparse.Namespace) -> int:
+    from cdpsim import pictures
+    from cdpsim.simulate import whole
+
+    pictures.figure(
+        options.number,
+        options.output,
+        n=whole("n", options.n, at_least=1),
+        steps=None if options.steps is None else whole("steps", options.steps, at_least=1),
+        slot=None if options.slot is None else whole("slot", options.slot, at_least=0),
+        force=options.force,
+    )
+    return 0
+
+
+def add_snapshot(commands: Any) -> None:
+    """Add the command that draws the devices at one slot."""
+    about = "draw the devices at one slot: what they do, hold and exchange"
+    parser = add_command(commands, "snapshot", _serve_snapshot, about, help.SNAPSHOT)
+    _add_names(parser, None)
+    add_output(parser, PICTURES)
+    parser.add_argument(
+        "--slot", required=True, metavar="S", help="the slot, from 0; with a model or cluster a moment, such as '12 ms'"
+    )
+    _add_asked(parser)
+
+
+def _serve_snapshot(options: argparse.Namespace) -> int:
+    from cdpsim import pictures, units
+    from cdpsim.simulate import whole
+
+    pictures.check_picture(options.output, force=options.force)
+    trace = options.traced(options, options.schedule)
+    slot = whole("slot", options.slot, at_least=0) if trace.in_slots else units.seconds(options.slot)
+    pictures.snapshot(trace, slot, options.output, force=options.force)
+    return 0
+
+
+def add_plot(commands: Any) -> None:
+    """Add the command that draws memory, traffic and versions over time."""
+    about = "draw memory, traffic or versions over time, of one schedule or of several"
+    parser = add_command(commands, "plot", _serve_plot, about, help.PLOT)
+    parser.add_argument("what", metavar="WHAT", help="memory, traffic or versions")
+    _add_names(parser, "+")
+    add_output(parser, PICTURES)
+    _add_asked(parser)
+
+
+def _serve_plot(options: argparse.Namespace) -> int:
+    from cdpsim import pictures
+    from cdpsim.errors import choose
+
+    choose("plot", options.what, pictures.PLOTS)
+    pictures.check_picture(options.output, force=options.force)
+    traces = [options.traced(options, name) for name in options.schedule]
+    pictures.plot(options.what, traces, options.output, force=options.force)
+    return 0
+
+
+def _add_names(parser: argparse.ArgumentParser, how_many: str | None) -> None:
+    """Of what to draw; what is asked of runs stands behind it."""
+    parser.add_argument(
+        "schedule",
+        nargs=how_many,
+        metavar="NAME",
+        help="a schedule (`cdpsim schedules` lists them), or a folder that `cdpsim simulate` wrote",
+    )
+    parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
+
+
+def _add_asked(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_request(parser)
+    parser.set_defaults(traced=partial(traced, parser))

@@ -1,0 +1,126 @@
+"""The front door of pictures: traces and a file's name in, the file out; the name's ending picks its form."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdpsim.draw import canvas
+from cdpsim.errors import RequestError, choose
+from cdpsim.files import check_writable, write_file
+from cdpsim.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLES = ("paper", "gantt")
+EXPORTS = (".html", ".json", ".pftrace")
+TIMELINES = (*canvas.FORMS, *EXPORTS)
+PLOTS = ("memory", "traffic", "versions")
+FIGURES = ("1", "2")
+
+
+def timeline(
+    trace: Trace, path: str | Path, *, style: str | None = None, dependencies: bool = False, force: bool = False
+) -> None:
+    """Draw what a run does over time.
+
+    `style` (for .svg, .png and .pdf) is "paper", the default in the slot model, or "gantt", the default with real
+    costs; `dependencies` adds who waits for whom to a gantt. .html is a page to explore, .json and .pftrace open in
+    Perfetto.
+    """
+    check_timeline(path, style=style, dependencies=dependencies, force=force)
+    ending = Path(path).suffix.lower()
+    if ending in EXPORTS:
+        write_file(path, _exporter(ending)(trace), force=force)
+        return
+    if style == "gantt" or dependencies or not (style or trace.in_slots):
+        from cdpsim.draw.gantt import gantt
+
+        _write(gantt(trace, dependencies=dependencies), path, force)
+    else:
+        from cdpsim.draw.paper import paper
+
+        _write(paper([trace]), path, force)
+
+
+def check_timeline(
+    path: str | Path, *, style: str | None = None, dependencies: bool = False, force: bool = False
+) -> None:
+    """Refuse early what `timeline` would refuse whatever the trace."""
+    ending = canvas.check_form(path, TIMELINES)
+    if style is not None:
+        choose("style", style, STYLES)
+    if style is not None and ending in EXPORTS:
+        raise RequestError("style", f"is of .svg, .png and .pdf, not of {ending}; leave it out")
+    if dependencies and (style == "paper" or ending in EXPORTS):
+        raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
+    check_writable(path, force=force)
+
+
+def check_picture(path: str | Path, *, force: bool = False) -> None:
+    """Refuse early what `figure`, `snapshot` and `plot` would refuse whatever is asked."""
+    canvas.check_form(path)
+    check_writable(path, force=force)
+
+
+def figure(
+    number: str | int,
+    path: str | Path,
+    *,
+    n: int = 3,
+    steps: int | None = None,
+    slot: int | None = None,
+    force: bool = False,
+) -> None:
+    """Draw the paper's Fig. 1 (timelines of DP, CDP-v1 and CDP-v2) or 2 (devices at one slot) for any n."""
+    number = choose("figure", str(number), FIGURES)
+    taken = {"1": slot, "2": steps}[number]
+    if taken is not None:
+        raise RequestError(
+            {"1": "slot", "2": "steps"}[number], f"figure {number} does not take this option; leave it out"
+        )
+    check_picture(path, force=force)
+    if number == "1":
+        from cdpsim.draw.paper import figure_1
+
+        _write(figure_1(n) if steps is None else figure_1(n, steps=steps), path, force)
+    else:
+        from cdpsim.draw.snapshot import figure_2
+
+        _write(figure_2(n, slot=slot), path, force)
+
+
+def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:
+    """Draw the devices at one slot, or at one moment in seconds: what they do, hold and exchange."""
+    from cdpsim.draw import snapshot as drawing
+
+    check_picture(path, force=force)
+    _write(drawing.snapshot(trace, slot), path, force)
+
+
+def plot(what: str, traces: Sequence[Trace], path: str | Path, *, force: bool = False) -> None:
+    """Draw memory, traffic or versions over time, of one run in detail or of several on the same axes."""
+    from cdpsim.draw import curves
+
+    check_picture(path, force=force)
+    draw: dict[str, Callable[[Sequence[Trace]], Figure]]
+    draw = {"memory": curves.memory, "traffic": curves.traffic, "versions": curves.versions}
+    _write(draw[choose("plot", what, PLOTS)](traces), path, force)
+
+
+def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:
+    if ending == ".html":
+        from cdpsim.export.page import page
+
+        return page
+    if ending == ".json":
+        from cdpsim.export.chrome import chrome
+
+        return chrome
+    from cdpsim.export.protobuf import protobuf
+
+    return protobuf
+
+
+def _write(drawn: "Figure", path: str | Path, force: bool) -> None:
+    write_file(path, [canvas.rendered(drawn, path)], force=force)
