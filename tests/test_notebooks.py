@@ -1,4 +1,4 @@
-"""The notebook: two forms that say the same, without outputs, and it runs."""
+"""The notebooks: two forms that say the same, without outputs, and they run."""
 
 import subprocess
 import sys
@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
 jupytext = pytest.importorskip("jupytext")
 pytest.importorskip("nbmake")
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
+FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -24,6 +23,8 @@ def test_both_forms_say_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs(name: str) -> None:
+    if "validation" in (FOLDER / f"{name}.py").read_text():
+        pytest.importorskip("torch")
     command = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=240", "-n", "0", "-q", f"{name}.ipynb"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
