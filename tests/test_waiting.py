@@ -1,0 +1,222 @@
+"""Why lanes are idle: small runs by hand, and laws for all."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES, Cluster, Model, Stage, Trace, simulate
+from cdpsim.cluster import Devices, Link
+from cdpsim.engine import fast
+from cdpsim.metrics import utilisation, waiting
+from cdpsim.metrics.waiting import Reason
+from cdpsim.program import Kind
+from cdpsim.trace import Run
+from cdpsim.units import Work
+from tests.strategies import requests
+
+MESSAGE, DEPENDENCY, NOTHING = Reason
+TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
+
+
+def run_of(trace: Trace) -> Run:
+    """The run behind a simulated trace."""
+    assert trace.run is not None
+    return trace.run
+
+
+def idle(run: Run) -> dict[str, np.ndarray]:
+    """The idle parts of a run."""
+    return waiting.idle(run.program, run.start, run.end)
+
+
+def rows(trace: Trace) -> list[tuple[float, ...]]:
+    """The idle parts as (lane, device, begin, end, reason)."""
+    return list(zip(*(column.tolist() for column in idle(run_of(trace)).values()), strict=True))
+
+
+def named(trace: Trace) -> dict[str, str]:
+    """Which task waited for what, both by their names."""
+    program, start, end = run_of(trace).program, run_of(trace).start, run_of(trace).end
+    last = waiting.waits_for(program, start, end)
+    return {program.describe(int(task)): program.describe(int(last[task])) for task in np.flatnonzero(last >= 0)}
+
+
+def test_a_pipeline_of_two_stages_by_hand() -> None:
+    """A boundary takes 1.5 s; micro-batch 1 is released after half of a pass of 6 s.
+
+    Device 0 waits for the first gradient while device 1 makes it (until 5.5) and while it comes, and for the second
+    while that comes, as device 1 has made it before (at 8.5).
+    """
+    trace = simulate("pp-cdp", 2, steps=1, model=TWO, cluster=Cluster(link=Link(latency=0.5, bandwidth=1.0)))
+    assert rows(trace) == [
+        (0, 0, 1.0, 3.0, NOTHING),
+        (0, 0, 4.0, 5.5, DEPENDENCY),
+        (0, 0, 5.5, 7.0, MESSAGE),
+        (0, 0, 9.0, 10.0, MESSAGE),
+        (1, 1, 0.0, 1.0, DEPENDENCY),
+        (1, 1, 1.0, 2.5, MESSAGE),
+        (1, 1, 8.5, 12.0, NOTHING),
+    ]
+    assert named(trace) == {
+        "F(t=0,i=0,j=1)": "p2p activation(t=0,i=0,j=0) 0->1",
+        "B(t=0,i=0,j=0)": "p2p activation_gradient(t=0,i=0,j=1) 1->0",
+        "B(t=0,i=1,j=0)": "p2p activation_gradient(t=0,i=1,j=1) 1->0",
+    }
+
+
+def test_an_all_reduce_by_hand() -> None:
+    """Both devices work for 6 s, then 3 bytes at 2 bytes/s after 0.5 s; each updates its own replica, in no time."""
+    trace = simulate("multi-dp", 2, steps=2, model=TWO, cluster=Cluster(link=Link(latency=0.5, bandwidth=2.0)))
+    assert rows(trace) == [
+        (device, device, begin, begin + 2.0, reason)
+        for device in range(2)
+        for begin, reason in ((6.0, MESSAGE), (14.0, NOTHING))
+    ]
+    assert set(named(trace).values()) == {"all_reduce gradient(t=0,j=0)"}
+
+
+def test_a_slow_member_of_an_all_reduce_by_hand() -> None:
+    """Device 1 is half as fast: device 0 waits 6 s for it, then both for the message."""
+    model = Model(stages=(Stage(forward=Work(1e12), backward=Work(2e12), parameters=3),) * 2)
+    devices = (Devices(count=1, speed=1e12), Devices(count=1, speed=0.5e12))
+    trace = simulate("multi-dp", 2, steps=2, model=model, cluster=Cluster(devices=devices, link=Link(latency=2.0)))
+    assert rows(trace) == [
+        (0, 0, 6.0, 12.0, DEPENDENCY),
+        (0, 0, 12.0, 14.0, MESSAGE),
+        (0, 0, 20.0, 28.0, NOTHING),
+        (1, 1, 12.0, 14.0, MESSAGE),
+        (1, 1, 26.0, 28.0, NOTHING),
+    ]
+
+
+def test_updates_by_hand() -> None:
+    """A pass takes 6 s, a message 5 s: what an update waits for is told apart by whether it is the device's own.
+
+    Device 1 has its own gradients after 3 + 6 = 9 s, and updates when device 0's are there: stage 1 at 4 + 5 = 9 s,
+    stage 0 at 6 + 5 = 11 s. Device 0 needs the new stage 1 from 7 s on: it is made until 9 s, and on its way until 14 s.
+    Device 1 needs the new stage 0 from 9 s on: what is on its way then is a gradient.
+    """
+    trace = simulate("multi-cdp", 2, steps=2, model=TWO, cluster=Cluster(link=Link(latency=5.0)))
+    assert rows(trace) == [
+        (0, 0, 7.0, 9.0, DEPENDENCY),
+        (0, 0, 9.0, 14.0, MESSAGE),
+        (0, 0, 19.0, 24.0, NOTHING),
+        (1, 1, 0.0, 3.0, NOTHING),
+        (1, 1, 9.0, 11.0, MESSAGE),
+        (1, 1, 17.0, 24.0, NOTHING),
+    ]
+    assert named(trace) == {
+        "F(t=1,i=0,j=1)": "p2p parameters(t=0,j=1) 1->0",
+        "F(t=1,i=1,j=0)": "p2p gradient(t=0,j=0) 0->1",
+    }
+
+
+def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
+    """Worker i of N begins 2i slots late and ends as much before the last one."""
+    n = 4
+    first = [(i, i, 0, 2 * i, NOTHING) for i in range(1, n)]
+    last = [(i, i, 2 * n * 3 + 2 * i, 2 * n * 3 + 2 * (n - 1), NOTHING) for i in range(n - 1)]
+    assert rows(simulate("multi-cdp", n)) == sorted(first + last)
+
+
+@settings(max_examples=100)
+@given(requests())
+def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:
+    """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
+    run = run_of(simulate(**request))
+    program, parts = run.program, idle(run)
+    whole = utilisation.makespan(program, run.end)
+    for lane, (low, high) in enumerate(zip(program.lane_start, program.lane_start[1:], strict=False)):
+        tasks, own = program.lane_tasks[low:high], parts["lane"] == lane
+        begin = np.append(parts["begin"][own], run.start[tasks])
+        end = np.append(parts["end"][own], run.end[tasks])
+        order = np.lexsort((end, begin))
+        assert np.array_equal(np.append(0, end[order]), np.append(begin[order], whole))
+        assert (parts["device"][own] == program.tasks.device[tasks[0]]).all()
+    assert (parts["begin"] < parts["end"]).all()
+    assert np.array_equal(np.lexsort((parts["begin"], parts["lane"])), np.arange(len(parts["lane"])))
+    share = (parts["end"] - parts["begin"]).sum() / ((len(program.lane_start) - 1) * whole)
+    assert share == pytest.approx(utilisation.bubble(program, run.start, run.end), abs=1e-9)
+
+
+@settings(max_examples=100)
+@given(requests())
+def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
+    """Walk back from each task, one node at a time: what ended last is what it waited for."""
+    run = run_of(simulate(**request))
+    program, last = run.program, waiting.waits_for(run.program, run.start, run.end)
+    parts = idle(run)
+    of_lane = {lane: np.flatnonzero(parts["lane"] == lane) for lane in set(parts["lane"].tolist())}
+    for lane, (low, high) in enumerate(zip(program.lane_start, program.lane_start[1:], strict=False)):
+        for place in range(low, high):
+            task = int(program.lane_tasks[place])
+            since = run.end[program.lane_tasks[place - 1]] if place > low else 0
+            mine = [
+                k for k in of_lane.get(lane, ()) if since <= parts["begin"][k] and parts["end"][k] <= run.start[task]
+            ]
+            told = [(parts["begin"][k], parts["end"][k], parts["reason"][k]) for k in mine]
+            expected, node = walk(run, task, since)
+            assert told == expected
+            assert last[task] == node
+
+
+def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, int]], int]:
+    """The parts of the gap before a task, and what it waited for last: an own implementation, node by node."""
+    program, tasks, count = run.program, run.program.tasks, len(run.program.tasks)
+    if run.start[task] <= since:
+        return [], -1
+
+    def before(node: int) -> int:
+        return max(program.edges.before[program.edges.after == node], key=lambda b: (run.end[b], b), default=-1)
+
+    def is_own_update(node: int) -> bool:
+        return 0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task]
+
+    node = before(task)
+    while is_own_update(node):
+        node = before(node)
+    waited = node if node >= 0 and run.end[node] > since else -1
+    there = run.end[node] if node >= 0 else 0
+    while node >= count or is_own_update(node):
+        node = before(node)
+    made = run.end[node] if node >= 0 else 0
+    times = [since, max(made, since), max(there, since), run.start[task]]
+    reasons = (DEPENDENCY, MESSAGE, NOTHING)
+    parts = [(a, b, int(r)) for a, b, r in zip(times, times[1:], reasons, strict=False) if a < b]
+    return parts, int(waited)
+
+
+@settings(max_examples=50)
+@given(requests())
+def test_nobody_waits_for_messages_that_are_free(request: dict[str, Any]) -> None:
+    """What takes no time is not on its way at any time."""
+    cluster = request.get("cluster", Cluster.unit())
+    request["cluster"] = Cluster(devices=cluster.devices)
+    assert not (idle(run_of(simulate(**request)))["reason"] == MESSAGE).any()
+
+
+@pytest.mark.parametrize("name", ["single-dp", "single-cdp"])
+def test_one_device_waits_for_no_message(name: str) -> None:
+    """Its lanes wait for each other."""
+    assert SCHEDULES[name].placement.lanes
+    model = Model(stages=(Stage(forward=1.0, backward=1.0), Stage(forward=2.0, backward=2.0)))
+    reasons = idle(run_of(simulate(name, model=model, cluster=Cluster(devices=(Devices(lanes=2),)))))["reason"]
+    assert MESSAGE not in reasons
+
+
+@settings(max_examples=50)
+@given(requests(), st.sampled_from([2, 4, 0.5]))
+def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
+    """Powers of two are exact in floating point, too."""
+    run = run_of(simulate(**request))
+    costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
+    start, end = fast.run(run.program, costs)
+    grown, parts = waiting.idle(run.program, start, end), idle(run)
+    for name in ("lane", "device", "reason"):
+        assert np.array_equal(grown[name], parts[name])
+    assert np.array_equal(grown["begin"], parts["begin"] * factor)
+    assert np.array_equal(grown["end"], parts["end"] * factor)
