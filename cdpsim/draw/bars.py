@@ -1,0 +1,141 @@
+"""What gantt pictures are made of: bars of tasks and messages, textures of idle time, marks, names.
+
+Every function draws many at once; x is time, y is inches downwards.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.draw.canvas import INK
+from cdpsim.draw.palette import CONTENTS, ink_on
+from cdpsim.draw.rows import LANE, LINK, Floats
+from cdpsim.metrics.waiting import Reason
+from cdpsim.program import Content
+from cdpsim.trace import Columns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS = {"F": "forward", "B": "backward", "W": "backward of weights"}
+HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # which part of a bar's height
+NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66}
+MARKS = dict(zip(Content, "^vosD", strict=True))
+IDLE = {
+    Reason.MESSAGE: ("waiting for a message", "....."),
+    Reason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
+    Reason.NOTHING: ("nothing to do", ""),
+}
+SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
+SLASH = 4.5  # how many points it is wide
+
+
+class Sheet(NamedTuple):
+    """What is drawn on, and how many points a unit of time has there."""
+
+    axes: "Axes"
+    scale: float
+
+
+def boxes(axes: "Axes", left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
+    """Draw rectangles."""
+    import matplotlib as mpl
+    from matplotlib.collections import PolyCollection
+
+    if len(left):
+        x, y = np.stack([left, left, right, right], axis=-1), np.stack([top, bottom, bottom, top], axis=-1)
+        with mpl.rc_context({"hatch.linewidth": 0.7}):
+            drawn = PolyCollection(list(np.stack([x, y], axis=-1)), **style)
+        drawn.set_gid(gid)
+        axes.add_collection(drawn, autolim=False)
+
+
+def lines(axes: "Axes", left: Floats, right: Floats, from_y: Floats, to_y: Floats, gid: str, **style: Any) -> None:
+    """Draw straight lines."""
+    from matplotlib.collections import LineCollection
+
+    if len(left):
+        ends = np.stack([np.stack([left, from_y], axis=-1), np.stack([right, to_y], axis=-1)], axis=1)
+        drawn = LineCollection(list(ends), **style)
+        drawn.set_gid(gid)
+        axes.add_collection(drawn, autolim=False)
+
+
+def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any) -> None:
+    """Draw marks, which may stand over the edge."""
+    if len(x):
+        axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
+
+
+def idle_boxes(axes: "Axes", reason: Reason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
+    """Draw idle time in the texture of its reason."""
+    pale = "#f1f1f1" if reason is Reason.NOTHING else "#ffffff"
+    style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "linewidth": 0, "hatch": IDLE[reason][1]}
+    boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", **style)
+
+
+def task_bars(
+    sheet: Sheet,
+    kind: str,
+    top: Floats,
+    start: Floats,
+    end: Floats,
+    colours: np.ndarray,
+    stale: Ints,
+    height: float = LANE,
+) -> None:
+    """Draw bars, hatched at top or bottom if they are no forwards, with a slash where a version is not the newest."""
+    axes, name = sheet.axes, KINDS[kind].replace(" ", "-")
+    gap = np.minimum(0.5 / sheet.scale, 0.1 * (end - start))  # what is side by side does not touch
+    left, right, high, low = start + gap, end - gap, top + 0.01, top + height - 0.01
+    boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
+    inks = inks_on(colours)
+    for ink in ("#000000", "#ffffff"):
+        some = np.flatnonzero(inks == ink)
+        if kind in HATCHED:
+            above, below = (high[some] + share * (height - 0.02) for share in HATCHED[kind])
+            style: dict[str, Any] = {"facecolor": "none", "edgecolor": ink, "linewidth": 0, "hatch": "////////"}
+            boxes(axes, left[some], right[some], above, below, f"{name}-hatch", **style)
+    old = np.flatnonzero(stale)
+    foot = right[old] - np.minimum(SLASH / sheet.scale, 0.5 * (right - left)[old])
+    lines(axes, foot, right[old], low[old], high[old], "stale", colors=inks[old], linewidths=1.0)
+
+
+def inks_on(colours: np.ndarray) -> np.ndarray:
+    """Black or white for each colour."""
+    known = {colour: ink_on(colour) for colour in dict.fromkeys(colours.tolist())}
+    return np.array([known[colour] for colour in colours.tolist()])
+
+
+def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
+    """Write `F1.0` into the bars that have room for it, all in the largest size that most have room for."""
+    columns = (tasks[name].tolist() for name in ("kind", "micro_batch", "stage"))
+    words = [f"{kind}{i}.{j}" for kind, i, j in zip(*columns, strict=True)]
+    left, right = tasks["start"], tasks["end"] - SLASH / sheet.scale * tasks["stale"]
+    room = (right - left) * sheet.scale - 1.5
+    needs = np.array([0.6 * len(word) - 0.1 for word in words])
+    size = max((size for size in SIZES if np.mean(needs * size <= room) >= 0.9), default=SIZES[0])
+    for k in np.flatnonzero(needs * size <= room).tolist():
+        y = top[k] + NAMED_AT[words[k][0]] * LANE
+        text = sheet.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
+        text.set(va="center_baseline", gid="name")
+
+
+def update_marks(axes: "Axes", time: Floats, top: Floats, bottom: Floats) -> None:
+    """Draw an upright line and a mark on it where a device updates."""
+    lines(axes, time, time, top - 0.03, bottom, "update", colors=INK, linewidths=1.0, clip_on=False)
+    marks(axes, "v", time, top - 0.035, "update-mark", color=INK, s=13)
+
+
+def message_bars(sheet: Sheet, content: Content, top: Floats, start: Floats, end: Floats) -> None:
+    """Draw bars with the mark of what they carry; what takes no time is a mark alone."""
+    axes, colour, mark, gid = sheet.axes, CONTENTS[content], MARKS[content], f"message-{content.name.lower()}"
+    long = end > start
+    high, low, middle = top + 0.01, top + LINK - 0.01, top + LINK / 2
+    style: dict[str, Any] = {"facecolor": colour, "edgecolor": "#ffffff", "linewidth": 0.4}
+    boxes(axes, start[long], end[long], high[long], low[long], gid, **style)
+    wide = (end - start) * sheet.scale > 5
+    marks(axes, mark, (start + end)[wide] / 2, middle[wide], f"{gid}-mark", color=ink_on(colour), s=12)
+    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4, "s": 20}
+    marks(axes, mark, start[~long], middle[~long], f"{gid}-free", **style)
