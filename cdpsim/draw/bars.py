@@ -32,10 +32,11 @@ SLASH = 4.5  # how many points it is wide
 
 
 class Sheet(NamedTuple):
-    """What is drawn on, and how many points a unit of time has there."""
+    """What is drawn on, the points of a unit of time there, and how fine lines and marks are: 1 unless tasks are narrow."""
 
     axes: "Axes"
     scale: float
+    fine: float = 1.0
 
 
 def boxes(axes: "Axes", left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
@@ -87,7 +88,7 @@ def task_bars(
 ) -> None:
     """Draw bars, hatched at top or bottom if they are no forwards, with a slash where a version is not the newest."""
     axes, name = sheet.axes, KINDS[kind].replace(" ", "-")
-    gap = np.minimum(0.5 / sheet.scale, 0.1 * (end - start))  # what is side by side does not touch
+    gap = np.minimum(0.5 / sheet.scale, 0.04 * (end - start))  # what is side by side does not touch
     left, right, high, low = start + gap, end - gap, top + 0.01, top + height - 0.01
     boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
     inks = inks_on(colours)
@@ -95,11 +96,11 @@ def task_bars(
         some = np.flatnonzero(inks == ink)
         if kind in HATCHED:
             above, below = (high[some] + share * (height - 0.02) for share in HATCHED[kind])
-            style: dict[str, Any] = {"facecolor": "none", "edgecolor": ink, "linewidth": 0, "hatch": "////////"}
-            boxes(axes, left[some], right[some], above, below, f"{name}-hatch", **style)
+            style = {"facecolor": "none", "hatch": "////////"} if sheet.fine > 0.5 else {"facecolor": ink}
+            boxes(axes, left[some], right[some], above, below, f"{name}-hatch", edgecolor=ink, linewidth=0, **style)
     old = np.flatnonzero(stale)
     foot = right[old] - np.minimum(SLASH / sheet.scale, 0.5 * (right - left)[old])
-    lines(axes, foot, right[old], low[old], high[old], "stale", colors=inks[old], linewidths=1.0)
+    lines(axes, foot, right[old], low[old], high[old], "stale", colors=inks[old], linewidths=sheet.fine)
 
 
 def inks_on(colours: np.ndarray) -> np.ndarray:
@@ -122,10 +123,10 @@ def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
         text.set(va="center_baseline", gid="name")
 
 
-def update_marks(axes: "Axes", time: Floats, top: Floats, bottom: Floats) -> None:
+def update_marks(sheet: Sheet, time: Floats, top: Floats, bottom: Floats) -> None:
     """Draw an upright line and a mark on it where a device updates."""
-    lines(axes, time, time, top - 0.03, bottom, "update", colors=INK, linewidths=1.0, clip_on=False)
-    marks(axes, "v", time, top - 0.035, "update-mark", color=INK, s=13)
+    lines(sheet.axes, time, time, top - 0.03, bottom, "update", colors=INK, linewidths=sheet.fine, clip_on=False)
+    marks(sheet.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * sheet.fine**2)
 
 
 def message_bars(sheet: Sheet, content: Content, top: Floats, start: Floats, end: Floats) -> None:
@@ -137,5 +138,5 @@ def message_bars(sheet: Sheet, content: Content, top: Floats, start: Floats, end
     boxes(axes, start[long], end[long], high[long], low[long], gid, **style)
     wide = (end - start) * sheet.scale > 5
     marks(axes, mark, (start + end)[wide] / 2, middle[wide], f"{gid}-mark", color=ink_on(colour), s=12)
-    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4, "s": 20}
+    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4 * sheet.fine, "s": 20 * sheet.fine**2}
     marks(axes, mark, start[~long], middle[~long], f"{gid}-free", **style)

@@ -16,7 +16,7 @@ from cdpsim.draw.rows import LANE, LINK, Floats, Rows, arrange, idle
 from cdpsim.errors import RequestError
 from cdpsim.metrics import waiting
 from cdpsim.metrics.waiting import Reason
-from cdpsim.program import Content, Edge
+from cdpsim.program import Content, Edge, Kind
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ Entry = tuple[Callable[[Sheet, Floats, Floats], None], str]  # draws itself at x
 
 MOST_BARS = 20_000
 NARROW, WIDE, TASK, MARK = 6.0, 18.0, 0.32, 0.09  # inches: all time at least and at most, a short task, a mark
-LEGEND, LEGEND_ROWS = 1.2, 5  # inches, and how many entries stand below each other
+THIN = 1.0  # points: what nobody sees any more
+LEGEND_ROWS = 5  # entries below each other
 NEUTRAL = "#c8c8c8"
 
 
@@ -39,18 +40,17 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     _refuse_large(trace)
     if dependencies and trace.run is None:
         raise RequestError("dependencies", "are not in a trace's files; draw the run itself")
-    span = float(max(trace.tasks["end"].max(), trace.messages["end"].max(initial=0))) or 1.0
-    took = trace.tasks["end"] - trace.tasks["start"]
-    width = min(max(span / float(np.quantile(took[took > 0], 0.25)) * TASK if took.any() else 0, NARROW), WIDE)
-    rows = arrange(trace, span * MARK / width)
+    span, width, fine = _measure(trace)
+    rows = arrange(trace, span * MARK * fine / width)
     parts = idle(trace, rows, span)
     legend = _legend(trace, parts[3], dependencies)
     left = 0.3 + 0.07 * max(len(name) for _, name in rows.names)
     right = max(width, sum(_group_width(*group) for group in legend.items())) - width + 0.3
-    size = left + width + right, rows.height + 0.95 + LEGEND
+    below = 0.3 + 0.19 * min(max(map(len, legend.values())), LEGEND_ROWS)
+    size = left + width + right, rows.height + 0.95 + below
     figure = Figure(figsize=size)
-    axes = figure.add_axes((left / size[0], (LEGEND + 0.55) / size[1], width / size[0], rows.height / size[1]))
-    sheet = Sheet(axes, width * 72 / span)
+    axes = figure.add_axes((left / size[0], (below + 0.55) / size[1], width / size[0], rows.height / size[1]))
+    sheet = Sheet(axes, width * 72 / span, fine)
     _draw_axes(axes, trace, rows, span)
     for which in Reason:
         lane, begin, end, _ = (column[parts[3] == which] for column in parts)
@@ -59,10 +59,10 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     _draw_messages(sheet, trace, rows)
     if dependencies:
         _draw_waits(axes, trace, rows)
-    below = figure.add_axes((0, 0, 1, LEGEND / size[1]))
-    below.set(xlim=(0, size[0]), ylim=(LEGEND, 0))
-    below.axis("off")
-    _draw_legend(Sheet(below, 72), left, legend)
+    foot = figure.add_axes((0, 0, 1, below / size[1]))
+    foot.set(xlim=(0, size[0]), ylim=(below, 0))
+    foot.axis("off")
+    _draw_legend(Sheet(foot, 72, fine), left, legend)
     return figure
 
 
@@ -71,6 +71,19 @@ def _refuse_large(trace: Trace) -> None:
     if count > MOST_BARS:
         problem = f"has {count:,} tasks and messages; a picture shows at most {MOST_BARS:,}, an .html file any number"
         raise RequestError("gantt", f"{problem}; or take fewer --steps")
+
+
+def _measure(trace: Trace) -> tuple[float, float, float]:
+    """How long the run is, how wide its picture in inches, and how fine what is in it must be."""
+    span = float(max(trace.tasks["end"].max(), trace.messages["end"].max(initial=0))) or 1.0
+    took = trace.tasks["end"] - trace.tasks["start"]
+    task = float(np.quantile(took[took > 0], 0.25)) if took.any() else span
+    width = min(max(span / task * TASK, NARROW), WIDE)
+    points = task * width * 72 / span
+    if points < THIN:
+        problem = f"would show most tasks less than {THIN:g} point wide; take fewer --steps, or an .html file"
+        raise RequestError("gantt", problem)
+    return span, width, min(max(points / 8, 0.35), 1.0)
 
 
 def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float) -> None:
@@ -103,7 +116,7 @@ def _draw_tasks(sheet: Sheet, trace: Trace, rows: Rows) -> None:
     once = np.unique(np.stack([trace.tasks["device"][update], trace.tasks["start"][update]], axis=1), axis=0)
     device, time = once[:, 0].astype(int), once[:, 1]
     first, last = rows.device_lane[device], rows.device_lane[device + 1] - 1
-    bars.update_marks(sheet.axes, time, rows.lane_top[first], rows.lane_top[last] + LANE)
+    bars.update_marks(sheet, time, rows.lane_top[first], rows.lane_top[last] + LANE)
 
 
 def _draw_messages(sheet: Sheet, trace: Trace, rows: Rows) -> None:
@@ -117,25 +130,38 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
     """Draw a line from the end of what was waited for to the start of what waited, thicker where it was idle for it."""
     assert trace.run is not None
     program, start, end = trace.run.program, trace.run.start, trace.run.end
+    edges, waited = program.edges, waiting.waits_for(program, start, end)
+    waiter = np.flatnonzero(waited >= 0)
+    device, y = _places(trace, rows)
+    # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
+    seen = (y[edges.before] != y[edges.after]) & (edges.kind != Edge.ROOM)
+    update = np.append(program.tasks.kind == Kind.U, np.zeros(len(program.messages), dtype=bool))
+    seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
+    for gid, width, before, after in (
+        ("needed", 0.4, edges.before[seen], edges.after[seen]),
+        ("waited", 1.2, waited[waiter], waiter),
+    ):
+        half = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
+        style = {"colors": INK, "alpha": 0.6, "zorder": 4, "linewidths": width}
+        bars.lines(axes, end[before], start[after], y[before] + half, y[after] - half, gid, **style)
+    bars.marks(axes, "o", start[waiter], y[waiter] - half, "waited-mark", color=INK, s=6)
+
+
+def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:
+    """Where each node of the program stands: its device (-1: none), and the middle of its row."""
+    assert trace.run is not None
+    device, y = np.full(trace.run.program.nodes, -1), np.empty(trace.run.program.nodes)
     first, last = rows.device_lane[:-1], rows.device_lane[1:] - 1
-    y = np.empty(program.nodes)
     middle = (rows.lane_top[first] + rows.lane_top[last] + LANE) / 2
+    device[trace.task_nodes] = trace.tasks["device"]
     y[trace.task_nodes] = middle[trace.tasks["device"]]
     y[trace.task_nodes[rows.compute]] = rows.lane_top[rows.lane] + LANE / 2
     y[trace.message_nodes] = rows.message_top + LINK / 2
+    # What takes no time stands with its sender: lines to its mark and back would be one line.
     free = np.flatnonzero((trace.messages["end"] == trace.messages["start"]) & (trace.messages["op"] == "p2p"))
-    y[trace.message_nodes[free]] = middle[trace.messages["src"][free]]  # which would be lines up and down at one time
-    waited = waiting.waits_for(program, start, end)
-    waiter = np.flatnonzero(waited >= 0)
-    edges = program.edges
-    needed = np.flatnonzero((edges.kind != Edge.ROOM) & (y[edges.before] != y[edges.after]))
-    for gid, width, before, after in (
-        ("needed", 0.4, edges.before[needed], edges.after[needed]),
-        ("waited", 1.2, waited[waiter], waiter),
-    ):
-        style = {"colors": INK, "alpha": 0.6, "zorder": 4, "linewidths": width}
-        bars.lines(axes, end[before], start[after], y[before], y[after], gid, **style)
-    bars.marks(axes, "o", start[waiter], y[waiter], "waited-mark", color=INK, s=6)
+    device[trace.message_nodes[free]] = trace.messages["src"][free]
+    y[trace.message_nodes[free]] = middle[trace.messages["src"][free]]
+    return device, y
 
 
 def _legend(trace: Trace, reasons: Ints, dependencies: bool) -> dict[str, list[Entry]]:
@@ -171,7 +197,7 @@ def _bar(kind: str, colour: str, stale: int, sheet: Sheet, left: Floats, top: Fl
 
 
 def _update(sheet: Sheet, left: Floats, top: Floats) -> None:
-    bars.update_marks(sheet.axes, left + 0.12, top + 0.04, top + 0.16)
+    bars.update_marks(sheet, left + 0.12, top + 0.04, top + 0.16)
 
 
 def _message(content: Content, long: bool, sheet: Sheet, left: Floats, top: Floats) -> None:
