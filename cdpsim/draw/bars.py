@@ -32,7 +32,7 @@ SLASH = 4.5  # how many points it is wide
 
 
 class Sheet(NamedTuple):
-    """What is drawn on, the points of a unit of time there, and how fine lines and marks are: 1 unless tasks are narrow."""
+    """What is drawn on, the points of a unit of time there, and how fine lines are: 1 unless tasks are narrow."""
 
     axes: "Axes"
     scale: float
@@ -92,15 +92,17 @@ def task_bars(
     left, right, high, low = start + gap, end - gap, top + 0.01, top + height - 0.01
     boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
     inks = inks_on(colours)
-    for ink in ("#000000", "#ffffff"):
+    for shade, ink in (("dark", "#000000"), ("light", "#ffffff")):
         some = np.flatnonzero(inks == ink)
         if kind in HATCHED:
             above, below = (high[some] + share * (height - 0.02) for share in HATCHED[kind])
-            style = {"facecolor": "none", "hatch": "////////"} if sheet.fine > 0.5 else {"facecolor": ink}
-            boxes(axes, left[some], right[some], above, below, f"{name}-hatch", edgecolor=ink, linewidth=0, **style)
+            # Narrow bars have no room for a hatch: they are cut short there.
+            style = {"facecolor": "none", "hatch": "////////"} if sheet.fine > 0.5 else {"facecolor": "#ffffff"}
+            gid = f"{name}-hatch-{shade}"
+            boxes(axes, left[some], right[some], above, below, gid, edgecolor=ink, linewidth=0, **style)
     old = np.flatnonzero(stale)
     foot = right[old] - np.minimum(SLASH / sheet.scale, 0.5 * (right - left)[old])
-    lines(axes, foot, right[old], low[old], high[old], "stale", colors=inks[old], linewidths=sheet.fine)
+    lines(axes, foot, right[old], low[old], high[old], f"{name}-stale", colors=inks[old], linewidths=sheet.fine)
 
 
 def inks_on(colours: np.ndarray) -> np.ndarray:
@@ -111,8 +113,9 @@ def inks_on(colours: np.ndarray) -> np.ndarray:
 
 def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
     """Write `F1.0` into the bars that have room for it, all in the largest size that most have room for."""
-    columns = (tasks[name].tolist() for name in ("kind", "micro_batch", "stage"))
-    words = [f"{kind}{i}.{j}" for kind, i, j in zip(*columns, strict=True)]
+    columns = [tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage")]
+    words = [f"{kind}{i}.{j}" for kind, _, i, j in zip(*columns, strict=True)]
+    gids = [f"{kind}-t{t}-i{i}-j{j}" for kind, t, i, j in zip(*columns, strict=True)]
     left, right = tasks["start"], tasks["end"] - SLASH / sheet.scale * tasks["stale"]
     room = (right - left) * sheet.scale - 1.5
     needs = np.array([0.6 * len(word) - 0.1 for word in words])
@@ -120,7 +123,7 @@ def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
     for k in np.flatnonzero(needs * size <= room).tolist():
         y = top[k] + NAMED_AT[words[k][0]] * LANE
         text = sheet.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
-        text.set(va="center_baseline", gid="name")
+        text.set(va="center_baseline", gid=gids[k])
 
 
 def update_marks(sheet: Sheet, time: Floats, top: Floats, bottom: Floats) -> None:

@@ -221,6 +221,8 @@ def _draw_legend(sheet: Sheet, x: float, groups: dict[str, list[Entry]]) -> None
             draw(sheet, np.array([left]), np.array([top]))
             sheet.axes.text(left + 0.32, top + 0.08, words, fontsize=8, color=INK, va="center")
         x += _group_width(heading, entries)
+    for drawn in sheet.axes.collections:
+        drawn.set_gid(None)  # which are names of what is in the picture itself
 
 
 def _column_width(entries: list[Entry]) -> float:
