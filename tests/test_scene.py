@@ -66,8 +66,8 @@ def told(trace: Trace) -> Iterator[Told]:
     tasks = list(tasks_of(trace))
     names = ("op", "content", "stage", "micro_batch", "step", "src", "dst")
     for row, message in enumerate(zip(*(trace.messages[name].tolist() for name in names), strict=True)):
-        ends = (frozenset(tasks[k] for k in pairs.task[pairs.message == row]) for pairs in (made, used))
-        yield (*message[:6], str(message[6])), *ends
+        makers, users = (frozenset(tasks[k] for k in pairs.task[pairs.message == row]) for pairs in (made, used))
+        yield (*message[:6], str(message[6])), makers, users
 
 
 def tasks_of(trace: Trace) -> Iterator[Task]:

@@ -97,7 +97,7 @@ def test_updates_by_hand() -> None:
     """A pass takes 6 s, a message 5 s: what an update waits for is told apart by whether it is the device's own.
 
     Device 1 has its own gradients after 3 + 6 = 9 s, and updates when device 0's are there: stage 1 at 4 + 5 = 9 s,
-    stage 0 at 6 + 5 = 11 s. Device 0 needs the new stage 1 from 7 s on: it is made until 9 s, and on its way until 14 s.
+    stage 0 at 6 + 5 = 11 s. Device 0 needs the new stage 1 from 7 s on: it is made until 9 s, on its way until 14 s.
     Device 1 needs the new stage 0 from 9 s on: what is on its way then is a gradient.
     """
     trace = simulate("multi-cdp", 2, steps=2, model=TWO, cluster=Cluster(link=Link(latency=5.0)))

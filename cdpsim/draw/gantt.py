@@ -51,7 +51,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     figure = Figure(figsize=size)
     axes = figure.add_axes((left / size[0], (below + 0.55) / size[1], width / size[0], rows.height / size[1]))
     sheet = Sheet(axes, width * 72 / span, fine)
-    _draw_axes(axes, trace, rows, span)
+    _draw_axes(axes, trace, rows, span, width)
     for which in Reason:
         lane, begin, end, _ = (column[parts[3] == which] for column in parts)
         bars.idle_boxes(axes, which, rows.lane_top[lane], begin, end)
@@ -86,10 +86,11 @@ def _measure(trace: Trace) -> tuple[float, float, float]:
     return span, width, min(max(points / 8, 0.35), 1.0)
 
 
-def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float) -> None:
+def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float, width: float) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    plain(axes, scene.title(trace))
+    title = scene.title(trace)
+    plain(axes, title, size=min(9.5, width * 72 / (0.65 * len(title))))
     axes.grid(visible=False, axis="y")
     links = np.unique(rows.message_top) + LINK / 2
     axes.hlines(links, 0, span, color=PALE, linewidth=0.5, zorder=0.5)
