@@ -72,7 +72,13 @@ def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any)
 def idle_boxes(axes: "Axes", reason: Reason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
     """Draw idle time in the texture of its reason."""
     pale = "#f1f1f1" if reason is Reason.NOTHING else "#ffffff"
-    style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "linewidth": 0, "hatch": IDLE[reason][1]}
+    style: dict[str, Any] = {
+        "facecolor": pale,
+        "edgecolor": "#b8b8b8",
+        "linewidth": 0,
+        "hatch": IDLE[reason][1],
+        "zorder": 0.8,
+    }
     boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", **style)
 
 

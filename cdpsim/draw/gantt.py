@@ -77,13 +77,13 @@ def _measure(trace: Trace) -> tuple[float, float, float]:
     """How long the run is, how wide its picture in inches, and how fine what is in it must be."""
     span = float(max(trace.tasks["end"].max(), trace.messages["end"].max(initial=0))) or 1.0
     took = trace.tasks["end"] - trace.tasks["start"]
-    task = float(np.quantile(took[took > 0], 0.25)) if took.any() else span
-    width = min(max(span / task * TASK, NARROW), WIDE)
-    points = task * width * 72 / span
-    if points < THIN:
+    short, half = np.quantile(took[took > 0], [0.25, 0.5]).tolist() if took.any() else (span, span)
+    width = min(max(span / short * TASK, NARROW), WIDE)
+    scale = width * 72 / span
+    if half * scale < THIN:
         problem = f"would show most tasks less than {THIN:g} point wide; take fewer --steps, or an .html file"
         raise RequestError("gantt", problem)
-    return span, width, min(max(points / 8, 0.35), 1.0)
+    return span, width, min(max(short * scale / 8, 0.35), 1.0)
 
 
 def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float, width: float) -> None:
@@ -138,14 +138,14 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
     seen = (y[edges.before] != y[edges.after]) & (edges.kind != Edge.ROOM)
     update = np.append(program.tasks.kind == Kind.U, np.zeros(len(program.messages), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
-    for gid, width, before, after in (
-        ("needed", 0.4, edges.before[seen], edges.after[seen]),
-        ("waited", 1.2, waited[waiter], waiter),
+    for gid, width, size, before, after in (
+        ("needed", 0.4, 1.5, edges.before[seen], edges.after[seen]),
+        ("waited", 1.2, 6, waited[waiter], waiter),
     ):
-        half = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
-        style = {"colors": INK, "alpha": 0.6, "zorder": 4, "linewidths": width}
-        bars.lines(axes, end[before], start[after], y[before] + half, y[after] - half, gid, **style)
-    bars.marks(axes, "o", start[waiter], y[waiter] - half, "waited-mark", color=INK, s=6)
+        edge = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
+        style = {"colors": INK, "alpha": 0.6, "zorder": 0.9, "linewidths": width}
+        bars.lines(axes, end[before], start[after], y[before] + edge, y[after] - edge, gid, **style)
+        bars.marks(axes, "o", start[after], y[after] - edge, f"{gid}-mark", color=INK, s=size)
 
 
 def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:

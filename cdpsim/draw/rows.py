@@ -86,14 +86,11 @@ def _own_lane(trace: Trace, compute: Ints) -> Ints:
         names = ("device", "start", "end", "micro_batch")
         return scene.lanes(*(trace.tasks[name][compute] for name in names))
     program = trace.run.program
-    first = heads(program.tasks.device[program.lane_tasks[program.lane_start[:-1]]])
     lane = np.empty(len(program.lane_tasks), dtype=np.int64)
     lane[program.lane_tasks] = runs(program.lane_start[:-1], len(program.lane_tasks))
-    own = np.arange(len(program.lane_start) - 1) - np.repeat(
-        first, np.diff(np.append(first, len(program.lane_start) - 1))
-    )
-    result: Ints = own[lane[trace.task_nodes[compute]]]
-    return result
+    device = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
+    own: Ints = np.arange(len(device)) - np.searchsorted(device, device)
+    return own[lane[trace.task_nodes[compute]]]
 
 
 def _links(messages: Columns) -> tuple[Ints, list[str]]:
