@@ -288,6 +288,17 @@ def test_backwards_of_weights_and_devices_without_tasks(tmp_path: Path) -> None:
     assert {"backward of weights", "idle"} <= {*picture.words}
 
 
+def test_updates_alone_can_be_drawn(tmp_path: Path) -> None:
+    """What is left of a trace when somebody takes all else out of its file: devices that are idle always."""
+    simulate("multi-dp", 2, steps=1).save(tmp_path / "run")
+    trace = load(tmp_path / "run")
+    rows = trace.tasks["kind"] == "U"
+    trace.__dict__["tasks"] = {name: column[rows] for name, column in trace.tasks.items()}
+    picture = Picture(trace)
+    assert picture.marks("update-mark") == [("device 0", 4), ("device 1", 4)]
+    assert simple(picture.boxes("idle-nothing")) == [("device 0", 0, 4), ("device 1", 0, 4)]
+
+
 def test_the_legend_names_what_is_in_the_picture_alone() -> None:
     """A run of one device has no messages and waits for none."""
     words = Picture(simulate("single-dp", 2)).words

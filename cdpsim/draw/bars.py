@@ -125,7 +125,7 @@ def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
     left, right = tasks["start"], tasks["end"] - SLASH / sheet.scale * tasks["stale"]
     room = (right - left) * sheet.scale - 1.5
     needs = np.array([0.6 * len(word) - 0.1 for word in words])
-    size = max((size for size in SIZES if np.mean(needs * size <= room) >= 0.9), default=SIZES[0])
+    size = max((size for size in SIZES if (needs * size <= room).sum() >= 0.9 * len(words)), default=SIZES[0])
     for k in np.flatnonzero(needs * size <= room).tolist():
         y = top[k] + NAMED_AT[words[k][0]] * LANE
         text = sheet.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")

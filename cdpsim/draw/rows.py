@@ -138,7 +138,7 @@ def _gaps(lane: Ints, start: Times, end: Times, span: float) -> tuple[Ints, Time
     first = heads(lane)
     begin = np.roll(end, 1)
     begin[first] = 0
-    last = np.append(first[1:], len(lane)) - 1
+    last = np.append(first, len(lane))[1:] - 1
     lane, begin, until = (
         np.append(lane, lane[last]),
         np.append(begin, end[last]),
