@@ -36,11 +36,15 @@ def rendered(figure: "Figure", path: str | Path) -> bytes:
     return out.getvalue()
 
 
+def line(name: str, longest: int = _LONGEST) -> str:
+    """Give a name that somebody chose as one line: printable, not long."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in name)
+    return printable if len(printable) <= longest else printable[: longest - 1] + "…"
+
+
 def label(name: str, longest: int = _LONGEST) -> str:
-    """Give a name that somebody chose as one line that can stand in a figure: printable, not long, no formula."""
-    line = "".join(letter if letter.isprintable() else " " for letter in name)
-    short = line if len(line) <= longest else line[: longest - 1] + "…"
-    return short.replace("$", r"\$")
+    """Give a name that somebody chose as one line that can stand in a figure: no formula, either."""
+    return line(name, longest).replace("$", r"\$")
 
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:

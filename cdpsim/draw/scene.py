@@ -26,7 +26,12 @@ def refuse_empty(trace: Trace) -> None:
 
 
 def title(trace: Trace) -> str:
-    """Say what a trace is of: its schedule, size and rule, and the names of its model and cluster."""
+    """Say in a figure what a trace is of."""
+    return ", ".join(map(label, names(trace)))
+
+
+def names(trace: Trace) -> list[str]:
+    """What a trace is of: its schedule, size and rule, and the names of its model and cluster, as they were given."""
     request = trace.summary().get("request", {})
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
@@ -35,7 +40,7 @@ def title(trace: Trace) -> str:
     for part in ("model", "cluster"):
         given = request.get(part)
         words += [str(given.get("name") or f"a {part}")] if isinstance(given, dict) else []
-    return ", ".join(map(label, words))
+    return words
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
