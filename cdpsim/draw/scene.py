@@ -47,7 +47,7 @@ def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Int
     """The lane of each row among those of its key, such that no two rows of one lane overlap.
 
     Rows come sorted by start. A row takes the lane that its owner (a micro-batch) had before if that is free, else the
-    first that is.
+    first that is; of those that start together, owners with a lane come first.
     """
     lane = np.zeros(len(key), dtype=np.int64)
     order = sort_by(key, np.arange(len(key)))
@@ -55,6 +55,10 @@ def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Int
         until = np.maximum.accumulate(end[rows])
         if (start[rows][1:] < until[:-1]).any():
             owners = np.full(len(rows), -1) if owner is None else owner[rows]
+            new = np.zeros(len(rows), dtype=bool)
+            new[np.unique(owners, return_index=True)[1]] = True
+            turn = np.lexsort((new, start[rows]))
+            rows, owners = rows[turn], owners[turn]
             lane[rows] = _packed(start[rows].tolist(), end[rows].tolist(), owners.tolist())
     return lane
 
