@@ -19,10 +19,12 @@ DRAWN = """
     schedules.rule schedules.order schedules.placement schedules
     assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
     costs
-    metrics.memory metrics.communication metrics.utilisation metrics.staleness metrics
+    metrics.memory metrics.communication metrics.utilisation metrics.staleness
+    metrics.waiting metrics
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
-    draw.text draw.canvas draw.palette draw.scene draw
+    draw.text draw.canvas draw.palette draw.scene
+    draw.rows draw.bars draw.gantt draw
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__

@@ -227,9 +227,7 @@ def test_python_draws_what_the_command_line_does(command: Command, here: Path) -
         timeline(trace, here / "a.svg")
 
 
-def test_an_interrupted_picture_leaves_nothing(
-    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_picture_leaves_nothing(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cdpsim.draw import canvas
 
     def stop(*_: object) -> bytes:

@@ -32,6 +32,7 @@ def test_rows_of_one_lane_do_not_overlap(rows: np.ndarray) -> None:
     lane = scene.lanes(key, start, end, owner)
     for group in set(zip(key.tolist(), lane.tolist(), strict=True)):
         mine = np.flatnonzero((key == group[0]) & (lane == group[1]))
+        mine = mine[np.lexsort((end[mine], start[mine]))]
         assert (end[mine][:-1] <= start[mine][1:]).all()
     for k in set(key.tolist()):
         running = [((key == k) & (start <= time) & (time < end)).sum() for time in range(15)]
@@ -151,13 +152,15 @@ def versions(trace: Trace) -> Iterator[Told]:
         readers: dict[int, list[Task]] = {}
         replaced = updates[j, t + 1] if t < last else []
         forwards = [task for task in version if task[0] == "F" and task[2] == j and version[task] == t + 1]
-        for task in [*forwards, *replaced]:  # in their order of time
+        order = [*forwards, *replaced]  # of time
+        for task in order:
             readers.setdefault(task[4], []).append(task)
         holders = {-1: [update]} | readers
         for before, dst in zip(holders, readers, strict=False):  # who reads next has it from who read before
             src = update[4] if before == -1 else before
             if dst != update[4]:
-                made = [update] if src == update[4] else readers[src]
+                earlier = order[: order.index(readers[dst][0])]
+                made = [update] if src == update[4] else [task for task in readers[src] if task in earlier]
                 yield ("p2p", "parameters", j, -1, t, src, str(dst)), frozenset(made), frozenset(readers[dst])
 
 
@@ -196,8 +199,10 @@ def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any
     passed = (messages["content"] == "parameters")[made.message] & (tasks["version"][made.task] == version)
     ended = tasks["end"][made.task] <= messages["start"][made.message]
     assert (ended | passed).all()
+    assert (tasks["start"][made.task] <= messages["start"][made.message]).all()
     assert set(range(len(messages["start"]))) == set(used.message.tolist())
-    assert set(np.flatnonzero(messages["step"] >= 0)) <= set(made.message.tolist())
+    relayed = messages["content"] == "parameters"  # perhaps before its sender reads it
+    assert set(np.flatnonzero((messages["step"] >= 0) & ~relayed)) <= set(made.message.tolist())
     for pairs, end in ((made, "src"), (used, "dst")):
         alone = (messages["op"] == "p2p")[pairs.message]
         there = tasks["device"][pairs.task].astype(str) == messages[end][pairs.message].astype(str)

@@ -32,7 +32,8 @@ def title(trace: Trace) -> str:
 
 def names(trace: Trace) -> list[str]:
     """What a trace is of: its schedule, size and rule, and the names of its model and cluster, as they were given."""
-    request = trace.summary().get("request", {})
+    recorded = trace.summary().get("request")
+    request = recorded if isinstance(recorded, dict) else {}
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
@@ -55,12 +56,19 @@ def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Int
         until = np.maximum.accumulate(end[rows])
         if (start[rows][1:] < until[:-1]).any():
             owners = np.full(len(rows), -1) if owner is None else owner[rows]
-            new = np.zeros(len(rows), dtype=bool)
-            new[np.unique(owners, return_index=True)[1]] = True
+            new = owners >= 0
+            new[new] = ~_seen(owners[new])
             turn = np.lexsort((new, start[rows]))
             rows, owners = rows[turn], owners[turn]
             lane[rows] = _packed(start[rows].tolist(), end[rows].tolist(), owners.tolist())
     return lane
+
+
+def _seen(owners: Ints) -> np.ndarray:
+    """Whether each owner has been there before."""
+    seen = np.ones(len(owners), dtype=bool)
+    seen[np.unique(owners, return_index=True)[1]] = False
+    return seen
 
 
 def _packed(start: list[float], end: list[float], owners: list[int]) -> list[int]:
@@ -97,7 +105,9 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
     made = after[~from_message & to_message], before[~from_message & to_message]
     used = before[from_message & ~to_message], after[from_message & ~to_message]
     first, second = before[from_message & to_message], after[from_message & to_message]
-    came_for = _joined(second, first, *used, unless=made[0])
+    passed, reader = _joined(second, first, *used, unless=made[0])
+    seen = trace.run.start[reader] <= trace.run.start[passed]  # a later one did not come first
+    came_for = passed[seen], reader[seen]
     added_to = _joined(first, second, *made, unless=used[0])
     return _rows(trace, made, came_for), _rows(trace, used, added_to)
 
