@@ -172,7 +172,7 @@ def test_what_need_not_run_is_refused_before_it_does(
 
 
 def test_a_file_is_overwritten_when_asked(command: Command, folders: Path) -> None:
-    assert command(*"timeline multi-cdp -n 2 -o old.svg --force".split()).code == 0
+    assert command(*["timeline", "multi-cdp", "-n", "2", "-o", "old.svg", "--force"]).code == 0
     assert (folders / "old.svg").read_text() != "old"
 
 
@@ -235,7 +235,7 @@ def test_an_interrupted_picture_leaves_nothing(command: Command, here: Path, mon
 
     monkeypatch.setattr(canvas, "rendered", stop)
     before = content(here)
-    assert command(*"timeline multi-cdp -n 2 -o x.svg".split()).code == 130
+    assert command(*["timeline", "multi-cdp", "-n", "2", "-o", "x.svg"]).code == 130
     assert content(here) == before
 
 
