@@ -9,6 +9,7 @@ from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
 from cdpsim.draw.moment import Moment, Place
 from cdpsim.draw.sheet import Point, area, line, write
+from cdpsim.draw.sheet import place as put
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,9 +126,8 @@ def _draw_device(board: _Board, device: int, foot: str) -> None:
         edgecolor=GREY,
         linewidth=0.6,
         zorder=0.5,
-        gid=f"{board.prefix}device-d{device}",
     )
-    board.axes.add_artist(box)
+    put(board.axes, box, f"{board.prefix}device-d{device}")
     if foot:  # at the left, so that arrows to a device below pass by; before those that do not
         backing = {"facecolor": DEVICE, "edgecolor": "none", "pad": 0.3}
         write(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
@@ -143,21 +143,20 @@ def _draw_place(board: _Board, moment: Moment, place: Place) -> None:
     state = moment.states is not None and place in moment.states
     if held:
         ring = Circle((x, y), radius + held * board.look.ring, facecolor=INK, edgecolor="none")
-        ring.set_gid(name.format("ring"))
-        board.axes.add_artist(ring)
+        put(board.axes, ring, name.format("ring"))
     if not running:
         kind = "state" if state else "ring-inside" if held else "place"
         disk = Circle((x, y), radius, facecolor={"state": PALE, "ring-inside": "white"}.get(kind, "none"))
-        disk.set(edgecolor="none" if held else GREY, linewidth=0.5, gid=name.format(kind))
+        disk.set(edgecolor="none" if held else GREY, linewidth=0.5)
         if kind == "place":
             disk.set_linestyle((0, (1, 2)))
-        board.axes.add_artist(disk)
+        put(board.axes, disk, name.format(kind))
     share = 360 / max(len(running), 1)
     for k, i in enumerate(running):
-        gid = f"{name.format('disk')}-i{i}"
-        part = Wedge((x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=palette.colour(i), gid=gid)
-        part.set_edgecolor("none")
-        board.axes.add_artist(part)
+        part = Wedge(
+            (x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=palette.colour(i), edgecolor="none"
+        )
+        put(board.axes, part, f"{name.format('disk')}-i{i}")
     _write_numbers(board, x, y, running)
     if not board.arrangement.by_stage:
         words = str(place[1] + board.look.first)
@@ -178,22 +177,25 @@ def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> Non
 def _draw_messages(board: _Board, moment: Moment) -> None:
     radius = {place: _radius(board, moment, place) for place in board.arrangement.row}
 
-    def name(kind: str, *places: Place) -> str:
+    def called(kind: str, *places: Place) -> str:
         return f"{board.prefix}{kind}-" + "-".join(f"d{d}-j{j}" for d, j in places)
 
     def draw(a: Place, b: Place, **style: Any) -> None:
         arrow(board.axes, board.at(a), board.at(b), radius.get(a, 0.0), radius.get(b, 0.0), **style)
 
     for a, b in moment.inner:
-        draw(a, b, bend=_bend(board, a, b), gid=name("inner", a, b))
+        draw(a, b, bend=_bend(board, a, b), name=called("inner", a, b))
     for a, b in moment.sent:
         if a[0] in moment.served and b[0] in moment.served:
-            draw(a, b, bend=_bend(board, a, b), thick=True, gid=name("message", a, b))
+            draw(a, b, bend=_bend(board, a, b), thick=True, name=called("message", a, b))
+    together: dict[tuple[Place, Place], bool] = {}
     for stage, members, now in moment.collectives:
         places = [(device, stage) for device in members if device in moment.served]
-        for a, b in pairwise(sorted(places, key=board.at)):
-            kind = "collective" if now else "another-collective"
-            draw(a, b, thick=True, both=True, dotted=not now, gid=name(kind, a, b))
+        for pair in pairwise(sorted(places, key=board.at)):
+            together[pair] = now or together.get(pair, False)
+    for (a, b), now in together.items():
+        kind = "collective" if now else "another-collective"
+        draw(a, b, thick=True, both=True, dotted=not now, name=called(kind, a, b))
 
 
 def _radius(board: _Board, moment: Moment, place: Place) -> float:
@@ -220,24 +222,21 @@ def arrow(
     both: bool = False,
     dotted: bool = False,
     bend: float = 0.0,
-    gid: str = "",
+    name: str = "",
 ) -> None:
     """Draw an arrow between two disks: thin inside a device, thick between devices, with two heads for collectives."""
     from matplotlib.patches import FancyArrowPatch
 
     if dotted:
-        _dotted(axes, start, end, from_radius + 1, to_radius + 1, gid)
+        _dotted(axes, start, end, from_radius + 1, to_radius + 1, name)
         return
     style: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 6.5 if thick else 4}
     style |= {"shrinkA": from_radius + 1, "shrinkB": to_radius + 1, "connectionstyle": f"arc3,rad={bend}"}
     style |= {"linewidth": 1.6 if thick else 0.6, "joinstyle": "miter", "capstyle": "butt", "color": INK}
-    patch = FancyArrowPatch(start, end, zorder=3, **style)
-    if gid:
-        patch.set_gid(gid)
-    axes.add_artist(patch)
+    put(axes, FancyArrowPatch(start, end, zorder=3, **style), name)
 
 
-def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, gid: str) -> None:
+def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, name: str) -> None:
     """A dotted line with whole heads at both ends."""
     (x, y), (to_x, to_y) = start, end
     length = max(((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5, 1e-9)
@@ -249,6 +248,6 @@ def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radiu
 
     low, high = from_radius, length - to_radius
     shaft = [at(low + head), at(high - head)]
-    line(axes, shaft, name=gid, edgecolor=GREY, lw=1.6, linestyle=(0, (0.8, 0.8)), zorder=3)
+    line(axes, shaft, name=name, edgecolor=GREY, lw=1.6, linestyle=(0, (0.8, 0.8)), zorder=3)
     for tip, foot in ((low, low + head), (high, high - head)):
         area(axes, [at(tip), at(foot, 1.9), at(foot, -1.9)], GREY, zorder=3)

@@ -7,7 +7,7 @@ from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
 from cdpsim.draw.devices import Look, arrow
 from cdpsim.draw.moment import Moment
-from cdpsim.draw.sheet import Entry, write
+from cdpsim.draw.sheet import Entry, place, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def _disks(numbers: list[int], look: Look) -> Entry:
         for k, i in enumerate(shown):
             at = x + (k - (len(shown) - 1) / 2) * pitch
             fill = palette.colour(i)
-            axes.add_artist(Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
+            place(axes, Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
             write(axes, at, y, str(i + look.first), 6, ha="center", color=palette.ink_on(fill))
 
     more = ", …" if len(numbers) > _MOST_COLOURS else ""
@@ -83,8 +83,8 @@ def _circles(circles: list[tuple[float, str]], meaning: str) -> Entry:
 
         for k, (ring, fill) in enumerate(circles):
             at, radius = x + (k - (len(circles) - 1) / 2) * pitch, _DISK - 0.5
-            axes.add_artist(Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
-            axes.add_artist(Circle((at, y), radius, facecolor=fill, edgecolor="none" if ring else GREY, linewidth=0.5))
+            place(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
+            place(axes, Circle((at, y), radius, facecolor=fill, edgecolor="none" if ring else GREY, linewidth=0.5))
 
     return Entry(draw, pitch * len(circles), meaning)
 

@@ -15,8 +15,8 @@ _WIDE = 6.0  # points: wider marks have room for the white edge of a slash
 _DIGIT = 3.9  # points: how wide a digit is at the smallest size
 
 
-def draw_task(axes: "Axes", kind: str, micro_batch: int, box: Box, *, stale: bool, name: str) -> None:
-    """Draw a task's block arrow, struck through if stale, with its micro-batch's number from 1 where that fits."""
+def draw_task(axes: "Axes", kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
+    """Draw a task's block arrow, struck through if stale; with its number, from 1, where so many digits fit."""
     left, right, lower, upper = box
     gap = min(0.4, 0.1 * (right - left))
     box = (left + gap, right - gap, lower + 0.3, upper - 0.3)
@@ -24,9 +24,8 @@ def draw_task(axes: "Axes", kind: str, micro_batch: int, box: Box, *, stale: boo
     area(axes, block_arrow(kind, box), fill, name=name)
     if stale:
         slash(axes, box, f"{name}-slash")
-    digits = str(micro_batch + 1)
-    if right - left >= _DIGIT * len(digits) + 1:
-        _write_number(axes, kind, digits, box, fill, clear=stale)
+    if right - left >= _DIGIT * digits + 1:
+        _write_number(axes, kind, str(micro_batch + 1), box, fill, clear=stale)
 
 
 def block_arrow(kind: str, box: Box) -> list[Point]:

@@ -214,6 +214,7 @@ def _boxes(panel: _Panel, time: _Time, bottom: float) -> dict[int, Box]:
 def _draw_marks(axes: "Axes", panel: _Panel, time: _Time, boxes: dict[int, Box]) -> None:
     tasks = panel.trace.tasks
     names = ("kind", "step", "micro_batch", "stage", "stale")
+    digits = len(str(tasks["micro_batch"].max() + 1))
     for row, box in boxes.items():
         kind, t, i, j, stale = (tasks[name][row].item() for name in names)
         name = f"{panel.prefix}{kind}-t{t}-i{i}-j{j}"
@@ -224,7 +225,7 @@ def _draw_marks(axes: "Axes", panel: _Panel, time: _Time, boxes: dict[int, Box])
             )
             middle, half = (left + right) / 2, min((right - left) / 2, _LINE / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        draw_task(axes, kind, i, box, stale=bool(stale), name=name)
+        draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
 def _draw_message(
@@ -242,7 +243,7 @@ def _draw_message(
     if end < start + 3:  # a sum may come while the task that adds to it runs already
         end = max(start, user[1])
     y, rise = (maker[edge] + user[edge]) / 2, side * panel.gap * 0.75
-    name = f"{panel.prefix}{content}-t{t}-j{j}-{src}-{dst}"
+    name = f"{panel.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
     ends = (start + 1, maker[edge] + side * 0.6), (end - 1, user[edge] + side * 0.6)
     arc(axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5)
 
