@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
 from cdpsim.draw.moment import Moment, Place
-from cdpsim.draw.sheet import Point, area, line, write
-from cdpsim.draw.sheet import place as put
+from cdpsim.draw.sheet import Point, area, line, put, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +27,7 @@ class Arrangement(NamedTuple):
     rows: int
 
 
-class Look(NamedTuple):
+class Form(NamedTuple):
     """Sizes in points, and what is written."""
 
     pitch: float  # from column to column
@@ -69,16 +68,16 @@ class _Board(NamedTuple):
 
     axes: "Axes"
     arrangement: Arrangement
-    look: Look
+    form: Form
     left: float
     bottom: float
     prefix: str
 
     def x(self, device: int) -> float:
-        return self.left + (self.arrangement.column[device] + 0.5) * self.look.pitch
+        return self.left + (self.arrangement.column[device] + 0.5) * self.form.pitch
 
     def y(self, row: float) -> float:
-        return self.bottom + self.look.strip + (row + 0.5) * self.look.rise
+        return self.bottom + self.form.strip + (row + 0.5) * self.form.rise
 
     def at(self, place: Place) -> Point:
         """Where a stage of a device stands; the middle of the device for a stage that it does not serve."""
@@ -90,7 +89,7 @@ def draw_devices(
     axes: "Axes",
     moment: Moment,
     arrangement: Arrangement,
-    look: Look,
+    form: Form,
     left: float,
     bottom: float,
     *,
@@ -101,7 +100,7 @@ def draw_devices(
 
     `prefix` goes before the ids of all that is drawn, `feet` is what stands at the foot of each device.
     """
-    board = _Board(axes, arrangement, look, left, bottom, prefix)
+    board = _Board(axes, arrangement, form, left, bottom, prefix)
     for device in moment.served:
         _draw_device(board, device, (feet or {}).get(device, ""))
     for device, stages in moment.served.items():
@@ -114,7 +113,7 @@ def _draw_device(board: _Board, device: int, foot: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     low, high = board.arrangement.span[device]
-    half, strip = 0.43 * board.look.pitch, board.look.strip
+    half, strip = 0.43 * board.form.pitch, board.form.strip
     lower, upper = board.y(low) - half - strip, board.y(high) + half
     corner = (board.x(device) - half, lower)
     box = FancyBboxPatch(
@@ -137,12 +136,12 @@ def _draw_place(board: _Board, moment: Moment, place: Place) -> None:
     """A disk for a stage's state, in the colours of the micro-batches it computes; a ring for activations."""
     from matplotlib.patches import Circle, Wedge
 
-    (x, y), radius = board.at(place), board.look.disk
+    (x, y), radius = board.at(place), board.form.disk
     name = f"{board.prefix}{{}}-d{place[0]}-j{place[1]}"
     held, running = moment.activations.get(place, 0), moment.running.get(place, [])
     state = moment.states is not None and place in moment.states
     if held:
-        ring = Circle((x, y), radius + held * board.look.ring, facecolor=INK, edgecolor="none")
+        ring = Circle((x, y), radius + held * board.form.ring, facecolor=INK, edgecolor="none")
         put(board.axes, ring, name.format("ring"))
     if not running:
         kind = "state" if state else "ring-inside" if held else "place"
@@ -159,19 +158,19 @@ def _draw_place(board: _Board, moment: Moment, place: Place) -> None:
         put(board.axes, part, f"{name.format('disk')}-i{i}")
     _write_numbers(board, x, y, running)
     if not board.arrangement.by_stage:
-        words = str(place[1] + board.look.first)
-        write(board.axes, x - 0.4 * board.look.pitch, y - radius - 1, words, 6, color=GREY)
+        words = str(place[1] + board.form.first)
+        write(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
 
 
 def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> None:
     if len(running) > 3:
         return  # their order, clockwise from the top, has to do
-    away = 0.55 * board.look.disk if len(running) > 1 else 0
+    away = 0.55 * board.form.disk if len(running) > 1 else 0
     for k, i in enumerate(running):
         angle = pi / 2 - (k + 0.5) * 2 * pi / len(running)
         ink = palette.ink_on(palette.colour(i))
         to = x + away * cos(angle), y + away * sin(angle)
-        write(board.axes, *to, str(i + board.look.first), 6 if away else 7, ha="center", color=ink, zorder=4)
+        write(board.axes, *to, str(i + board.form.first), 6 if away else 7, ha="center", color=ink, zorder=4)
 
 
 def _draw_messages(board: _Board, moment: Moment) -> None:
@@ -199,13 +198,13 @@ def _draw_messages(board: _Board, moment: Moment) -> None:
 
 
 def _radius(board: _Board, moment: Moment, place: Place) -> float:
-    return board.look.disk + moment.activations.get(place, 0) * board.look.ring
+    return board.form.disk + moment.activations.get(place, 0) * board.form.ring
 
 
 def _bend(board: _Board, a: Place, b: Place) -> float:
     """How much an arrow bends: a little, so that those there and back part; more where others stand in its way."""
     (x, y), (to_x, to_y) = board.at(a), board.at(b)
-    columns, rows = abs(to_x - x) / board.look.pitch, abs(to_y - y) / board.look.rise
+    columns, rows = abs(to_x - x) / board.form.pitch, abs(to_y - y) / board.form.rise
     far = max(columns, rows)
     straight = min(columns, rows) in (0, far)
     return 1 / far if straight and far > 1.5 else 0.15

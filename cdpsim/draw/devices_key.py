@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.devices import Look, arrow
+from cdpsim.draw.devices import Form, arrow
 from cdpsim.draw.moment import Moment
-from cdpsim.draw.sheet import Entry, place, write
+from cdpsim.draw.sheet import Entry, put, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,16 +16,16 @@ _DISK = 4.0
 _MOST_COLOURS = 8
 
 
-def entries(moments: Sequence[Moment], look: Look, *, in_slots: bool) -> list[Entry]:
+def entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[Entry]:
     """What the marks mean that are drawn of these moments."""
     numbers = sorted({i for moment in moments for several in moment.running.values() for i in several})
     counts = [count for moment in moments for count in moment.activations.values()]
     idle = any(moment.states - set(moment.running) for moment in moments if moment.states is not None)
     when = "time step" if in_slots else "moment"
-    found = [_disks(numbers, look)] if numbers else []
+    found = [_disks(numbers, form)] if numbers else []
     found += [_circles([(0.0, PALE)], "parameters, not in use")] if idle else []
     if counts:
-        widths = [(count * look.ring, "white") for count in sorted({1, max(counts)})]
+        widths = [(count * form.ring, "white") for count in sorted({1, max(counts)})]
         found.append(_circles(widths, "activations held: of 1" + (f", of {max(counts)}" if max(counts) > 1 else "")))
     if any(moment.inner for moment in moments):
         found.append(_arrow("inside a device"))
@@ -58,7 +58,7 @@ def stage_entry() -> Entry:
     return Entry(draw, 4, "stage, beside its disk")
 
 
-def _disks(numbers: list[int], look: Look) -> Entry:
+def _disks(numbers: list[int], form: Form) -> Entry:
     shown, pitch = numbers[:_MOST_COLOURS], 2 * _DISK + 1.5
 
     def draw(axes: "Axes", x: float, y: float) -> None:
@@ -67,8 +67,8 @@ def _disks(numbers: list[int], look: Look) -> Entry:
         for k, i in enumerate(shown):
             at = x + (k - (len(shown) - 1) / 2) * pitch
             fill = palette.colour(i)
-            place(axes, Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
-            write(axes, at, y, str(i + look.first), 6, ha="center", color=palette.ink_on(fill))
+            put(axes, Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
+            write(axes, at, y, str(i + form.first), 6, ha="center", color=palette.ink_on(fill))
 
     more = ", …" if len(numbers) > _MOST_COLOURS else ""
     return Entry(draw, pitch * len(shown), f"micro-batch computed{more}")
@@ -83,8 +83,8 @@ def _circles(circles: list[tuple[float, str]], meaning: str) -> Entry:
 
         for k, (ring, fill) in enumerate(circles):
             at, radius = x + (k - (len(circles) - 1) / 2) * pitch, _DISK - 0.5
-            place(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
-            place(axes, Circle((at, y), radius, facecolor=fill, edgecolor="none" if ring else GREY, linewidth=0.5))
+            put(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
+            put(axes, Circle((at, y), radius, facecolor=fill, edgecolor="none" if ring else GREY, linewidth=0.5))
 
     return Entry(draw, pitch * len(circles), meaning)
 

@@ -36,7 +36,7 @@ def sheet(width: float, height: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def place(axes: "Axes", patch: "Patch", name: str = "") -> None:
+def put(axes: "Axes", patch: "Patch", name: str = "") -> None:
     """Put something on the sheet, whole; `name` is its id in an SVG."""
     patch.set_clip_on(False)
     if name:
@@ -48,7 +48,7 @@ def area(axes: "Axes", corners: Sequence[Point], fill: str, *, name: str = "", *
     """Fill a polygon."""
     from matplotlib.patches import Polygon
 
-    place(axes, Polygon(corners, facecolor=fill, **({"edgecolor": "none"} | style)), name)
+    put(axes, Polygon(corners, facecolor=fill, **({"edgecolor": "none"} | style)), name)
 
 
 def rectangle(box: tuple[float, float, float, float]) -> list[Point]:
@@ -64,7 +64,7 @@ def line(axes: "Axes", *lines: Sequence[Point], name: str = "", **style: Any) ->
 
     codes = [Path.MOVETO if not k else Path.LINETO for points in lines for k in range(len(points))]
     path = Path([point for points in lines for point in points], codes)
-    place(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "capstyle": "butt"} | style)), name)
+    put(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "capstyle": "butt"} | style)), name)
 
 
 def arc(axes: "Axes", start: Point, bend: Point, end: Point, head: float, *, name: str = "", **style: Any) -> None:
@@ -78,7 +78,7 @@ def arc(axes: "Axes", start: Point, bend: Point, end: Point, head: float, *, nam
     wings = [(end[0] - along - side * across / 2, end[1] - across + side * along / 2) for side in (1, -1)]
     codes = [Path.MOVETO, Path.CURVE3, Path.CURVE3, Path.MOVETO, Path.LINETO, Path.LINETO]
     path = Path([start, bend, end, wings[0], end, wings[1]], codes)
-    place(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "joinstyle": "miter"} | style)), name)
+    put(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "joinstyle": "miter"} | style)), name)
 
 
 def write(axes: "Axes", x: float, y: float, words: str, size: float = SMALL, **style: Any) -> None:

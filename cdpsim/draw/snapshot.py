@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY
-from cdpsim.draw.devices import Arrangement, Look, arrange, draw_devices
+from cdpsim.draw.devices import Arrangement, Form, arrange, draw_devices
 from cdpsim.draw.devices_key import device_entry, entries, stage_entry
 from cdpsim.draw.moment import Moment, busiest, look, served, time_of
 from cdpsim.draw.sheet import SMALL, fitted, rows_of, sheet, width_of, write, write_key
@@ -60,7 +60,7 @@ def snapshot(trace: Trace, slot: float | str) -> "Figure":
     _refuse_large(arrangement)
     moment = look(trace, now)
     stacked = len(set(arrangement.column.values())) < len(arrangement.column)
-    form = Look(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
+    form = Form(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
     found = entries([moment], form, in_slots=trace.in_slots)
     found += [device_entry(trace.in_slots)] + ([] if arrangement.by_stage else [stage_entry()])
     room = arrangement.columns * form.pitch + _STAGES
@@ -96,7 +96,7 @@ def figure_2(n: int = 3, slot: int | None = None) -> "Figure":
     groups = [(title, _panel(with_cdp, n, slot), _panel(without, n, slot)) for title, without, with_cdp in FIGURE_2]
     panels = [panel for _, *pair in groups for panel in pair if panel is not None]
     moments = [panel.moment for panel in panels]
-    form = Look(34.0, 34.0, 7.5, _ring(moments), first=1)
+    form = Form(34.0, 34.0, 7.5, _ring(moments), first=1)
     letters = [f"({chr(ord('a') + k)}) {title}" for k, (title, _, _) in enumerate(groups)]
     widths = [
         max(width_of(letter), *(panel.arrangement.columns * form.pitch for panel in pair if panel))
@@ -146,7 +146,7 @@ def _ring(moments: Sequence[Moment]) -> float:
     return min(_THICKEST / 3, _THICKEST / most)
 
 
-def _write_stages(axes: "Axes", rows: int, form: Look, left: float, bottom: float) -> None:
+def _write_stages(axes: "Axes", rows: int, form: Form, left: float, bottom: float) -> None:
     """Number the rows where they are stages."""
     for row in range(rows):
         y = bottom + form.strip + (row + 0.5) * form.rise
