@@ -382,10 +382,23 @@ def test_the_refusal_says_how_long_the_run_is() -> None:
 def test_what_is_too_large_is_refused() -> None:
     with pytest.raises(RequestError, match=r"25 devices side by side .* 24 and 24 .* \.html"):
         snapshot(simulate("multi-dp", 25, steps=1), 0)
+    with pytest.raises(RequestError, match=r"625 devices, of which 576 .* \.html"):
+        snapshot(simulate("mp-dp", 25, steps=1), 0)
     with pytest.raises(RequestError, match="n=1000000, but figure 2 has room for 8"):
         figure_2(10**6)
     with pytest.raises(RequestError, match="slot=12 is not one of this run's 12 time steps"):
         figure_2(2, slot=12)
+
+
+def test_stages_without_end_are_refused_at_once() -> None:
+    trace = handmade()
+    trace.tasks["stage"][2:] = 10**15
+    with pytest.raises(RequestError, match="slot=4"):
+        snapshot(trace, 4)
+    assert drawn(snapshot(trace, 0)).named("disk-d0-j0-i0")
+    trace.tasks["stage"][:] = 10**15
+    with pytest.raises(RequestError, match="1000000000000001 rows"):
+        snapshot(trace, 0)
 
 
 def test_a_trace_without_tasks_is_refused() -> None:

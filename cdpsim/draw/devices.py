@@ -45,7 +45,7 @@ def arrange(served: dict[int, list[int]]) -> Arrangement:
     Devices of different stages stand above each other in one column, those of the same stage side by side; rows of
     devices with one stage each are centred.
     """
-    by_stage = all(stages == list(range(stages[0], stages[-1] + 1)) for stages in served.values() if stages)
+    by_stage = all(stages[-1] - stages[0] < len(stages) for stages in served.values() if stages)
     row = {(d, j): j if by_stage else k for d, stages in served.items() for k, j in enumerate(stages)}
     spans = {d: (row[d, stages[0]], row[d, stages[-1]]) if stages else (0, 0) for d, stages in served.items()}
     taken: list[set[int]] = []

@@ -38,6 +38,7 @@ _STAGES = 24.0  # for the numbers of stages, left of the devices
 _GAP = 15.0
 _HEAD = 15.0
 _KEY_LINE = 13.0
+_REMEDY = "use a smaller n, or an .html file of timeline"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
@@ -56,8 +57,7 @@ def snapshot(trace: Trace, slot: float | str) -> "Figure":
     """
     scene.refuse_empty(trace)
     now = time_of(trace, slot)
-    arrangement = arrange(served(trace))
-    _refuse_large(arrangement)
+    arrangement = _arranged(trace)
     moment = look(trace, now)
     stacked = len(set(arrangement.column.values())) < len(arrangement.column)
     form = Form(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
@@ -131,13 +131,20 @@ def _panel(name: str | None, n: int, slot: int | None) -> _Panel | None:
     return _Panel(name, look(trace, now), arrange(served(trace)))
 
 
-def _refuse_large(arrangement: Arrangement) -> None:
+def _arranged(trace: Trace) -> Arrangement:
+    """Find every device a place; refuse more than can be drawn."""
+    found = served(trace)
+    if len(found) > _MOST_COLUMNS * _MOST_ROWS:
+        most = _MOST_COLUMNS * _MOST_ROWS
+        raise RequestError("snapshot", f"has {len(found)} devices, of which {most} can be drawn; {_REMEDY}")
+    arrangement = arrange(found)
     if arrangement.columns > _MOST_COLUMNS or arrangement.rows > _MOST_ROWS:
         raise RequestError(
             "snapshot",
             f"has {arrangement.columns} devices side by side and {arrangement.rows} rows of stages, of which "
-            f"{_MOST_COLUMNS} and {_MOST_ROWS} can be drawn; use a smaller n, or an .html file of timeline",
+            f"{_MOST_COLUMNS} and {_MOST_ROWS} can be drawn; {_REMEDY}",
         )
+    return arrangement
 
 
 def _ring(moments: Sequence[Moment]) -> float:
