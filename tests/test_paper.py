@@ -262,6 +262,22 @@ def test_with_real_costs_the_axis_is_time(name: str) -> None:
             assert apart or one.upper <= other.lower or other.upper <= one.lower
 
 
+def test_an_arrow_to_what_runs_already_points_forward() -> None:
+    """A partial sum may arrive while the backward whose gradient is added to it runs."""
+    trace = simulate("multi-cdp", model=TOY, cluster=Cluster(link=Link(latency=5e-6, bandwidth=300e9)))
+    picture = drawn(paper([trace]))
+    late = []
+    for name, arrow in picture.named("gradient-.*").items():
+        t, j, src, dst = (int(word.lstrip("tj")) for word in name.split("-")[1:5])
+        user = picture.shapes[f"B-t{t}-i{dst}-j{j}-bar"]
+        maker = picture.shapes[f"B-t{t}-i{src}-j{j}"]
+        if user.middle[0] < maker.middle[0] + 3:
+            late.append(name)
+            assert arrow.right >= user.right - 1.1
+            assert arrow.points[0][0] < arrow.points[2][0]
+    assert late
+
+
 def test_a_split_backward_has_a_mark_of_its_own() -> None:
     rows = [("F", 0, 0, 0, 0, 0, 1, 0, 0), ("B", 0, 0, 0, 0, 1, 2, 0, 0), ("W", 0, 0, 0, 0, 2, 3, 0, 0)]
     picture = drawn(paper([handmade(rows)], [HOSTILE]))

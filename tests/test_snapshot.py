@@ -235,6 +235,15 @@ def test_the_last_slot_of_a_step_has_the_all_reduce() -> None:
     )
 
 
+def test_the_key_tells_what_is_there_and_no_more() -> None:
+    everything, little = (set(drawn(snapshot(simulate(name, 3), 9)).said()) for name in ("multi-cdp", "mp-dp"))
+    always = {"micro-batch computed", "parameters, not in use", "activations held: of 1", "between devices"}
+    assert always | {"nothing held", "inside a device"} <= everything and always <= little
+    assert {"collective", "collective of this training step at another time step"} <= little - everything
+    assert not {"nothing held", "inside a device"} & little
+    assert "activations held: of 1, of 3" in drawn(snapshot(simulate("pp-cdp", 3), 9)).said()
+
+
 def test_arrows_are_thin_inside_devices_and_thick_between_them() -> None:
     picture = drawn(snapshot(simulate("multi-cdp", 4), 12))
     inside, between = (list(picture.named(f"{kind}-.*").values()) for kind in ("inner", "message"))

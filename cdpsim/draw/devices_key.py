@@ -27,6 +27,8 @@ def entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[En
     if counts:
         widths = [(count * form.ring, "white") for count in sorted({1, max(counts)})]
         found.append(_circles(widths, "activations held: of 1" + (f", of {max(counts)}" if max(counts) > 1 else "")))
+    if any(_is_somewhere_empty(moment) for moment in moments):
+        found.append(Entry(_empty_place, 2 * _DISK, "nothing held"))
     if any(moment.inner for moment in moments):
         found.append(_arrow("inside a device"))
     if any(moment.sent for moment in moments):
@@ -37,6 +39,18 @@ def entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[En
         meaning = f"collective of this training step at another {when}"
         found.append(_arrow(meaning, thick=True, both=True, dotted=True))
     return found
+
+
+def _is_somewhere_empty(moment: Moment) -> bool:
+    """Whether a device holds nothing of a stage that it serves, as far as that is known."""
+    places = {(device, stage) for device, stages in moment.served.items() for stage in stages}
+    return moment.states is not None and bool(places - moment.states - set(moment.activations) - set(moment.running))
+
+
+def _empty_place(axes: "Axes", x: float, y: float) -> None:
+    from matplotlib.patches import Circle
+
+    put(axes, Circle((x, y), _DISK - 0.5, facecolor="none", edgecolor=GREY, linewidth=0.5, linestyle=(0, (1, 2))))
 
 
 def device_entry(in_slots: bool) -> Entry:

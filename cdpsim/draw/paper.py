@@ -191,7 +191,7 @@ def _draw(axes: "Axes", panel: _Panel, time: _Time, top: float) -> None:
     boxes = _boxes(panel, time, bottom)
     _draw_marks(axes, panel, time, boxes)
     for k, maker, user in panel.passed:
-        _draw_message(axes, panel, k, boxes[maker], boxes[user])
+        _draw_message(axes, panel, k, time.at(panel.trace.messages["end"][k]), boxes[maker], boxes[user])
     for step, moment in panel.synchronised.items():
         double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{panel.prefix}synchronisation-t{step}")
 
@@ -232,6 +232,7 @@ def _draw_message(
     axes: "Axes",
     panel: _Panel,
     number: int,
+    arrival: float,
     maker: Box,
     user: Box,
 ) -> None:
@@ -240,8 +241,8 @@ def _draw_message(
     content, t, j, src, dst = (messages[name][number] for name in ("content", "step", "stage", "src", "dst"))
     side, edge = (1, 3) if content == "gradient" else (-1, 2)
     start, end = (maker[0] + maker[1]) / 2, (user[0] + user[1]) / 2
-    if end < start + 3:  # a sum may come while the task that adds to it runs already
-        end = max(start, user[1])
+    if end < start + 3:  # a sum may come while the task that adds to it runs already, or is over
+        end = max(arrival, user[1])
     y, rise = (maker[edge] + user[edge]) / 2, side * panel.gap * 0.75
     name = f"{panel.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
     ends = (start + 1, maker[edge] + side * 0.6), (end - 1, user[edge] + side * 0.6)
