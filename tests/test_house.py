@@ -24,7 +24,8 @@ DRAWN = """
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene
-    draw.rows draw.bars draw.gantt draw
+    draw.rows draw.bars draw.gantt
+    draw.sheet draw.marks draw.shown draw.paper draw.moment draw.devices draw.devices_key draw.snapshot draw
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__

@@ -14,6 +14,7 @@ from cdpsim.draw import canvas, palette
 from cdpsim.draw.paper import figure_1, paper
 from cdpsim.draw.shown import synchronisations
 from cdpsim.errors import RequestError
+from cdpsim.schedules.rule import matrix_rule
 from cdpsim.trace import MESSAGES, Trace, load
 from tests.drawn import Picture, Shape, drawn
 from tests.reference import CYCLIC, SCHEDULES, Reference
@@ -59,6 +60,12 @@ def test_synchronisations_are_where_the_paper_has_them(n: int, steps: int) -> No
 def test_all_simultaneous_schedules_are_synchronised_and_no_cyclic_one(name: str) -> None:
     found = synchronisations(simulate(name, 4, steps=3))
     assert found == ({} if name in CYCLIC else {0: 8, 1: 16, 2: 24})
+
+
+def test_reading_old_versions_is_no_synchronisation() -> None:
+    """Where nothing waits for all updates: nobody reads a new version before they have happened, but just so."""
+    old = matrix_rule(np.zeros((3, 3), dtype=bool))
+    assert synchronisations(simulate("multi-cdp", 3, steps=4, rule=old)) == {}
 
 
 def test_updates_that_a_reader_does_not_wait_for_are_no_synchronisation() -> None:

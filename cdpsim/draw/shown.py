@@ -63,20 +63,22 @@ def synchronisations(trace: Trace) -> dict[int, float]:
     """When each training step is synchronised, for those that are: by step, the time of the last update.
 
     A step is synchronised if no task that reads a part of the version that it makes starts before all updates that
-    make it have happened. A version that nobody reads follows the one before it; without one, its updates must all
-    happen at one time.
+    make it have happened, and these happen at one time, or between its tasks and those of the next step. A version that
+    nobody reads follows the one before it; without one, its updates must all happen at one time.
     """
     tasks = trace.tasks
     update = tasks["kind"] == "U"
     made, happened = tasks["version"][update], tasks["end"][update]
-    read, begun = tasks["version"][~update], tasks["start"][~update]
+    read, begun, ended, step = (tasks[name][~update] for name in ("version", "start", "end", "step"))
     result, whole = {}, None
     for version in np.unique(made).tolist():
         times, readers = happened[made == version], begun[read == version]
+        at_once = bool(times.min() == times.max())
         if len(readers):
-            whole = bool(readers.min() >= times.max())
+            apart = begun[step >= version].min() >= times.max() >= ended[step < version].max()
+            whole = bool(readers.min() >= times.max() and (at_once or apart))
         elif whole is None:
-            whole = bool(times.min() == times.max())
+            whole = at_once
         if whole:
             result[version - 1] = times.max().item()
     return result
