@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DEVICE = "#f3f3f3"
+_BELOW_DISKS = 0.8  # arrows, so that one that passes a disk leaves its number legible
 
 
 class Arrangement(NamedTuple):
@@ -232,7 +233,7 @@ def arrow(
     style: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 6.5 if thick else 4}
     style |= {"shrinkA": from_radius + 1, "shrinkB": to_radius + 1, "connectionstyle": f"arc3,rad={bend}"}
     style |= {"linewidth": 1.6 if thick else 0.6, "joinstyle": "miter", "capstyle": "butt", "color": INK}
-    put(axes, FancyArrowPatch(start, end, zorder=3, **style), name)
+    put(axes, FancyArrowPatch(start, end, zorder=_BELOW_DISKS, **style), name)
 
 
 def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, name: str) -> None:
@@ -247,6 +248,6 @@ def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radiu
 
     low, high = from_radius, length - to_radius
     shaft = [at(low + head), at(high - head)]
-    line(axes, shaft, name=name, edgecolor=GREY, lw=1.6, linestyle=(0, (0.8, 0.8)), zorder=3)
+    line(axes, shaft, name=name, edgecolor=GREY, lw=1.6, linestyle=(0, (0.8, 0.8)), zorder=_BELOW_DISKS)
     for tip, foot in ((low, low + head), (high, high - head)):
-        area(axes, [at(tip), at(foot, 1.9), at(foot, -1.9)], GREY, zorder=3)
+        area(axes, [at(tip), at(foot, 1.9), at(foot, -1.9)], GREY, zorder=_BELOW_DISKS)
