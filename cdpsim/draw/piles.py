@@ -1,0 +1,157 @@
+"""Parts on each other, curves beside each other, and what each of few or many devices has of them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cdpsim.draw.canvas import INK
+from cdpsim.draw.palette import colour
+from cdpsim.draw.panels import Frame, mark, note, panel, peak
+from cdpsim.draw.series import Series, band, thinned
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.collections import Collection
+    from matplotlib.figure import SubFigure
+    from matplotlib.patches import Patch
+
+PANELS = 12  # devices with a panel each
+ACROSS = 4
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
+STEMS = 200  # moments whose heads can be told apart
+
+
+class Look(NamedTuple):
+    """How one of several parts that lie on each other is drawn; its hatch tells it without colour."""
+
+    name: str
+    shade: str
+    hatch: str
+
+
+def pile(axes: "Axes", series: Series, looks: Mapping[int, Look], shared: Frame, gid: str) -> None:
+    """Functions on each other, from below in the order of their looks."""
+    few = thinned(series, shared.end)
+    below = np.zeros(len(few.time), dtype=few.value.dtype)
+    for row, look in looks.items():
+        above = below + few.value[row]
+        if few.value[row].any():
+            part = (_bars if shared.at_once else _area)(axes, few.time, below, above, look, shared)
+            part.set(gid=f"{gid}-{look.name.replace(' ', '-')}", hatch=look.hatch, edgecolor="white", zorder=2)
+            part.set(linewidth=0)
+            part.set_hatch_linewidth(0.5)
+        below = above
+    if not shared.at_once:
+        total = axes.stairs(below, np.append(few.time, shared.end), baseline=None, color=INK, linewidth=0.8)
+        total.set(gid=f"{gid}-total", zorder=3)
+
+
+def _area(
+    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, look: Look, shared: Frame
+) -> "Patch | Collection":
+    return axes.stairs(above, np.append(time, shared.end), baseline=below, fill=True, facecolor=look.shade)
+
+
+def _bars(
+    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, look: Look, shared: Frame
+) -> "Patch | Collection":
+    from matplotlib.collections import PolyCollection
+
+    some = above > below
+    half = _width(shared) / 2
+    left, right, low, high = (time - half)[some], (time + half)[some], below[some], above[some]
+    corners = [np.stack(corner, axis=-1) for corner in ((left, low), (left, high), (right, high), (right, low))]
+    part = PolyCollection(list(np.stack(corners, axis=1)), facecolor=look.shade, clip_on=False)
+    axes.add_collection(part, autolim=False)
+    return part
+
+
+def _width(shared: Frame) -> float:
+    """How wide a bar is: narrower than a slot, and never narrower than can be seen."""
+    return max(0.6, shared.end / 300) if shared.in_slots else shared.end / 300
+
+
+def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, gid: str) -> None:
+    """One function among several: a line, or a stem for each moment, told from others by dashes or marks, too."""
+    few = thinned(series, shared.end)
+    if not shared.at_once:
+        line = axes.stairs(few.total, np.append(few.time, shared.end), baseline=None, color=colour(number))
+        line.set(gid=gid, linestyle=_dashes(number), linewidth=1.5, zorder=3 + 0.01 * number)
+        return
+    beside = few.time + (number - (among - 1) / 2) * _width(shared) / among
+    stems = axes.vlines(beside, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
+    stems.set(gid=gid, zorder=3 + 0.01 * number)
+    if len(few.time) <= STEMS:
+        look = {"linestyle": "", "marker": _marker(number), "markersize": 3.5, "clip_on": False}
+        axes.plot(beside, few.total, color=colour(number), gid=f"{gid}-heads", zorder=4, **look)
+
+
+def curve_entry(shared: Frame, number: int, text: str) -> "Artist":
+    """The legend entry of a curve."""
+    from matplotlib.lines import Line2D
+
+    style, marker = ("-", _marker(number)) if shared.at_once else (_dashes(number), "")
+    return Line2D([], [], color=colour(number), linestyle=style, marker=marker, markersize=4, label=text)
+
+
+def _dashes(number: int) -> str:
+    """Dashes such that colour and dashes together repeat after thirty-two curves."""
+    return DASHES[(number + number // 8) % len(DASHES)]
+
+
+def _marker(number: int) -> str:
+    return MARKERS[(number + number // 8) % len(MARKERS)]
+
+
+def entries(looks: Mapping[int, Look], series: Series) -> list["Artist"]:
+    """Legend entries of the parts that are there, the lowest first."""
+    from matplotlib.patches import Patch
+
+    seen = [look for row, look in looks.items() if series.value[row].any()]
+    return [Patch(facecolor=shade, hatch=hatch, edgecolor="white", linewidth=0, label=name) for name, shade, hatch in seen]
+
+
+def height_of(devices: int) -> float:
+    """How many inches the panels of devices need."""
+    return 1.9 if devices > PANELS else 0.45 + 1.1 * -(-devices // ACROSS)
+
+
+def by_device(
+    part: "SubFigure", found: Mapping[int, Series], looks: Mapping[int, Look], shared: Frame, verb: str, how: str = ""
+) -> None:
+    """A small panel for each of some devices, or the least, the median and the most of many."""
+    if len(found) > PANELS:
+        _band(part.subplots(), found, shared, f"{verb.capitalize()} by one of {len(found)} devices{how}")
+        return
+    note(part, f"{verb.capitalize()} by each device{how}")
+    down, across = -(-len(found) // ACROSS), min(ACROSS, len(found))
+    grid = part.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    most = max(peak(series)[1] for series in found.values())
+    for k, axes in enumerate(grid.flat):
+        axes.set_visible(k < len(found))
+    for k, ((device, series), axes) in enumerate(zip(found.items(), grid.flat, strict=False)):
+        heading = f"device {device}: peak {shared.amount(peak(series)[1])}"
+        panel(axes, heading, shared, most, room=1.12)
+        pile(axes, series, looks, shared, f"device-{device}")
+        if peak(series)[1]:
+            mark(axes, peak(series), "", f"peak-{device}")
+        axes.tick_params(labelbottom=k + across >= len(found))
+
+
+def _band(axes: "Axes", found: Mapping[int, Series], shared: Frame, heading: str) -> None:
+    top = max(found, key=lambda device: peak(found[device])[1])
+    panel(axes, f"{heading}: least and most (band), median (dashed)", shared, peak(found[top])[1], room=1.25)
+    seen = band(list(found.values()), shared.end, at_once=shared.at_once)
+    if shared.at_once:
+        axes.vlines(seen.time, seen.least, seen.most, color=colour(4), linewidth=2, gid="band")
+        axes.plot(seen.time, seen.median, color=colour(0), marker="_", markersize=4, linestyle="", gid="median")
+    else:
+        edges = np.append(seen.time, shared.end)
+        axes.stairs(seen.most, edges, baseline=seen.least, fill=True, color=colour(4), gid="band", zorder=2)
+        for name, value in (("least", seen.least), ("most", seen.most)):
+            axes.stairs(value, edges, baseline=None, color=INK, linewidth=0.7, gid=name, zorder=3)
+        axes.stairs(seen.median, edges, baseline=None, color=colour(0), linestyle="--", gid="median", zorder=4)
+    mark(axes, peak(found[top]), f"{shared.peak(found[top])}, device {top}", "peak-of-devices")
