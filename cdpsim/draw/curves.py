@@ -11,15 +11,16 @@ from cdpsim.program import Category
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # From below; what the paper counts comes first, so that its lines can be held against it.
 _HATCHES = {
     Category.ACTIVATIONS: "",
-    Category.PARAMETERS: "//////",
-    Category.GRADIENTS: "......",
-    Category.OPTIMIZER: "xxxxx",
-    Category.COMMUNICATION: "\\\\\\\\\\\\",
+    Category.PARAMETERS: "///",
+    Category.GRADIENTS: "....",
+    Category.OPTIMIZER: "xxx",
+    Category.COMMUNICATION: "\\\\\\",
 }
 LOOKS = {int(part): Look(part.name.lower(), CATEGORIES[part], hatch) for part, hatch in _HATCHES.items()}
 
@@ -56,7 +57,7 @@ def _what(shared: Frame) -> str:
 
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:
-    """What the paper says that all workers hold of activations: DP at its peak, CDP always; nothing where it says nothing."""
+    """What the paper says that all workers hold of activations, DP at its peak and CDP always; where it says so."""
     requests = [trace.summary().get("request", {}) for trace in traces]
     n = requests[0].get("n")
     sizes = {(request.get("n"), request.get("m", n)) for request in requests}
@@ -70,30 +71,25 @@ def _several(traces: Sequence[Trace]) -> "Figure":
     heading, own = names(traces)
     everything = [held(trace) for trace in traces]
     activations = [Series(each.time, each.value[[Category.ACTIVATIONS]]) for each in everything]
-    rows = -(-len(traces) // 2)
-    figure, parts = figure_of(heading, [2.5 + 0.18 * rows] * 2)
+    figure, parts = figure_of(heading, [5.0 + 0.18 * len(traces)])
+    above, below = parts[0].subplots(2, 1, sharex=True)
     shared, lines = frame(traces), levels(traces)
-    _compared(parts[0], "Activations of all devices together", shared, activations, own, lines)
-    _compared(parts[1], "Everything that all devices hold together", shared, everything, own, {})
+    _compared(above, "Activations of all devices together", shared, activations, lines)
+    _compared(below, "Everything that all devices hold together", shared, everything, {})
+    above.set_xlabel("")
+    words = [
+        f"{name}: activations {shared.peak(some)}; everything {shared.peak(everyone)}"
+        for name, some, everyone in zip(own, activations, everything, strict=True)
+    ]
+    legend(figure, [curve_entry(shared, k, text) for k, text in enumerate(words)], 1)
     return figure
 
 
-def _compared(
-    part: "SubFigure",
-    heading: str,
-    shared: Frame,
-    totals: Sequence[Series],
-    own: Sequence[str],
-    lines: dict[str, int],
-) -> None:
-    """A line for each trace, its peak marked and given in the legend."""
-    axes = part.subplots()
-    panel(axes, heading, shared, max(*(peak(each)[1] for each in totals), *lines.values()), room=1.2)
+def _compared(axes: "Axes", heading: str, shared: Frame, totals: Sequence[Series], lines: dict[str, int]) -> None:
+    """A line for each trace, its peak marked."""
+    panel(axes, heading, shared, max(*(peak(each)[1] for each in totals), *lines.values()))
     axes.set_ylabel(_what(shared))
     for text, value in lines.items():
         level(axes, value, text, f"level-{value}")
-    gid = heading.split()[0].lower()
     for k, series in enumerate(totals):
-        curve(axes, series, shared, k, len(totals), f"{gid}-{k}")
-        mark(axes, peak(series), "", f"{gid}-peak-{k}")
-    legend(part, [curve_entry(shared, k, f"{name}: {shared.peak(totals[k])}") for k, name in enumerate(own)], 2)
+        curve(axes, series, shared, k, len(totals), f"{heading.split()[0].lower()}-{k}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cdpsim.columns import Ints
-from cdpsim.draw.canvas import GREY
+from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.palette import CONTENTS, colour
 from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
 from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 _HATCHES = {
-    Content.PARAMETERS: "//////",
-    Content.GRADIENT: "......",
-    Content.STATE: "xxxxx",
+    Content.PARAMETERS: "///",
+    Content.GRADIENT: "....",
+    Content.STATE: "xxx",
     Content.ACTIVATION: "",
-    Content.ACTIVATION_GRADIENT: "\\\\\\\\\\\\",
+    Content.ACTIVATION_GRADIENT: "\\\\\\",
 }
 LOOKS = {
     int(part): Look(part.name.lower().replace("_", " "), CONTENTS[part], hatch) for part, hatch in _HATCHES.items()
@@ -91,8 +91,7 @@ def _one(trace: Trace, shared: Frame) -> "Figure":
     if len(total.time):
         mark(axes, peak(total), f"{shared.peak(total)}, {_mean(trace, shared)}", "peak")
     if many:
-        together = f", collectives by {_collective(trace)}" if _collectives([trace]) else ""
-        by_device(parts[1], found, _ANYTHING, shared, "sent", together)
+        by_device(parts[1], found, _ANYTHING, shared, "sent", _algorithm(trace))
     legend(figure, entries(LOOKS, total))
     return figure
 
@@ -107,7 +106,6 @@ def _several(traces: Sequence[Trace], shared: Frame) -> "Figure":
         text = f"{own[k]}: nothing is sent"
         if len(series.time):
             curve(axes, series, shared, k, len(traces), f"sent-{k}")
-            mark(axes, peak(series), "", f"peak-{k}")
             text = f"{own[k]}: {shared.peak(series)}, {_mean(trace, shared)}"
         lines.append(curve_entry(shared, k, text))
     legend(figure, lines, 1)
@@ -135,8 +133,15 @@ def _collectives(traces: Sequence[Trace]) -> bool:
     return any((trace.messages["op"] != "p2p").any() for trace in traces)
 
 
+def _algorithm(trace: Trace) -> str:
+    """How collectives are done, where there are some: the rest by binomial trees, as everywhere."""
+    if (trace.messages["op"] == "all_reduce").any():
+        return f", all-reduces by {label(_collective(trace))}"
+    return ", collectives by binomial trees" if _collectives([trace]) else ""
+
+
 def _mean(trace: Trace, shared: Frame) -> str:
-    """All that a trace sends, over its own time."""
-    mean = float(copied(trace.messages).sum()) / span(trace)
-    unit = shared._replace(unit="B/s")
-    return f"mean {unit.amount(mean)}{' per slot' if shared.in_slots else ''}"
+    """All that a trace sends, and that over its own time."""
+    total = int(copied(trace.messages).sum())
+    mean = shared._replace(unit="B/s").amount(total / span(trace))
+    return f"{shared._replace(unit='B').amount(total)} in all, mean {mean}{' per slot' if shared.in_slots else ''}"

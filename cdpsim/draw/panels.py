@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdpsim.draw.canvas import GREY, INK, plain
+from cdpsim.draw.canvas import INK, plain
 from cdpsim.draw.scene import refuse_empty, title
 from cdpsim.draw.series import Series, span
 from cdpsim.errors import RequestError
@@ -99,20 +99,22 @@ def panel(axes: "Axes", heading: str, shared: Frame, most: float, room: float = 
 
 def mark(axes: "Axes", at: tuple[float, float], text: str, gid: str, shade: str = INK) -> None:
     """Mark a peak, its label on the side where there is room."""
+    from matplotlib.markers import CARETDOWN
+
     low, high = axes.get_xlim()
     share = (at[0] - low) / (high - low)
-    side, shift = ("left", -3) if share < 0.2 else ("right", 3) if share > 0.8 else ("center", 0)
-    (spot,) = axes.plot([at[0]], [at[1]], marker="v", markersize=5, color=shade, markeredgecolor="white")
-    spot.set(gid=gid, zorder=5, markeredgewidth=0.6, clip_on=False)
+    side, shift = ("left", -3) if share < 0.33 else ("right", 3) if share > 0.67 else ("center", 0)
+    (spot,) = axes.plot([at[0]], [at[1]], marker=CARETDOWN, markersize=5, color=shade, markeredgecolor="white")
+    spot.set(gid=gid, zorder=5, markeredgewidth=0.5, clip_on=False)
     if text:
-        words = axes.annotate(text, at, (shift, 4.5), textcoords="offset points", ha=side, fontsize=8, color=INK)
+        words = axes.annotate(text, at, (shift, 6), textcoords="offset points", ha=side, fontsize=8, color=INK)
         words.set_zorder(6)
         words.set_bbox({"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.8})
 
 
 def level(axes: "Axes", value: float, text: str, gid: str) -> None:
     """A line at a value of the paper, named at the right edge."""
-    line = axes.axhline(value, color=GREY, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2.5)
+    line = axes.axhline(value, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2.5)
     line.set_gid(gid)
     axes.annotate(text, (1, value), (4, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=7.5)
 

@@ -33,38 +33,38 @@ class Look(NamedTuple):
 
 
 def pile(axes: "Axes", series: Series, looks: Mapping[int, Look], shared: Frame, gid: str) -> None:
-    """Functions on each other, from below in the order of their looks."""
+    """Functions on each other, from below in the order of their looks; what is thinner than a line is a line."""
     few = thinned(series, shared.end)
     below = np.zeros(len(few.time), dtype=few.value.dtype)
     for row, look in looks.items():
-        above = below + few.value[row]
-        if few.value[row].any():
-            part = (_bars if shared.at_once else _area)(axes, few.time, below, above, look, shared)
-            part.set(gid=f"{gid}-{look.name.replace(' ', '-')}", hatch=look.hatch, edgecolor="white", zorder=2)
-            part.set(linewidth=0)
+        above, some = below + few.value[row], few.value[row] > 0
+        if some.any():
+            part = (_bars if shared.at_once else _area)(axes, few.time, below, above, some, shared)
+            part.set(gid=f"{gid}-{look.name.replace(' ', '-')}", hatch=look.hatch, hatchcolor="white", zorder=2)
+            part.set(facecolor=look.shade, edgecolor=look.shade, linewidth=0.5)
             part.set_hatch_linewidth(0.5)
         below = above
-    if not shared.at_once:
+    if shared.unit == "B" and not shared.at_once:
         total = axes.stairs(below, np.append(few.time, shared.end), baseline=None, color=INK, linewidth=0.8)
         total.set(gid=f"{gid}-total", zorder=3)
 
 
 def _area(
-    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, look: Look, shared: Frame
+    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, some: np.ndarray, shared: Frame
 ) -> "Patch | Collection":
-    return axes.stairs(above, np.append(time, shared.end), baseline=below, fill=True, facecolor=look.shade)
+    edges = np.append(time, shared.end)
+    return axes.stairs(np.where(some, above, np.nan), edges, baseline=below, fill=True)
 
 
 def _bars(
-    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, look: Look, shared: Frame
+    axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, some: np.ndarray, shared: Frame
 ) -> "Patch | Collection":
     from matplotlib.collections import PolyCollection
 
-    some = above > below
     half = _width(shared) / 2
     left, right, low, high = (time - half)[some], (time + half)[some], below[some], above[some]
     corners = [np.stack(corner, axis=-1) for corner in ((left, low), (left, high), (right, high), (right, low))]
-    part = PolyCollection(list(np.stack(corners, axis=1)), facecolor=look.shade, clip_on=False)
+    part = PolyCollection(list(np.stack(corners, axis=1)), clip_on=False)
     axes.add_collection(part, autolim=False)
     return part
 
@@ -75,18 +75,26 @@ def _width(shared: Frame) -> float:
 
 
 def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, gid: str) -> None:
-    """One function among several: a line, or a stem for each moment, told from others by dashes or marks, too."""
+    """One function among several, its peak marked: a line, or a stem for each moment.
+
+    Dashes or heads tell it from others, too; under dashes goes a thin line, which no short peak can slip through.
+    """
     few = thinned(series, shared.end)
-    if not shared.at_once:
-        line = axes.stairs(few.total, np.append(few.time, shared.end), baseline=None, color=colour(number))
-        line.set(gid=gid, linestyle=_dashes(number), linewidth=1.5, zorder=3 + 0.01 * number)
+    (at, most), height = peak(series), 3 + 0.01 * number
+    if shared.at_once:
+        shift = (number - (among - 1) / 2) * _width(shared) / among
+        stems = axes.vlines(few.time + shift, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
+        stems.set(gid=gid, zorder=height)
+        if len(few.time) <= STEMS:
+            look = {"linestyle": "", "marker": _marker(number), "markersize": 3, "clip_on": False}
+            axes.plot(few.time + shift, few.total, color=colour(number), gid=f"{gid}-heads", zorder=4, **look)
+        mark(axes, (at + shift, most), "", f"{gid}-peak")
         return
-    beside = few.time + (number - (among - 1) / 2) * _width(shared) / among
-    stems = axes.vlines(beside, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
-    stems.set(gid=gid, zorder=3 + 0.01 * number)
-    if len(few.time) <= STEMS:
-        look = {"linestyle": "", "marker": _marker(number), "markersize": 3.5, "clip_on": False}
-        axes.plot(beside, few.total, color=colour(number), gid=f"{gid}-heads", zorder=4, **look)
+    edges = np.append(few.time, shared.end)
+    axes.stairs(few.total, edges, baseline=None, color=colour(number), linewidth=0.6, zorder=height)
+    line = axes.stairs(few.total, edges, baseline=None, color=colour(number), linewidth=1.5, zorder=height)
+    line.set(gid=gid, linestyle=_dashes(number))
+    mark(axes, (at, most), "", f"{gid}-peak")
 
 
 def curve_entry(shared: Frame, number: int, text: str) -> "Artist":
@@ -111,12 +119,16 @@ def entries(looks: Mapping[int, Look], series: Series) -> list["Artist"]:
     from matplotlib.patches import Patch
 
     seen = [look for row, look in looks.items() if series.value[row].any()]
-    return [Patch(facecolor=shade, hatch=hatch, edgecolor="white", linewidth=0, label=name) for name, shade, hatch in seen]
+    patches = [Patch(facecolor=look.shade, hatch=look.hatch, hatchcolor="white", label=look.name) for look in seen]
+    for patch in patches:
+        patch.set(linewidth=0)
+        patch.set_hatch_linewidth(0.5)
+    return list(patches)
 
 
 def height_of(devices: int) -> float:
     """How many inches the panels of devices need."""
-    return 1.9 if devices > PANELS else 0.45 + 1.1 * -(-devices // ACROSS)
+    return 2.1 if devices > PANELS else 0.45 + 1.1 * -(-devices // ACROSS)
 
 
 def by_device(
@@ -143,15 +155,17 @@ def by_device(
 
 def _band(axes: "Axes", found: Mapping[int, Series], shared: Frame, heading: str) -> None:
     top = max(found, key=lambda device: peak(found[device])[1])
-    panel(axes, f"{heading}: least and most (band), median (dashed)", shared, peak(found[top])[1], room=1.25)
+    how = "median marked" if shared.at_once else "median dashed"
+    panel(axes, f"{heading}\nfrom the least to the most, {how}", shared, peak(found[top])[1], room=1.25)
     seen = band(list(found.values()), shared.end, at_once=shared.at_once)
     if shared.at_once:
         axes.vlines(seen.time, seen.least, seen.most, color=colour(4), linewidth=2, gid="band")
-        axes.plot(seen.time, seen.median, color=colour(0), marker="_", markersize=4, linestyle="", gid="median")
+        look = {"linestyle": "", "marker": "_", "markersize": 4, "clip_on": False}
+        axes.plot(seen.time, seen.median, color=colour(0), gid="median", zorder=4, **look)
     else:
         edges = np.append(seen.time, shared.end)
         axes.stairs(seen.most, edges, baseline=seen.least, fill=True, color=colour(4), gid="band", zorder=2)
         for name, value in (("least", seen.least), ("most", seen.most)):
-            axes.stairs(value, edges, baseline=None, color=INK, linewidth=0.7, gid=name, zorder=3)
-        axes.stairs(seen.median, edges, baseline=None, color=colour(0), linestyle="--", gid="median", zorder=4)
+            axes.stairs(value, edges, baseline=None, color=colour(0), linewidth=0.6, gid=name, zorder=3)
+        axes.stairs(seen.median, edges, baseline=None, color=INK, linestyle="--", gid="median", zorder=4)
     mark(axes, peak(found[top]), f"{shared.peak(found[top])}, device {top}", "peak-of-devices")

@@ -71,7 +71,7 @@ def changes(trace: Trace) -> Changes:
 
 
 def merged(time: Times, end: float) -> Times:
-    """Real times that differ by rounding as one time, so that what one device frees and another takes is not held twice."""
+    """Real times that differ by rounding as one: what one device frees and another takes is not held twice."""
     if time.dtype.kind == "i" or not len(time):
         return time
     distinct, where = np.unique(time, return_inverse=True)
@@ -119,7 +119,7 @@ def moments(key: Ints, time: Times, size: np.ndarray, keys: int, run: float) -> 
 
 
 def thinned(series: Series, end: float) -> Series:
-    """Leave out what a page could not show: of each column of pixels stay the first, last, smallest and largest total."""
+    """Leave out what a page could not show: of a column of pixels stay the first, last, least and largest total."""
     if len(series.time) <= MOST:
         return series
     column = np.minimum((series.time / end * COLUMNS).astype(np.int64), COLUMNS - 1)
