@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
-from cdpsim.draw.palette import CONTENTS, colour
+from cdpsim.draw.palette import CONTENTS
 from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
 from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.series import SAME, Series, devices, moments, rates, span
@@ -29,7 +29,6 @@ _HATCHES = {
 LOOKS = {
     int(part): Look(part.name.lower().replace("_", " "), CONTENTS[part], hatch) for part, hatch in _HATCHES.items()
 }
-_ANYTHING = {0: Look("sent", colour(0), "")}
 
 
 def traffic(traces: Sequence[Trace]) -> "Figure":
@@ -49,32 +48,33 @@ def _timed(trace: Trace) -> np.ndarray:
     return timed
 
 
-def _over_time(trace: Trace, message: Ints, key: Ints, size: np.ndarray, keys: int, shared: Frame) -> Series:
-    """What is sent over time of some rows of messages, for each key."""
-    start, end = trace.messages["start"][message], trace.messages["end"][message]
+def _over_time(trace: Trace, message: Ints, size: np.ndarray, shared: Frame) -> Series:
+    """So much of some rows of messages, over time and by content."""
+    messages = trace.messages
     some = (size > 0) & (shared.at_once | _timed(trace)[message])
-    key, start, end, size = key[some], start[some], end[some], size[some]
+    message, size = message[some], size[some]
+    content = np.zeros(len(message), dtype=np.int64)
+    for member in Content:
+        content[messages["content"][message] == member.name.lower()] = member
+    start, end = messages["start"][message], messages["end"][message]
     if shared.at_once:
-        return moments(key, start, size, keys, shared.end)
-    return rates(key, start, end, size, keys, shared.end)
+        return moments(content, start, size, len(Content), shared.end)
+    return rates(content, start, end, size, len(Content), shared.end)
 
 
 def by_content(trace: Trace, shared: Frame) -> Series:
     """What must leave a device, whatever algorithm carries it, by content."""
-    messages = trace.messages
-    content = np.zeros(len(messages["size"]), dtype=np.int64)
-    for member in Content:
-        content[messages["content"] == member.name.lower()] = member
-    return _over_time(trace, np.arange(len(content)), content, copied(messages), len(Content), shared)
+    every = np.arange(len(trace.messages["size"]))
+    return _over_time(trace, every, copied(trace.messages), shared)
 
 
 def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
-    """What each device sends; collectives as their algorithms have it."""
+    """What each device sends by content; collectives as their algorithms have it."""
     message, device, size = shares(trace.messages, _collective(trace))
     found = {}
     for number in np.union1d(devices(trace), device).tolist():
         rows = np.flatnonzero(device == number)
-        found[number] = _over_time(trace, message[rows], np.zeros_like(rows), size[rows], 1, shared)
+        found[number] = _over_time(trace, message[rows], size[rows], shared)
     return found
 
 
@@ -91,7 +91,7 @@ def _one(trace: Trace, shared: Frame) -> "Figure":
     if len(total.time):
         mark(axes, peak(total), f"{shared.peak(total)}, {_mean(trace, shared)}", "peak")
     if many:
-        by_device(parts[1], found, _ANYTHING, shared, "sent", _algorithm(trace))
+        by_device(parts[1], found, LOOKS, shared, "sent", _algorithm(trace))
     legend(figure, entries(LOOKS, total))
     return figure
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw.canvas import INK
+from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.palette import colour
 from cdpsim.draw.panels import Frame, mark, note, panel, peak
 from cdpsim.draw.series import Series, band, thinned
@@ -21,6 +21,7 @@ PANELS = 12  # devices with a panel each
 ACROSS = 4
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
+_BAND = "#bdbdbd"
 STEMS = 200  # moments whose heads can be told apart
 
 
@@ -86,8 +87,8 @@ def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, 
         stems = axes.vlines(few.time + shift, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
         stems.set(gid=gid, zorder=height)
         if len(few.time) <= STEMS:
-            look = {"linestyle": "", "marker": _marker(number), "markersize": 3, "clip_on": False}
-            axes.plot(few.time + shift, few.total, color=colour(number), gid=f"{gid}-heads", zorder=4, **look)
+            (heads,) = axes.plot(few.time + shift, few.total, _marker(number), color=colour(number), markersize=3)
+            heads.set(gid=f"{gid}-heads", clip_on=False, zorder=4)
         mark(axes, (at + shift, most), "", f"{gid}-peak")
         return
     edges = np.append(few.time, shared.end)
@@ -102,7 +103,9 @@ def curve_entry(shared: Frame, number: int, text: str) -> "Artist":
     from matplotlib.lines import Line2D
 
     style, marker = ("-", _marker(number)) if shared.at_once else (_dashes(number), "")
-    return Line2D([], [], color=colour(number), linestyle=style, marker=marker, markersize=4, label=text)
+    entry = Line2D([], [], color=colour(number), marker=marker, markersize=4, label=text)
+    entry.set(linestyle=style)
+    return entry
 
 
 def _dashes(number: int) -> str:
@@ -159,13 +162,13 @@ def _band(axes: "Axes", found: Mapping[int, Series], shared: Frame, heading: str
     panel(axes, f"{heading}\nfrom the least to the most, {how}", shared, peak(found[top])[1], room=1.25)
     seen = band(list(found.values()), shared.end, at_once=shared.at_once)
     if shared.at_once:
-        axes.vlines(seen.time, seen.least, seen.most, color=colour(4), linewidth=2, gid="band")
-        look = {"linestyle": "", "marker": "_", "markersize": 4, "clip_on": False}
-        axes.plot(seen.time, seen.median, color=colour(0), gid="median", zorder=4, **look)
+        axes.vlines(seen.time, seen.least, seen.most, color=_BAND, linewidth=2, gid="band")
+        (median,) = axes.plot(seen.time, seen.median, "_", color=INK, markersize=4)
+        median.set(gid="median", clip_on=False, zorder=4)
     else:
         edges = np.append(seen.time, shared.end)
-        axes.stairs(seen.most, edges, baseline=seen.least, fill=True, color=colour(4), gid="band", zorder=2)
+        axes.stairs(seen.most, edges, baseline=seen.least, fill=True, color=_BAND, gid="band", zorder=2)
         for name, value in (("least", seen.least), ("most", seen.most)):
-            axes.stairs(value, edges, baseline=None, color=colour(0), linewidth=0.6, gid=name, zorder=3)
+            axes.stairs(value, edges, baseline=None, color=GREY, linewidth=0.6, gid=name, zorder=3)
         axes.stairs(seen.median, edges, baseline=None, color=INK, linestyle="--", gid="median", zorder=4)
     mark(axes, peak(found[top]), f"{shared.peak(found[top])}, device {top}", "peak-of-devices")

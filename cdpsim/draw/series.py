@@ -76,7 +76,8 @@ def merged(time: Times, end: float) -> Times:
         return time
     distinct, where = np.unique(time, return_inverse=True)
     first = np.append(True, np.diff(distinct) > SAME * end)
-    return distinct[first][np.cumsum(first)[where] - 1]
+    one: Times = distinct[first][np.cumsum(first)[where] - 1]
+    return one
 
 
 def summed(key: Ints, time: Times, change: np.ndarray, keys: int) -> Series:

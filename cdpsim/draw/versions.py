@@ -158,7 +158,8 @@ def _rows(axes: "Axes", heading: str, found: Spans, labels: Mapping[int, str], s
     for count in range(1, largest + 1):
         some = found.versions == count
         left, right, row = found.begin[some], found.end[some], found.row[some]
-        low, high = row + 0.42, row + 0.42 - _share(count, largest)
+        half = 0.42 * count / max(2, largest)
+        low, high = row + half, row - half
         corners = [(left, low), (left, high), (right, high), (right, low)]
         boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
         part = PolyCollection(list(boxes), facecolor=shade(count, largest), edgecolor="white", linewidth=0.4)
@@ -166,11 +167,6 @@ def _rows(axes: "Axes", heading: str, found: Spans, labels: Mapping[int, str], s
         axes.add_collection(part, autolim=False)
     if len(labels) <= NAMED:
         _numbers(axes, found, shared)
-
-
-def _share(count: int, largest: int) -> float:
-    """How much of a row's height so many versions take."""
-    return 0.84 * count / max(2, largest)
 
 
 def _first_of_devices(labels: Mapping[int, str]) -> list[int]:
@@ -185,8 +181,7 @@ def _numbers(axes: "Axes", found: Spans, shared: Frame) -> None:
     for row, begin, end, count in zip(*(column.tolist() for column in found), strict=True):
         if end - begin >= shared.end / 40:
             ink = ink_on(shade(count, largest))
-            middle = row + 0.42 - _share(count, largest) / 2
-            axes.text((begin + end) / 2, middle, str(count), ha="center", va="center_baseline", fontsize=6, color=ink)
+            axes.text((begin + end) / 2, row, str(count), ha="center", va="center_baseline", fontsize=6, color=ink)
 
 
 def shade(count: int, largest: int) -> str:

@@ -18,7 +18,7 @@ class Shares(NamedTuple):
     size: np.ndarray
 
 
-def copied(messages: Mapping[str, np.ndarray]) -> np.ndarray:
+def copied(messages: Mapping[str, np.ndarray]) -> Ints:
     """What must leave a device for each message, whatever algorithm carries it.
 
     A point-to-point message is one copy; with k members, a reduction, a broadcast or a gathering is k-1, and an
@@ -29,7 +29,8 @@ def copied(messages: Mapping[str, np.ndarray]) -> np.ndarray:
         k = len(members)
         times = {Op.ALL_REDUCE: 2 * (k - 1), Op.REDUCE_SCATTER: k * (k - 1)}
         copies[rows] = times.get(op, k - 1)
-    return copies * messages["size"]
+    copies *= messages["size"]
+    return copies
 
 
 def shares(messages: Mapping[str, np.ndarray], collective: str) -> Shares:
