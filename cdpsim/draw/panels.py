@@ -1,7 +1,9 @@
 """What curves over time have in common: axes with units, marked peaks, legends, a title, what cannot be drawn."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from cdpsim.draw.canvas import INK, plain
 from cdpsim.draw.scene import refuse_empty, title
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+    from matplotlib.patches import StepPatch
 
 WIDTH = 7.2  # inches: a page's text
 CURVES = 16  # on one pair of axes
@@ -95,6 +98,15 @@ def panel(axes: "Axes", heading: str, shared: Frame, most: float, room: float = 
         axes.yaxis.set_major_formatter(EngFormatter(shared.unit))
     if not small:
         axes.set_xlabel("time, slots" if shared.in_slots else "time")
+
+
+def steps(axes: "Axes", value: np.ndarray, edges: np.ndarray, gid: str, baseline: Any = None) -> "StepPatch":
+    """A step function as a line, or as an area from its baseline; the limits of the axes stay as they are."""
+    from matplotlib.patches import StepPatch
+
+    patch = StepPatch(value, edges, baseline=baseline, fill=baseline is not None, gid=gid)
+    axes.add_artist(patch)
+    return patch
 
 
 def mark(axes: "Axes", at: tuple[float, float], text: str, gid: str, shade: str = INK) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 
 from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.palette import colour
-from cdpsim.draw.panels import Frame, mark, note, panel, peak
-from cdpsim.draw.series import Series, band, thinned
+from cdpsim.draw.panels import Frame, mark, note, panel, peak, steps
+from cdpsim.draw.series import COLUMNS, Series, band, thinned
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,9 +33,11 @@ class Look(NamedTuple):
     hatch: str
 
 
-def pile(axes: "Axes", series: Series, looks: Mapping[int, Look], shared: Frame, gid: str) -> None:
+def pile(
+    axes: "Axes", series: Series, looks: Mapping[int, Look], shared: Frame, gid: str, columns: int = COLUMNS
+) -> None:
     """Functions on each other, from below in the order of their looks; what is thinner than a line is a line."""
-    few = thinned(series, shared.end)
+    few = thinned(series, shared.end, columns)
     below = np.zeros(len(few.time), dtype=few.value.dtype)
     for row, look in looks.items():
         above, some = below + few.value[row], few.value[row] > 0
@@ -46,15 +48,15 @@ def pile(axes: "Axes", series: Series, looks: Mapping[int, Look], shared: Frame,
             part.set_hatch_linewidth(0.5)
         below = above
     if shared.unit == "B" and not shared.at_once:
-        total = axes.stairs(below, np.append(few.time, shared.end), baseline=None, color=INK, linewidth=0.8)
-        total.set(gid=f"{gid}-total", zorder=3)
+        total = steps(axes, below, np.append(few.time, shared.end), f"{gid}-total")
+        total.set(edgecolor=INK, linewidth=0.8, zorder=3)
 
 
 def _area(
     axes: "Axes", time: np.ndarray, below: np.ndarray, above: np.ndarray, some: np.ndarray, shared: Frame
 ) -> "Patch | Collection":
     edges = np.append(time, shared.end)
-    return axes.stairs(np.where(some, above, np.nan), edges, baseline=below, fill=True)
+    return steps(axes, np.where(some, above, np.nan), edges, "", below)
 
 
 def _bars(
@@ -92,9 +94,9 @@ def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, 
         mark(axes, (at + shift, most), "", f"{gid}-peak")
         return
     edges = np.append(few.time, shared.end)
-    axes.stairs(few.total, edges, baseline=None, color=colour(number), linewidth=0.6, zorder=height)
-    line = axes.stairs(few.total, edges, baseline=None, color=colour(number), linewidth=1.5, zorder=height)
-    line.set(gid=gid, linestyle=_dashes(number))
+    for name, width, style in ((f"{gid}-under", 0.6, "-"), (gid, 1.5, _dashes(number))):
+        line = steps(axes, few.total, edges, name)
+        line.set(edgecolor=colour(number), linewidth=width, linestyle=style, zorder=height)
     mark(axes, (at, most), "", f"{gid}-peak")
 
 
@@ -150,7 +152,7 @@ def by_device(
     for k, ((device, series), axes) in enumerate(zip(found.items(), grid.flat, strict=False)):
         heading = f"device {device}: peak {shared.amount(peak(series)[1])}"
         panel(axes, heading, shared, most, room=1.12)
-        pile(axes, series, looks, shared, f"device-{device}")
+        pile(axes, series, looks, shared, f"device-{device}", COLUMNS // ACROSS)
         if peak(series)[1]:
             mark(axes, peak(series), "", f"peak-{device}")
         axes.tick_params(labelbottom=k + across >= len(found))
@@ -167,8 +169,14 @@ def _band(axes: "Axes", found: Mapping[int, Series], shared: Frame, heading: str
         median.set(gid="median", clip_on=False, zorder=4)
     else:
         edges = np.append(seen.time, shared.end)
-        axes.stairs(seen.most, edges, baseline=seen.least, fill=True, color=_BAND, gid="band", zorder=2)
-        for name, value in (("least", seen.least), ("most", seen.most)):
-            axes.stairs(value, edges, baseline=None, color=GREY, linewidth=0.6, gid=name, zorder=3)
-        axes.stairs(seen.median, edges, baseline=None, color=INK, linestyle="--", gid="median", zorder=4)
+        area = steps(axes, seen.most, edges, "band", seen.least)
+        area.set(facecolor=_BAND, linewidth=0, zorder=2)
+        for name, value, shade in (
+            ("least", seen.least, GREY),
+            ("most", seen.most, GREY),
+            ("median", seen.median, INK),
+        ):
+            line = steps(axes, value, edges, name)
+            line.set(edgecolor=shade, linewidth=0.6 if shade == GREY else 1.0, zorder=3)
+        line.set(linestyle="--")
     mark(axes, peak(found[top]), f"{shared.peak(found[top])}, device {top}", "peak-of-devices")

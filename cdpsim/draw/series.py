@@ -9,8 +9,8 @@ from cdpsim.costs import Times
 from cdpsim.program import Category
 from cdpsim.trace import Trace
 
-MOST = 4_000  # points of a curve that are all drawn
 COLUMNS = 1_000  # about as many pixels as a figure is wide
+MOST = 4 * COLUMNS  # points of a curve that are all drawn
 SAME = 1e-9  # of the run: real times closer than that are one time
 
 
@@ -119,11 +119,11 @@ def moments(key: Ints, time: Times, size: np.ndarray, keys: int, run: float) -> 
     return Series(distinct, value)
 
 
-def thinned(series: Series, end: float) -> Series:
+def thinned(series: Series, end: float, columns: int = COLUMNS) -> Series:
     """Leave out what a page could not show: of a column of pixels stay the first, last, least and largest total."""
-    if len(series.time) <= MOST:
+    if len(series.time) <= 4 * columns:
         return series
-    column = np.minimum((series.time / end * COLUMNS).astype(np.int64), COLUMNS - 1)
+    column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)
     first = heads(column)
     by_size = np.lexsort((series.total, column))
     last = np.append(first[1:], len(column)) - 1

@@ -9,7 +9,7 @@ from cdpsim.columns import Ints, heads
 from cdpsim.costs import Times
 from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.palette import COLOURS, colour, ink_on
-from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, names, panel
+from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, names, panel, steps
 from cdpsim.draw.series import COLUMNS, Series, merged, span, summed, thinned
 from cdpsim.errors import RequestError
 from cdpsim.metrics import memory
@@ -201,8 +201,8 @@ def _ages(axes: "Axes", trace: Trace, shared: Frame) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     few = thinned(series, shared.end)
-    line = axes.stairs(few.total, np.append(few.time, shared.end), baseline=None, color=colour(0), linewidth=1.4)
-    line.set_gid("age")
+    line = steps(axes, few.total, np.append(few.time, shared.end), "age")
+    line.set(edgecolor=colour(0), linewidth=1.4)
     mean = trace.summary()["mean_staleness"]
     if mean is not None:
         axes.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)), gid="mean-age")
