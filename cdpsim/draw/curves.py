@@ -60,8 +60,8 @@ def levels(traces: Sequence[Trace]) -> dict[str, int]:
     """What the paper says that all workers hold of activations, DP at its peak and CDP always; where it says so."""
     requests = [trace.summary().get("request", {}) for trace in traces]
     n = requests[0].get("n")
-    sizes = {(request.get("n"), request.get("m", n)) for request in requests}
-    if not (traces[0].in_slots and isinstance(n, int) and 0 < n < 10**6 and sizes == {(n, n)}):
+    alike = all(request.get("n") == n == request.get("m", n) for request in requests)
+    if not (traces[0].in_slots and alike and isinstance(n, int) and 0 < n < 10**6):
         return {}
     found = {f"N·N = {n * n:,}": n * n, f"N(N+1)/2 = {n * (n + 1) // 2:,}": n * (n + 1) // 2}
     return found if n > 1 else {"N·N = N(N+1)/2 = 1": 1}

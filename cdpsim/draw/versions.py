@@ -51,6 +51,8 @@ def kept(trace: Trace) -> tuple[Spans, Ints, Ints]:
     assert trace.run is not None
     run = trace.run
     live = memory.live_versions(run.program, run.start, run.end)
+    if not len(live["time"]):
+        raise RequestError("versions", "no device holds parameters; give a model whose stages have some")
     first = heads(live["device"], live["stage"])
     row = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(live["time"]))))
     until = np.append(live["time"][1:], 0)
