@@ -80,7 +80,8 @@ def _width(shared: Frame) -> float:
 def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, gid: str) -> None:
     """One function among several, its peak marked: a line, or a stem for each moment.
 
-    Dashes or heads tell it from others, too; under dashes goes a thin line, which no short peak can slip through.
+    Dashes or heads tell it from others, too; under dashes goes a thin line, which no short peak can slip through. Later
+    curves are thinner, so that of those which coincide all can be seen.
     """
     few = thinned(series, shared.end)
     (at, most), height = peak(series), 3 + 0.01 * number
@@ -94,7 +95,8 @@ def curve(axes: "Axes", series: Series, shared: Frame, number: int, among: int, 
         mark(axes, (at + shift, most), "", f"{gid}-peak")
         return
     edges = np.append(few.time, shared.end)
-    for name, width, style in ((f"{gid}-under", 0.6, "-"), (gid, 1.5, _dashes(number))):
+    wide = 1.3 + min(0.45, 2.4 / among) * (among - 1 - number)
+    for name, width, style in ((f"{gid}-under", 0.6, "-"), (gid, wide, _dashes(number))):
         line = steps(axes, few.total, edges, name)
         line.set(edgecolor=colour(number), linewidth=width, linestyle=style, zorder=height)
     mark(axes, (at, most), "", f"{gid}-peak")
