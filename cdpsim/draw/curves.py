@@ -1,18 +1,22 @@
-"""Memory over time: of one trace by category and device, of several traces on one pair of axes."""
+"""Curves over time: memory of one trace by category and device, of several on the same axes; traffic and versions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cdpsim.draw.flows import traffic
 from cdpsim.draw.palette import CATEGORIES
 from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, level, mark, names, panel, peak
 from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.series import Series, changes, devices, held, held_by
+from cdpsim.draw.versions import versions
 from cdpsim.program import Category
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["memory", "traffic", "versions"]
 
 # From below; what the paper counts comes first, so that its lines can be held against it.
 _HATCHES = {
