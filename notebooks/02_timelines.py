@@ -1,0 +1,173 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Timelines
+#
+# What a schedule does is easiest to see. This notebook looks at data parallelism (DP) beside cyclic data parallelism
+# (CDP) slot by slot: who computes, what is held, what is sent, how old the parameters are, and what changes with real
+# costs.
+
+# %%
+# %matplotlib inline
+import sys
+from pathlib import Path
+
+root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "cdpsim").is_dir())
+sys.path.insert(0, str(root))
+
+from tempfile import TemporaryDirectory
+
+import cdpsim
+from cdpsim import Cluster, Model, Stage, pictures
+from cdpsim.cluster import Devices, Link
+from cdpsim.draw.curves import memory, traffic, versions
+from cdpsim.draw.paper import paper
+from cdpsim.draw.text import timetable
+
+# %% [markdown]
+# ## As text
+#
+# Three stages, three micro-batches, a device for each. A column is a slot; `B1.0` is the backward of micro-batch 1 on
+# stage 0. Every micro-batch starts two slots after the one before it, so in each slot some go forward and some
+# backward. A `/` marks a task that reads older parameters than the newest that exist.
+
+# %%
+n = 3
+dp, v1, v2 = (
+    cdpsim.simulate(name, n=n, rule=rule)
+    for name, rule in (("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("multi-cdp", "cdp-v2"))
+)
+print(timetable(v2))
+
+# %% [markdown]
+# In each steady slot each stage is at work exactly once, whatever the rule:
+
+# %%
+for trace in (v1, v2):
+    tasks = trace.tasks
+    for slot in range(2 * (n - 1), 2 * n * 3):
+        busy = (tasks["start"] == slot) & (tasks["kind"] != "U")
+        assert sorted(tasks["stage"][busy].tolist()) == list(range(n))
+
+# %% [markdown]
+# ## As the paper's Fig. 1
+#
+# The same as a picture: a mark per task, its colour the micro-batch, ↑ forward and ↓ backward. DP waits for everybody
+# at the end of a training step, and so, later, does CDP-v1: the double bars. CDP-v2 reads new parameters wherever
+# they are there in time. It has no such bar, only messages from one device to another.
+
+# %%
+paper([dp, v1, v2])
+
+# %% [markdown]
+# ## What is held
+#
+# All devices together hold $N^2$ stage-activations at DP's peak, and $N(N+1)/2$ all the time under CDP.
+
+# %%
+n = 8
+dp, cdp = (cdpsim.simulate(name, n=n) for name in ("multi-dp", "multi-cdp"))
+memory([dp, cdp])
+
+
+# %%
+def held(trace: cdpsim.Trace, slot: int) -> int:
+    """The activations that all devices hold in a slot: of each device the last row until then."""
+    rows = (trace.memory["category"] == "activations") & (trace.memory["time"] <= slot)
+    return sum(
+        dict(zip(trace.memory["device"][rows].tolist(), trace.memory["size"][rows].tolist(), strict=True)).values()
+    )
+
+
+assert max(held(dp, slot) for slot in range(2 * n * 3)) == n * n
+assert {held(cdp, slot) for slot in range(2 * (n - 1), 2 * n * 3)} == {n * (n + 1) // 2}
+
+# %% [markdown]
+# Every single device still goes up and down as before: they only do not peak together. What falls is the sum, so
+# memory is saved where micro-batches share it (a device that runs them all, or model parallelism with fewer devices).
+
+# %%
+memory([cdp])
+
+# %% [markdown]
+# ## What is sent
+#
+# DP sends everything at the end of a training step. CDP passes partial sums and new parameters on as they come, about
+# as much in every slot.
+
+# %%
+traffic([dp, cdp])
+
+# %% [markdown]
+# ## How many versions, how old
+#
+# Nothing comes for nothing: some tasks of CDP read parameters that are one training step old. On average that is 1
+# step for v1 and $(N-1)/2N$ for v2. Where each worker has its own copy of the parameters (`multi-cdp`), v2 keeps one
+# version, and only v1's updater keeps two. A pipeline (`pp-cdp`) keeps two on every stage but the last, because some
+# micro-batches have gone forward with the old version and still owe their backward.
+
+# %%
+pipeline = cdpsim.simulate("pp-cdp", n=4)
+versions([pipeline])
+
+# %%
+several = [
+    cdpsim.simulate(name, n=4, rule=rule)
+    for name, rule in (("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("multi-cdp", "cdp-v2"), ("pp-cdp", "cdp-v2"))
+]
+assert [trace.summary()["mean_staleness"] for trace in several] == [0, 1, 3 / 8, 3 / 8]
+versions(several)
+
+# %% [markdown]
+# ## What real costs change
+#
+# With a model and a cluster, slots become seconds and stages' worth become bytes. A backward takes twice as long as a
+# forward here, and a message takes time. The steps are not even any more, and nobody planned the gaps: they come out
+# of who waits for whom.
+
+# %%
+stage = Stage(forward="8 ms", backward="16 ms", activation="1.5 GB", boundary="16 MB", parameters="400 MB")
+model = Model(name="toy", stages=(stage,) * 4)
+cluster = Cluster(name="box", devices=(Devices(),), link=Link(latency="5 us", bandwidth="100 GB/s"))
+real = {name: cdpsim.simulate(name, model=model, cluster=cluster) for name in ("multi-dp", "multi-cdp")}
+memory(list(real.values()))
+
+# %%
+traffic(list(real.values()))
+
+# %%
+for name, trace in real.items():
+    summary = trace.summary()
+    print(f"{name:9} one step {summary['period']:.4f} s, idle {summary['bubble']:.1%}")
+times = {name: trace.summary()["period"] for name, trace in real.items()}
+assert times["multi-cdp"] < times["multi-dp"]  # DP waits for its all-reduce, CDP's messages travel while others compute
+
+# %% [markdown]
+# ## To look closer, and to send to a colleague
+#
+# One HTML file without anything around it, to pan, zoom and search; a trace for [Perfetto](https://ui.perfetto.dev).
+# From the shell:
+#
+#     cdpsim timeline multi-cdp -n 8 -o run.html
+#     cdpsim timeline multi-cdp -n 8 -o run.json
+#     cdpsim timeline multi-cdp -n 8 -o run.svg --style gantt
+#     cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.pdf
+
+# %%
+with TemporaryDirectory() as folder:
+    for form in ("html", "json", "svg"):
+        path = Path(folder) / f"run.{form}"
+        pictures.timeline(cdp, path)
+        print(f"{path.name:9} {path.stat().st_size / 1e3:7.1f} kB")
+        assert path.stat().st_size
