@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -25,6 +27,7 @@
 
 # %%
 # %matplotlib inline
+# %config InlineBackend.figure_formats = ["retina"]
 import sys
 from pathlib import Path
 
@@ -86,6 +89,10 @@ assert all(row["agree"] for row in table.rows)
 n = 4
 dp, cdp = cdpsim.simulate("single-dp", n=n), cdpsim.simulate("single-cdp", n=n)
 memory([dp, cdp])
+
+# %% [markdown]
+# Everything together falls less here, by one stage's worth: one device that runs all micro-batches cyclically needs two
+# versions of its early stages at once. The next notebook shows which.
 
 
 # %% [markdown]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.flows import traffic
 from cdpsim.draw.palette import CATEGORIES
-from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, level, mark, names, panel, peak
+from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, level, mark, names, panel, peak, request_of
 from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.series import Series, changes, devices, held, held_by
 from cdpsim.draw.versions import versions
@@ -62,7 +62,7 @@ def _what(shared: Frame) -> str:
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:
     """What the paper says that all workers hold of activations, DP at its peak and CDP always; where it says so."""
-    requests = [trace.summary().get("request", {}) for trace in traces]
+    requests = list(map(request_of, traces))
     n = requests[0].get("n")
     alike = all(request.get("n") == n == request.get("m", n) for request in requests)
     if not (traces[0].in_slots and alike and isinstance(n, int) and 0 < n < 10**6):
