@@ -109,6 +109,14 @@ def test_nothing_is_lost_on_the_way(request: dict[str, Any]) -> None:
         assert sent == pytest.approx([row["bytes"] for row in trace.summary()["bytes_sent"]], abs=1)
 
 
+def test_the_first_of_equal_peaks_is_marked_whatever_rounding_says() -> None:
+    n, trace = 4, simulate("multi-dp", model=model(4), cluster=BOX)
+    (time, rate) = spot(one(traffic([trace]), "peak"))
+    assert time == trace.messages["start"].min()
+    rounds = 2 * (1e-5 + 1e8 / 3e9)  # recursive doubling among four
+    assert rate == pytest.approx(n * 2 * (n - 1) * 1e8 / rounds)
+
+
 def test_rates_are_size_over_duration() -> None:
     trace = simulate("mp-cdp", model=model(3), cluster=BOX)
     figure, columns = traffic([trace]), trace.messages

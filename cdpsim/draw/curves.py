@@ -61,14 +61,17 @@ def _what(shared: Frame) -> str:
 
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:
-    """What the paper says that all workers hold of activations, DP at its peak and CDP always; where it says so."""
+    """What the paper says that all workers hold of activations, DP at its peak and CDP always; where it says so.
+
+    In stages' worth, of which BΨA is N.
+    """
     requests = list(map(request_of, traces))
     n = requests[0].get("n")
     alike = all(request.get("n") == n == request.get("m", n) for request in requests)
     if not (traces[0].in_slots and alike and isinstance(n, int) and 0 < n < 10**6):
         return {}
-    found = {f"N·N = {n * n:,}": n * n, f"N(N+1)/2 = {n * (n + 1) // 2:,}": n * (n + 1) // 2}
-    return found if n > 1 else {"N·N = N(N+1)/2 = 1": 1}
+    dp, cdp = n * n, n * (n + 1) // 2
+    return {f"N·BΨA = {dp:,}": dp, f"(N+1)/2·BΨA = {cdp:,}": cdp} if n > 1 else {"BΨA = 1": 1}
 
 
 def _several(traces: Sequence[Trace]) -> "Figure":

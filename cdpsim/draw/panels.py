@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.draw.canvas import INK, plain
 from cdpsim.draw.scene import refuse_empty, title
-from cdpsim.draw.series import Series, span
+from cdpsim.draw.series import SAME, Series, span
 from cdpsim.errors import RequestError
 from cdpsim.trace import Trace
 
@@ -83,10 +83,13 @@ def names(traces: Sequence[Trace]) -> tuple[str, list[str]]:
 
 
 def peak(series: Series) -> tuple[float, float]:
-    """When the total is largest for the first time, and how large it is."""
+    """When the total is largest for the first time, not counting what rounding adds, and how large it is."""
+    if not len(series.time):
+        return 0, 0
     total = series.total
-    at = int(total.argmax()) if len(total) else -1
-    return (series.time[at].item(), total[at].item()) if len(total) else (0, 0)
+    most = total.max()
+    at = int((total >= most - (SAME * most if total.dtype.kind == "f" else 0)).argmax())
+    return series.time[at].item(), most.item()
 
 
 def panel(axes: "Axes", heading: str, shared: Frame, most: float, room: float = 1.2) -> None:
