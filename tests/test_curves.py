@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves import memory
+from cdpsim.draw.curves import memory, traffic
 from tests.pictured import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.strategies import requests
 
@@ -148,6 +148,15 @@ def test_one_device_has_one_panel_and_words_name_what_differs() -> None:
     shown = words(memory([simulate("multi-cdp", 2, rule="cdp-v1"), simulate("multi-cdp", 2)]))
     assert "multi-cdp, n = 2" in shown
     assert any(text.startswith("cdp-v1: activations peak 3 at slot 2;") for text in shown)
+
+
+@pytest.mark.parametrize("request_", [None, "x", {"n": [1]}, {"n": "4", "m": None}, {"schedule": {"a": 1}}])
+def test_a_file_may_record_any_request(request_: object, tmp_path: Path) -> None:
+    trace = saved(simulate("multi-cdp", 2), tmp_path / "trace")
+    trace.summary()["request"] = request_
+    for traces in ([trace], [trace, trace]):
+        assert not [text for text in words(memory(traces)) if "BΨA" in text]
+        assert words(traffic(traces))
 
 
 def test_what_cannot_be_one_picture_is_refused() -> None:

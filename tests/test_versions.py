@@ -81,6 +81,12 @@ def test_a_single_step_has_no_mean_age() -> None:
     assert "one step only" in words(versions([simulate("multi-cdp", 2, steps=1)] * 2))
 
 
+def test_updates_alone_have_no_age() -> None:
+    trace = simulate("single-dp", 2)
+    trace.__dict__["tasks"] = {name: column[trace.tasks["kind"] == "U"] for name, column in trace.tasks.items()}
+    assert np.isnan(one(versions([trace]), "age").get_data().values).all()
+
+
 def test_several_are_the_most_of_each() -> None:
     traces = [
         simulate(name, 4, rule=rule) for name, rule in (("multi-cdp", "cdp-v1"), ("pp-cdp", None), ("multi-dp", None))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw.canvas import INK, plain
-from cdpsim.draw.scene import refuse_empty, title
+from cdpsim.draw import scene
+from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.series import SAME, Series, span
 from cdpsim.errors import RequestError
 from cdpsim.trace import Trace
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH = 7.2  # inches: a page's text
 CURVES = 16  # on one pair of axes
+TITLE, NAME = 80, 40  # letters for which there is room
 
 
 class Frame(NamedTuple):
@@ -61,7 +62,7 @@ def check(traces: Sequence[Trace]) -> None:
     if not traces:
         raise RequestError("traces", "there are none; give at least one")
     for trace in traces:
-        refuse_empty(trace)
+        scene.refuse_empty(trace)
     if len({trace.in_slots for trace in traces}) > 1:
         raise RequestError("traces", "some are in slots and some in seconds; give all the same model and cluster")
     if len(traces) > CURVES:
@@ -75,11 +76,11 @@ def request_of(trace: Trace) -> Mapping[str, Any]:
 
 
 def names(traces: Sequence[Trace]) -> tuple[str, list[str]]:
-    """What all traces have in common, and what each has of its own."""
-    words = [title(trace).split(", ") for trace in traces]
+    """What all traces have in common, and what each has of its own, neither longer than there is room."""
+    words = list(map(scene.names, traces))
     common = [word for word in words[0] if all(word in others for others in words)]
     own = [", ".join(word for word in some if word not in common) or some[0] for some in words]
-    return ", ".join(common), own
+    return label(", ".join(common), TITLE), [label(text, NAME) for text in own]
 
 
 def peak(series: Series) -> tuple[float, float]:

@@ -198,7 +198,7 @@ def _ages(axes: "Axes", trace: Trace, shared: Frame) -> None:
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     series = ages(trace)
-    oldest = float(np.nanmax(series.total))
+    oldest = np.nan_to_num(series.total).max()
     panel(axes, "Mean age of the parameters that running tasks read, in training steps", shared, max(1.0, oldest))
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.yaxis.set_major_formatter(ScalarFormatter())
