@@ -87,6 +87,13 @@ def test_dp_sends_at_once_what_cdp_spreads() -> None:
     assert any("an all-reduce 2(k − 1)" in text for text in shown)
 
 
+def test_very_many_stems_have_no_heads() -> None:
+    for steps, heads in ((3, 1), (150, 0)):
+        figure = traffic([simulate("multi-cdp", 2, steps=steps), simulate("pp-cdp", 2, steps=steps)])
+        assert len(marked(figure, "sent-0")) == 1
+        assert len(marked(figure, "sent-0-heads")) == heads
+
+
 @settings(max_examples=40)
 @given(requests(most=4))
 def test_nothing_is_lost_on_the_way(request: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.palette import luminance
-from cdpsim.draw.versions import Spans, most, shade, versions
+from cdpsim.draw.series import COLUMNS
+from cdpsim.draw.versions import SPANS, Spans, kept, most, shade, versions
 from tests.pictured import BOX, HOSTILE, at, marked, model, one, saved, words
 
 
@@ -138,10 +139,24 @@ def test_many_rows_become_the_most_of_each_stage_and_too_many_are_refused() -> N
 
 
 def test_very_many_spans_are_drawn_in_columns() -> None:
-    figure = versions([simulate("zero-cdp", 6, steps=60)])
-    drawn = strips(figure)
-    assert max(count for spans in drawn.values() for *_, count in spans) == 2
-    assert sum(map(len, drawn.values())) < 5_000
+    trace = simulate("zero-cdp", 4, steps=200)
+    exact, _, _ = kept(trace)
+    assert len(exact.row) > SPANS
+    column = trace.summary()["makespan"] / COLUMNS
+    drawn = strips(versions([trace]))
+    assert sum(map(len, drawn.values())) <= SPANS
+    for row, begin, end, count in zip(*(values[::50].tolist() for values in exact), strict=True):
+        middle = (begin + end) / 2
+        assert any(low <= middle <= high and seen >= count for low, high, seen in drawn[row])
+    for row, spans in drawn.items():
+        for low, high, seen in spans[::50]:  # no wider than a column at either end
+            own = (
+                (exact.row == row)
+                & (exact.versions == seen)
+                & (exact.end > low - column)
+                & (exact.begin < high + column)
+            )
+            assert own.any()
 
 
 @settings(max_examples=5)
