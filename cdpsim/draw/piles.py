@@ -49,7 +49,7 @@ def pile(
         below = above
     if shared.unit == "B" and not shared.at_once:
         total = steps(axes, below, np.append(few.time, shared.end), f"{gid}-total")
-        total.set(edgecolor=INK, linewidth=0.8, zorder=3)
+        total.set(edgecolor=INK, linewidth=0.8 if len(few.time) < columns // 4 else 0.3, zorder=3)
 
 
 def _area(

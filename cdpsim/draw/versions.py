@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROWS = 128  # more would be thinner than can be told apart
 NAMED = 32  # rows that have their own name beside them
+CLOSE = 500  # spans, beyond which they have no white edges
 SPANS = 5_000  # of constant numbers, that are all drawn
 _WHITE = np.array([255, 255, 255])
 
@@ -164,7 +165,9 @@ def _rows(axes: "Axes", heading: str, found: Spans, labels: Mapping[int, str], s
         low, high = row + half, row - half
         corners = [(left, low), (left, high), (right, high), (right, low)]
         boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
-        part = PolyCollection(list(boxes), facecolor=shade(count, largest), edgecolor="white", linewidth=0.4)
+        own = shade(count, largest)
+        edge = "white" if len(found.row) <= CLOSE else own  # which would take all of what is narrow
+        part = PolyCollection(list(boxes), facecolor=own, edgecolor=edge, linewidth=0.4)
         part.set_gid(f"versions-{count}")
         axes.add_collection(part, autolim=False)
     if len(labels) <= NAMED:
