@@ -1,4 +1,4 @@
-"""What tests read from a figure: its marked artists, and step functions among them."""
+"""What tests read from the artists of a figure: what is marked, and step functions among it; small runs to draw."""
 
 from pathlib import Path
 from typing import Any

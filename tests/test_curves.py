@@ -2,16 +2,19 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves import memory, traffic
+from cdpsim.draw.curves import memory, traffic, versions
+from tests.drawn import drawn
 from tests.pictured import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.strategies import requests
 
@@ -130,6 +133,12 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(
     first = saved(trace(), tmp_path / "trace")
     for form in forms:
         assert rendered(memory([trace()]), form) == rendered(memory([first]), form)
+
+
+@pytest.mark.parametrize("draw", [memory, traffic, versions])
+def test_ids_are_unique(draw: Callable[[list[Trace]], Figure]) -> None:
+    for traces in ([simulate("mp-cdp", 3)], [simulate("mp-dp", 2), simulate("mp-cdp", 3)]):
+        assert drawn(draw(traces)).shapes
 
 
 def test_a_hostile_name_stays_text() -> None:
