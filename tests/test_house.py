@@ -20,12 +20,13 @@ DRAWN = """
     assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
     costs
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
-    metrics.waiting metrics
+    metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene
     draw.rows draw.bars draw.gantt
-    draw.sheet draw.marks draw.shown draw.paper draw.moment draw.devices draw.devices_key draw.snapshot draw
+    draw.sheet draw.marks draw.shown draw.paper draw.moment draw.devices draw.devices_key draw.snapshot
+    draw.series draw.panels draw.piles draw.flows draw.versions draw.curves draw
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__
