@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from cdpsim import Cluster, RequestError, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.flows import by_content, by_sender, traffic
-from cdpsim.draw.panels import frame
+from cdpsim.draw.curves.flows import by_content, by_sender, traffic
+from cdpsim.draw.curves.panels import frame
 from tests.pictured import BOX, HOSTILE, PAPER, at, marked, model, one, saved, spot, words
 from tests.strategies import requests
 

@@ -23,10 +23,11 @@ DRAWN = """
     metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine
     trace invariants pyramid limits simulate table1 tables table1_forms
-    draw.text draw.canvas draw.palette draw.scene
-    draw.rows draw.bars draw.gantt
-    draw.sheet draw.marks draw.shown draw.paper draw.moment draw.devices draw.devices_key draw.snapshot
-    draw.series draw.panels draw.piles draw.flows draw.versions draw.curves draw
+    draw.text draw.canvas draw.palette draw.scene draw.sheet
+    draw.paper.marks draw.paper.shown draw.paper
+    draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
+    draw.gantt.rows draw.gantt.bars draw.gantt
+    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves draw
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__

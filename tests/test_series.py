@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cdpsim.draw.series import COLUMNS, Series, band, merged, moments, rates, summed, thinned
+from cdpsim.draw.curves.series import COLUMNS, Series, band, merged, moments, rates, summed, thinned
 
 
 def noise(points: int) -> Series:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.devices import arrange
-from cdpsim.draw.moment import Moment, busiest, look, served
 from cdpsim.draw.snapshot import figure_2, snapshot
+from cdpsim.draw.snapshot.devices import arrange
+from cdpsim.draw.snapshot.moment import Moment, busiest, look, served
 from cdpsim.errors import RequestError
 from cdpsim.trace import MESSAGES, Trace, load
 from tests.drawn import Picture, drawn

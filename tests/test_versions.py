@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
+from cdpsim.draw.curves.series import COLUMNS
+from cdpsim.draw.curves.versions import SPANS, Spans, kept, most, shade, versions
 from cdpsim.draw.palette import luminance
-from cdpsim.draw.series import COLUMNS
-from cdpsim.draw.versions import SPANS, Spans, kept, most, shade, versions
 from tests.pictured import BOX, HOSTILE, at, marked, model, one, saved, words
 
 

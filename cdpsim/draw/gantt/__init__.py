@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cdpsim.columns import Ints
-from cdpsim.draw import bars, scene
-from cdpsim.draw.bars import IDLE, KINDS, Sheet
+from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY, INK, PALE, plain
+from cdpsim.draw.gantt import bars
+from cdpsim.draw.gantt.bars import IDLE, KINDS, Sheet
+from cdpsim.draw.gantt.rows import LANE, LINK, Floats, Rows, arrange, idle
 from cdpsim.draw.palette import COLOURS
-from cdpsim.draw.rows import LANE, LINK, Floats, Rows, arrange, idle
 from cdpsim.errors import RequestError
 from cdpsim.metrics import waiting
 from cdpsim.metrics.waiting import Reason

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.draw import canvas, palette, scene
 from cdpsim.draw.canvas import GREY, PALE
-from cdpsim.draw.marks import (
+from cdpsim.draw.paper.marks import (
     KINDS,
     Box,
     double_bar,
@@ -18,8 +18,8 @@ from cdpsim.draw.marks import (
     stale_entry,
     synchronisation_entry,
 )
+from cdpsim.draw.paper.shown import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
 from cdpsim.draw.sheet import SMALL, Entry, arc, area, fitted, line, rectangle, rows_of, sheet, write, write_key
-from cdpsim.draw.shown import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
 from cdpsim.errors import RequestError
 from cdpsim.simulate import simulate, whole
 from cdpsim.trace import Trace

@@ -9,8 +9,8 @@ import numpy as np
 
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import INK
+from cdpsim.draw.gantt.rows import LANE, LINK, Floats
 from cdpsim.draw.palette import CONTENTS, ink_on
-from cdpsim.draw.rows import LANE, LINK, Floats
 from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Content
 from cdpsim.trace import Columns

@@ -8,9 +8,9 @@ import numpy as np
 from cdpsim.columns import Ints, heads
 from cdpsim.costs import Times
 from cdpsim.draw.canvas import GREY, INK
+from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, names, panel, steps
+from cdpsim.draw.curves.series import COLUMNS, Series, merged, span, summed, thinned
 from cdpsim.draw.palette import COLOURS, colour, ink_on
-from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, names, panel, steps
-from cdpsim.draw.series import COLUMNS, Series, merged, span, summed, thinned
 from cdpsim.errors import RequestError
 from cdpsim.metrics import memory
 from cdpsim.trace import Trace

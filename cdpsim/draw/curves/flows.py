@@ -7,10 +7,10 @@ import numpy as np
 
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
+from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak, request_of
+from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
+from cdpsim.draw.curves.series import SAME, Series, devices, moments, rates, span
 from cdpsim.draw.palette import CONTENTS
-from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak, request_of
-from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
-from cdpsim.draw.series import SAME, Series, devices, moments, rates, span
 from cdpsim.metrics.traffic import copied, shares
 from cdpsim.program import Content
 from cdpsim.trace import Trace

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cdpsim.draw.canvas import GREY, INK
+from cdpsim.draw.curves.panels import Frame, mark, note, panel, peak, steps
+from cdpsim.draw.curves.series import COLUMNS, Series, band, thinned
 from cdpsim.draw.palette import colour
-from cdpsim.draw.panels import Frame, mark, note, panel, peak, steps
-from cdpsim.draw.series import COLUMNS, Series, band, thinned
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

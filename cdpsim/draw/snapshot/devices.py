@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.moment import Moment, Place
 from cdpsim.draw.sheet import Point, area, line, put, write
+from cdpsim.draw.snapshot.moment import Moment, Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

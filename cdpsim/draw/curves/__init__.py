@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdpsim.draw.flows import traffic
+from cdpsim.draw.curves.flows import traffic
+from cdpsim.draw.curves.panels import (
+    Frame,
+    check,
+    figure_of,
+    frame,
+    legend,
+    level,
+    mark,
+    names,
+    panel,
+    peak,
+    request_of,
+)
+from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
+from cdpsim.draw.curves.series import Series, changes, devices, held, held_by
+from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORIES
-from cdpsim.draw.panels import Frame, check, figure_of, frame, legend, level, mark, names, panel, peak, request_of
-from cdpsim.draw.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
-from cdpsim.draw.series import Series, changes, devices, held, held_by
-from cdpsim.draw.versions import versions
 from cdpsim.program import Category
 from cdpsim.trace import Trace
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.devices import Form, arrow
-from cdpsim.draw.moment import Moment
 from cdpsim.draw.sheet import Entry, put, write
+from cdpsim.draw.snapshot.devices import Form, arrow
+from cdpsim.draw.snapshot.moment import Moment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY
-from cdpsim.draw.devices import Arrangement, Form, arrange, draw_devices
-from cdpsim.draw.devices_key import device_entry, entries, stage_entry
-from cdpsim.draw.moment import Moment, busiest, look, served, time_of
 from cdpsim.draw.sheet import SMALL, fitted, rows_of, sheet, width_of, write, write_key
+from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_devices
+from cdpsim.draw.snapshot.key import device_entry, entries, stage_entry
+from cdpsim.draw.snapshot.moment import Moment, busiest, look, served, time_of
 from cdpsim.errors import RequestError
 from cdpsim.simulate import simulate, whole
 from cdpsim.trace import Trace

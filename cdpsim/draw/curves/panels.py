@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import INK, label, plain
-from cdpsim.draw.series import SAME, Series, span
+from cdpsim.draw.curves.series import SAME, Series, span
 from cdpsim.errors import RequestError
 from cdpsim.trace import Trace
 
