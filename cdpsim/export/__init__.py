@@ -1,0 +1,1 @@
+"""Files that other programs open: browsers, trace viewers."""

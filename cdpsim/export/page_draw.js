@@ -1,0 +1,252 @@
+// How it looks. Bars go into a picture's points directly, so that a frame's time depends on points and not on bars.
+const canvas = by("timeline"), paper = canvas.getContext("2d", { alpha: false });
+const [GREY, INK] = [8, 9]; // classes of colour after those of the palette
+const view = { from: 0, to: whole, scroll: 0, tall: 0, colouring: "micro-batch", device: devices };
+const look = {}, size = {}, frames = [];
+const classes = new Uint8Array(bars), tops = new Float64Array(rows + 1);
+let search = null; // hits before each bar
+let selected = -1, pointed = null, memory, traffic, share, waiting = false;
+
+const COLOURINGS = {
+  "micro-batch": (k) => (kind[k] === UPDATE ? INK : micro_batch[k] < 0 ? GREY : micro_batch[k] % 8),
+  stage: (k) => (stage[k] < 0 ? GREY : stage[k] % 8),
+  kind: (k) => facts.kindColours[kind[k]],
+  staleness: (k) => (k >= tasks ? GREY : kind[k] === UPDATE ? INK : Math.max(0, step[k] - version[k]) % 8),
+};
+function colour(colouring) {
+  view.colouring = colouring;
+  for (let k = 0; k < bars; k++) classes[k] = COLOURINGS[colouring](k);
+}
+
+const packed = (hex) => [1, 3, 5].reduce((sum, at, k) => sum | (parseInt(hex.slice(at, at + 2), 16) << (8 * k)), 255 << 24) >>> 0;
+const blend = (a, b, part) => [0, 8, 16].reduce(
+  (sum, by) => sum | (Math.round(((a >> by) & 255) * (1 - part) + ((b >> by) & 255) * part) << by), 255 << 24) >>> 0;
+
+// Colours as they stand in the page: of bars, of their darker or lighter bands, and of both where a search has no hit.
+function tint() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["page", "ink", "grey", "line", "lane", "accent"]) look[name] = style.getPropertyValue(`--${name}`).trim();
+  look.hex = [...facts.colours, look.grey, look.ink];
+  look.texts = [...facts.inks, look.page, look.page];
+  look.ground = packed(look.page), look.idle = packed(look.lane);
+  const body = look.hex.map(packed), band = body.map((one, c) => blend(one, packed(look.texts[c]), 0.5));
+  const faint = (list) => list.map((one) => blend(look.idle, one, 0.16));
+  look.body = Uint32Array.from([...body, ...faint(body)]), look.band = Uint32Array.from([...band, ...faint(band)]);
+}
+
+// Where everything stands, in CSS pixels.
+function measure() {
+  const { width, height } = canvas.getBoundingClientRect();
+  const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
+  Object.assign(size, { width, height, fine, gutter: narrow ? 58 : 104, overview: low ? 18 : 28, axis: 22 });
+  Object.assign(size, { memory: low ? 46 : 92, traffic: low ? 30 : 46, top: size.overview + size.axis });
+  size.bottom = height - size.memory - size.traffic - 16, size.across = width - size.gutter;
+  [canvas.width, canvas.height] = [Math.round(width * fine), Math.round(height * fine)];
+  const wide = Math.round(size.across * fine), high = Math.max(1, Math.round((size.bottom - size.top) * fine));
+  size.image = new ImageData(Math.max(1, wide), high), size.points = new Uint32Array(size.image.data.buffer);
+  size.lines = ["head", "body", "foot"].map(() => new Uint32Array(size.image.width));
+  if (!view.tall) view.tall = comfortable(size.bottom - size.top);
+  arrange(), share = shares();
+}
+
+// Lanes as high as lets all of them be seen, if that leaves them high enough.
+function comfortable(space) {
+  let lanes = 0;
+  for (let row = 0; row < deviceRows; row++) lanes += !isMarks(row);
+  const all = Math.floor((space - 24 - 3 * devices) / (lanes + 0.6 * (rows - deviceRows)));
+  return Math.min(30, Math.max(all >= 12 ? all : Math.floor((0.75 * space) / lanes) - 3, 9));
+}
+
+const tallness = (row) => (row < deviceRows ? view.tall : Math.max(5, Math.round(0.6 * view.tall)));
+function arrange() {
+  let y = 3;
+  for (let row = 0; row < rows; row++) {
+    if (row === deviceRows) y += 22;
+    else if (row && owner[row] !== owner[row - 1]) y += view.tall > 8 ? 3 : 1;
+    tops[row] = y;
+    if (!isMarks(row)) y += tallness(row) + (view.tall > 8 ? 1 : 0);
+  }
+  tops[rows] = y;
+  view.scroll = Math.max(0, Math.min(view.scroll, overflow()));
+}
+const overflow = () => Math.max(0, tops[rows] + 6 - (size.bottom - size.top));
+
+const timeAt = (x) => view.from + ((x - size.gutter) * (view.to - view.from)) / size.across;
+const placeOf = (time) => size.gutter + ((time - view.from) * size.across) / (view.to - view.from);
+
+// One row as a line of points, and its head and foot: backwards have a band at their foot, weight gradients at their head.
+function scan(row, ground, wide) {
+  const across = size.image.width, each = (view.to - view.from) / across, stop = first[row + 1];
+  for (const line of size.lines) line.fill(ground);
+  let k = reach(end, view.from, first[row], stop);
+  while (k < stop && start[k] <= view.to) {
+    const from = (start[k] - view.from) / each, until = (end[k] - view.from) / each;
+    if (until - from >= 1) {
+      const left = Math.max(0, Math.round(from)), gap = until - from > 4 * size.fine ? size.fine : 0;
+      fill(k, left, Math.max(left + 1, Math.round(until) - gap));
+      if (until - from > 8 * size.fine) wide.push(k, row);
+      k++;
+      continue;
+    }
+    const point = Math.max(0, Math.floor(from));
+    let next = reach(start, view.from + (point + 1) * each, k + 1, stop);
+    if (next - 1 > k && end[next - 1] - start[next - 1] >= each) next--;
+    mix(k, next, point, (busy[next] - busy[k]) / each, ground);
+    k = next;
+  }
+}
+
+function fill(k, left, right) {
+  const shade = classes[k] + (search && search[k + 1] === search[k] ? 10 : 0);
+  size.lines[0].fill(kind[k] === WEIGHTS ? look.band[shade] : look.body[shade], left, right);
+  size.lines[1].fill(look.body[shade], left, right);
+  size.lines[2].fill(kind[k] === BACKWARD ? look.band[shade] : look.body[shade], left, right);
+}
+
+// Many bars on one point: the mean colour of some of them, as thin as they leave it; a hit among them is seen.
+function mix(k, next, point, cover, ground) {
+  if (search && search[next] > search[k]) return fill(reach(search, search[k] + 1, k, next) - 1, point, point + 2 * size.fine);
+  if (!cover) return fill(k, point, point + 2 * size.fine);
+  const shift = search ? 10 : 0, samples = Math.min(8, next - k);
+  for (let part = 0; part < 3; part++) {
+    const own = part === 0 ? WEIGHTS : part === 2 ? BACKWARD : -1;
+    let [r, g, b] = [0, 0, 0];
+    for (let s = 0; s < samples; s++) {
+      const one = samples < 8 ? k + s : k + Math.floor(((s * 0.618034) % 1) * (next - k)); // in step with no period
+      const point = (kind[one] === own ? look.band : look.body)[classes[one] + shift];
+      r += point & 255, g += (point >> 8) & 255, b += (point >> 16) & 255;
+    }
+    const mean = ((255 << 24) | ((b / samples) << 16) | ((g / samples) << 8) | (r / samples)) >>> 0;
+    size.lines[part][point] = cover >= 0.98 ? mean : blend(ground, mean, Math.max(0.3, cover));
+  }
+}
+
+function paintRows(wide) {
+  const { points, lines, fine } = size, across = size.image.width, down = size.image.height;
+  points.fill(look.ground);
+  let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1);
+  for (; row < rows && tops[row] < view.scroll + down / fine; row++) {
+    const marks = isMarks(row), from = Math.round((tops[row] - view.scroll) * fine);
+    const until = Math.round((tops[row] - view.scroll + tallness(row)) * fine);
+    if (marks) { paintLater.push(row); continue; }
+    const third = until - from > 4 * fine ? Math.round((until - from) * 0.24) : 0;
+    scan(row, look.idle, wide);
+    for (let y = Math.max(0, from); y < Math.min(down, until); y++)
+      points.set(lines[y < from + third ? 0 : y < until - third ? 1 : 2], y * across);
+    if (row === deviceRows - 1 || owner[row] !== owner[row + 1]) paintMarks();
+  }
+  paintMarks();
+}
+
+// Updates take no time: ticks at the top of their device's first lane.
+const paintLater = [];
+function paintMarks() {
+  const { points, lines, fine } = size, across = size.image.width;
+  for (const row of paintLater.splice(0)) {
+    scan(row, 0, []);
+    const from = Math.round((tops[row] - view.scroll) * fine), until = from + Math.round(fine * Math.min(7, 0.5 * view.tall));
+    for (let y = Math.max(0, from); y < Math.min(size.image.height, until); y++)
+      for (let x = 0; x < across; x++) if (lines[1][x]) points[y * across + x] = lines[1][x];
+  }
+}
+
+// Updates stand on the start of their time; what is wide has its name and, if stale, the paper's slash.
+function write(wide) {
+  paper.lineWidth = 1.5, paper.textAlign = "center", paper.textBaseline = "middle";
+  for (let n = 0; n < wide.length; n += 2) {
+    const [k, row] = [wide[n], wide[n + 1]], faint = search && search[k + 1] === search[k];
+    const left = Math.max(placeOf(start[k]), size.gutter), right = Math.min(placeOf(end[k]), size.width) - 1;
+    const top = size.top + tops[row] - view.scroll, tall = tallness(row);
+    paper.fillStyle = paper.strokeStyle = faint ? look.grey : look.texts[classes[k]];
+    if (k < tasks && stale[k] && !faint && tall > 6) {
+      const lean = Math.min(5, (right - left) / 3), x = right - lean - 3;
+      paper.beginPath(), paper.moveTo(x - lean / 2, top + tall - 3), paper.lineTo(x + lean, top + 3), paper.stroke();
+    }
+    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`;
+    if (tall >= 12 && right - left > 7 * text.length + (stale[k] ? 14 : 4)) {
+      paper.font = `${tall >= 16 ? 11 : 10}px system-ui, sans-serif`;
+      paper.fillText(text, (left + right) / 2 - (stale[k] ? 4 : 0), top + tall / 2 + 0.5);
+    }
+  }
+}
+
+// The selected bar, and what it waited for, and what that waited for.
+function outline(k) {
+  if (k < 0) return;
+  const middle = (one) => size.top + tops[rowOf(one)] - view.scroll + (isMarks(rowOf(one)) ? 3 : tallness(rowOf(one)) / 2);
+  paper.strokeStyle = look.ink, paper.lineWidth = 1.5;
+  for (let one = k, before, left = 4; left && (before = blockerOf(one)) >= 0; one = before, left--) {
+    paper.globalAlpha = left / 4;
+    paper.beginPath(), paper.moveTo(placeOf(end[before]), middle(before)), paper.lineTo(placeOf(start[one]), middle(one)), paper.stroke();
+    paper.beginPath(), paper.arc(placeOf(end[before]), middle(before), 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
+  }
+  paper.globalAlpha = 1;
+  const row = rowOf(k), tall = isMarks(row) ? 7 : tallness(row), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
+  const wide = Math.max(placeOf(end[k]) - x, 4);
+  paper.lineWidth = 4, paper.strokeStyle = look.page, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
+  paper.lineWidth = 2, paper.strokeStyle = look.accent, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
+}
+
+function writeLanes() {
+  paper.fillStyle = look.page, paper.fillRect(0, size.top, size.gutter, size.bottom - size.top);
+  paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle";
+  let last = -99;
+  for (let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1); row < rows; row++) {
+    const y = size.top + tops[row] - view.scroll, middle = y + tallness(row) / 2;
+    if (y > size.bottom) break;
+    if (row === deviceRows) paper.fillStyle = look.grey, paper.fillText("links", size.gutter - 8, (last = y - 9));
+    if (isMarks(row) || (row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1])) continue;
+    if (middle - last < 12) continue;
+    paper.fillStyle = look.ink, last = middle;
+    const short = size.width < 600, text = row < deviceRows ? `${short ? "" : "device "}${owner[row]}` : linkName(owner[row]);
+    const most = short ? 9 : 17;
+    paper.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, size.gutter - 8, middle, size.gutter - 10);
+  }
+}
+
+// Round numbers of time, not nearer than they can be read.
+function ticks() {
+  const least = ((view.to - view.from) / size.across) * (slots ? 46 : 84), power = 10 ** Math.floor(Math.log10(least));
+  const apart = Math.max([1, 2, 5, 10].find((k) => k * power >= least * 0.999) * power, slots ? 1 : 0), result = [];
+  for (let k = Math.max(0, Math.ceil(view.from / apart)); k * apart <= Math.min(view.to, whole * 1.0001); k++) result.push(k * apart);
+  return { apart, result };
+}
+
+function writeAxis() {
+  const { apart, result } = ticks(), [scale, unit] = slots ? [1, ""] : [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]].find(
+    ([least]) => Math.max(apart * 2, view.to / 50) >= least) ?? [1e-9, "ns"];
+  const digits = slots ? 0 : Math.max(0, Math.min(12, Math.ceil(-Math.log10(apart / scale) - 1e-9)));
+  paper.fillStyle = look.page, paper.fillRect(0, size.overview, size.width, size.axis);
+  paper.font = "11px system-ui, sans-serif", paper.textAlign = "center", paper.textBaseline = "middle";
+  for (const time of result) {
+    const x = Math.round(placeOf(time)) + 0.5;
+    paper.fillStyle = look.line, paper.fillRect(x - 0.5, size.top - 5, 1, 5), paper.fillRect(x - 0.5, size.bottom, 1, size.height);
+    paper.globalAlpha = 0.45, paper.fillRect(x - 0.5, size.top, 1, size.bottom - size.top), paper.globalAlpha = 1;
+    const text = (time / scale).toFixed(digits), half = paper.measureText(text).width / 2;
+    paper.fillStyle = look.grey;
+    if (x + half < size.width && x - half > size.gutter - 12) paper.fillText(text, x, size.overview + size.axis / 2);
+  }
+  paper.textAlign = "right", paper.fillStyle = look.grey;
+  paper.fillText(slots ? "slot" : `time, ${unit}`, size.gutter - 16, size.overview + size.axis / 2);
+}
+
+function draw() {
+  const began = performance.now(), wide = [];
+  paintRows(wide);
+  paper.setTransform(size.fine, 0, 0, size.fine, 0, 0);
+  paper.fillStyle = look.page, paper.fillRect(0, 0, size.width, size.height);
+  paper.putImageData(size.image, Math.round(size.gutter * size.fine), Math.round(size.top * size.fine));
+  paper.save(), paper.beginPath(), paper.rect(size.gutter, size.top, size.across, size.bottom - size.top), paper.clip();
+  write(wide), outline(selected), paper.restore();
+  drawTracks(), writeAxis(), writeLanes(), drawOverview();
+  const hidden = overflow(), shown = size.bottom - size.top;
+  paper.fillStyle = look.grey, paper.globalAlpha = 0.6;
+  if (hidden) paper.fillRect(size.width - 5, size.top + (view.scroll / (shown + hidden)) * shown, 4, Math.max(12, shown ** 2 / (shown + hidden)));
+  if (pointed) paper.fillRect(Math.round(pointed.x), size.top, 1, size.height - size.top);
+  paper.globalAlpha = 1;
+  frames.push(performance.now() - began), frames.splice(0, frames.length - 500);
+}
+
+function redraw() {
+  if (!waiting) waiting = true, requestAnimationFrame(() => ((waiting = false), draw()));
+}
