@@ -128,7 +128,7 @@ function find(text) {
     for (; k < first[row + 1]; k++) search[k + 1] = search[k] + (tests.every((test) => test(k, row)) ? 1 : 0);
   by("count").textContent = search ? count(search[bars], "hit") : "";
   by("query").setAttribute("aria-invalid", String(Boolean(search && !search[bars])));
-  by("previous").disabled = by("next").disabled = !search || !search[bars];
+  by("previous").hidden = by("next").hidden = !search || !search[bars];
   redraw();
 }
 // The hit that comes next in time, from the selected bar or from where the page begins; after the last one the first.
@@ -158,7 +158,7 @@ function recolour(colouring) {
   const used = [...new Set(classes)].sort((a, b) => a - b), band = (c) => `#${[0, 8, 16].map((by) => ((look.band[c] >> by) & 255).toString(16).padStart(2, "0")).join("")}`;
   const column = { "micro-batch": micro_batch, stage }[colouring], most = column ? column.reduce((a, b) => Math.max(a, b), 0) : 0;
   const ages = ["this step’s version", "one step older", ...[2, 3, 4, 5, 6, 7].map((k) => `${k} steps older`)];
-  const word = (c) => (c === INK ? "update" : c === GREY ? "of none" : column ? `${c}${most > 7 ? `, ${c + 8}${most > c + 15 ? " …" : ""}` : ""}` : ages[c]);
+  const word = (c) => (c === INK ? "update" : c === GREY ? `no ${colouring}` : column ? `${c}${most > 7 ? `, ${c + 8}${most > c + 15 ? " …" : ""}` : ""}` : ages[c]);
   const present = [...new Set(kind)].sort((a, b) => a - b), names = { F: "forward", B: "backward", W: "weight gradient", U: "update" };
   const shown = colouring === "kind"
     ? present.map((k) => chip(look.hex[facts.kindColours[k]], names[kinds[k]] ?? kinds[k], k === BACKWARD && ["Bottom", band(facts.kindColours[k])]))
@@ -168,7 +168,13 @@ function recolour(colouring) {
   const slash = document.createElement("span");
   slash.append("/ a newer version exists");
   const bytes = facts.categories.map((category, c) => (memory.layers[c].some(Boolean) ? chip(look.hex[facts.categoryColours[c]], category) : ""));
-  by("legend").replaceChildren(title(colouring), ...shown, ...(colouring === "kind" ? [] : [title("shape"), ...marks]), ...(stale.includes(1) ? [slash] : []), title("memory"), ...bytes);
+  const group = (...parts) => {
+    const div = document.createElement("div");
+    div.append(...parts);
+    return div;
+  };
+  by("legend").replaceChildren(group(title(colouring), ...shown),
+    group(...(colouring === "kind" ? [] : marks), ...(stale.includes(1) ? [slash] : [])), group(title("memory"), ...bytes));
   redraw();
 }
 

@@ -28,7 +28,7 @@ function tint() {
   for (const name of ["page", "ink", "grey", "line", "lane", "accent"]) look[name] = style.getPropertyValue(`--${name}`).trim();
   look.hex = [...facts.colours, look.grey, look.ink];
   look.texts = [...facts.inks, look.page, look.page];
-  look.ground = packed(look.page), look.idle = packed(look.lane);
+  look.ground = packed(look.page), look.idle = packed(look.lane), look.grid = packed(look.line);
   const body = look.hex.map(packed), band = body.map((one, c) => blend(one, packed(look.texts[c]), 0.5));
   const faint = (list) => list.map((one) => blend(look.idle, one, 0.16));
   look.body = Uint32Array.from([...body, ...faint(body)]), look.band = Uint32Array.from([...band, ...faint(band)]);
@@ -39,13 +39,16 @@ function measure() {
   const { width, height } = canvas.getBoundingClientRect();
   const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
   Object.assign(size, { width, height, fine, gutter: narrow ? 58 : 104, overview: low ? 18 : 28, axis: 22 });
-  Object.assign(size, { memory: low ? 46 : 92, traffic: low ? 30 : 46, top: size.overview + size.axis });
+  Object.assign(size, { memory: low ? 46 : 84, traffic: low ? 30 : 46, top: size.overview + size.axis, narrow });
   size.bottom = height - size.memory - size.traffic - 16, size.across = width - size.gutter;
+  if (!view.tall) view.tall = comfortable(size.bottom - size.top);
+  arrange();
+  const spare = Math.min(240, Math.max(0, size.bottom - size.top - tops[rows] - 24)); // what lanes leave is for the tracks
+  size.memory += Math.round(0.65 * spare), size.traffic += Math.round(0.35 * spare), size.bottom -= Math.round(spare);
   [canvas.width, canvas.height] = [Math.round(width * fine), Math.round(height * fine)];
   const wide = Math.round(size.across * fine), high = Math.max(1, Math.round((size.bottom - size.top) * fine));
   size.image = new ImageData(Math.max(1, wide), high), size.points = new Uint32Array(size.image.data.buffer);
   size.lines = ["head", "body", "foot"].map(() => new Uint32Array(size.image.width));
-  if (!view.tall) view.tall = comfortable(size.bottom - size.top);
   arrange(), share = shares();
 }
 
@@ -78,6 +81,7 @@ const placeOf = (time) => size.gutter + ((time - view.from) * size.across) / (vi
 function scan(row, ground, wide) {
   const across = size.image.width, each = (view.to - view.from) / across, stop = first[row + 1];
   for (const line of size.lines) line.fill(ground);
+  if (ground) for (const x of size.grid) for (const line of size.lines) line[x] = look.grid;
   let k = reach(end, view.from, first[row], stop);
   while (k < stop && start[k] <= view.to) {
     const from = (start[k] - view.from) / each, until = (end[k] - view.from) / each;
@@ -124,6 +128,7 @@ function mix(k, next, point, cover, ground) {
 function paintRows(wide) {
   const { points, lines, fine } = size, across = size.image.width, down = size.image.height;
   points.fill(look.ground);
+  size.grid = ticks().result.map((time) => Math.round((placeOf(time) - size.gutter) * fine)).filter((x) => x >= 0 && x < across);
   let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1);
   for (; row < rows && tops[row] < view.scroll + down / fine; row++) {
     const marks = isMarks(row), from = Math.round((tops[row] - view.scroll) * fine);
@@ -146,7 +151,9 @@ function paintMarks() {
     scan(row, 0, []);
     const from = Math.round((tops[row] - view.scroll) * fine), until = from + Math.round(fine * Math.min(7, 0.5 * view.tall));
     for (let y = Math.max(0, from); y < Math.min(size.image.height, until); y++)
-      for (let x = 0; x < across; x++) if (lines[1][x]) points[y * across + x] = lines[1][x];
+      for (let x = 0; x < across; x++)
+        if (lines[1][x]) points[y * across + x] = lines[1][x];
+        else if (lines[1][x - fine] || lines[1][x + fine]) points[y * across + x] = look.ground; // seen on any colour
   }
 }
 
@@ -163,7 +170,7 @@ function write(wide) {
       paper.beginPath(), paper.moveTo(x - lean / 2, top + tall - 3), paper.lineTo(x + lean, top + 3), paper.stroke();
     }
     const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`;
-    if (tall >= 12 && right - left > 7 * text.length + (stale[k] ? 14 : 4)) {
+    if (tall >= 12 && right - left > 6.4 * text.length + (stale[k] ? 9 : 3)) {
       paper.font = `${tall >= 16 ? 11 : 10}px system-ui, sans-serif`;
       paper.fillText(text, (left + right) / 2 - (stale[k] ? 4 : 0), top + tall / 2 + 0.5);
     }
@@ -198,7 +205,7 @@ function writeLanes() {
     if (isMarks(row) || (row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1])) continue;
     if (middle - last < 12) continue;
     paper.fillStyle = look.ink, last = middle;
-    const short = size.width < 600, text = row < deviceRows ? `${short ? "" : "device "}${owner[row]}` : linkName(owner[row]);
+    const short = size.narrow, text = row < deviceRows ? `${short ? "" : "device "}${owner[row]}` : linkName(owner[row]);
     const most = short ? 9 : 17;
     paper.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, size.gutter - 8, middle, size.gutter - 10);
   }
@@ -219,9 +226,9 @@ function writeAxis() {
   paper.fillStyle = look.page, paper.fillRect(0, size.overview, size.width, size.axis);
   paper.font = "11px system-ui, sans-serif", paper.textAlign = "center", paper.textBaseline = "middle";
   for (const time of result) {
-    const x = Math.round(placeOf(time)) + 0.5;
-    paper.fillStyle = look.line, paper.fillRect(x - 0.5, size.top - 5, 1, 5), paper.fillRect(x - 0.5, size.bottom, 1, size.height);
-    paper.globalAlpha = 0.45, paper.fillRect(x - 0.5, size.top, 1, size.bottom - size.top), paper.globalAlpha = 1;
+    const x = Math.round(placeOf(time));
+    paper.fillStyle = look.line;
+    if (x >= size.gutter) paper.fillRect(x, size.top - 5, 1, 5);
     const text = (time / scale).toFixed(digits), half = paper.measureText(text).width / 2;
     paper.fillStyle = look.grey;
     if (x + half < size.width && x - half > size.gutter - 12) paper.fillText(text, x, size.overview + size.axis / 2);

@@ -83,7 +83,7 @@ function drawOverview() {
   paper.fillStyle = look.grey, paper.globalAlpha = 0.55;
   share.forEach((part, k) => paper.fillRect(size.gutter + k, tall - 1 - part * (tall - 5), 1, part * (tall - 5)));
   paper.globalAlpha = 1, paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle";
-  paper.fillText(size.width < 600 ? "busy" : "devices busy", size.gutter - 8, tall / 2);
+  paper.fillText(size.narrow ? "busy" : "devices busy", size.gutter - 8, tall / 2);
   const left = Math.max(size.gutter, x(view.from)), right = Math.min(size.width, x(view.to));
   paper.fillStyle = look.page, paper.globalAlpha = 0.65;
   paper.fillRect(size.gutter, 0, left - size.gutter, tall), paper.fillRect(right, 0, size.width - right, tall);
@@ -92,7 +92,7 @@ function drawOverview() {
 }
 
 // A curve's layers on each other, at each point the highest that falls on it.
-function drawTrack(one, colours, top, tall, title, peak) {
+function drawTrack(one, colours, top, tall, title, peak, least = 0) {
   paper.fillStyle = look.page, paper.fillRect(0, top - 8, size.width, tall + 8);
   paper.fillStyle = look.line, paper.fillRect(0, top - 8, size.width, 1), paper.fillRect(size.gutter, top + tall - 1, size.across, 1);
   const most = one.peak < 0 ? 0 : one.sum[one.peak], whoAt = new Int32Array(Math.ceil(size.across));
@@ -101,18 +101,20 @@ function drawTrack(one, colours, top, tall, title, peak) {
     const next = reach(one.time, view.from + (x + 1) * each, k, many), low = Math.max(0, k - 1);
     whoAt[x] = view.from + x * each > whole || next === low ? -1 : highest(one, low, next), k = next;
   }
+  paper.fillStyle = look.line;
+  for (const x of size.grid) paper.fillRect(size.gutter + Math.round(x / size.fine), top - 7, 1, tall + 6);
   for (let x = 0, until; most && x < whoAt.length; x = until) {
     for (until = x + 1; until < whoAt.length && whoAt[until] === whoAt[x]; ) until++;
     for (let layer = 0, below = 0; whoAt[x] >= 0 && layer < colours.length; layer++) {
       const from = (below / most) * (tall - 4), to = ((below += one.layers[layer][whoAt[x]]) / most) * (tall - 4);
       paper.fillStyle = look.hex[colours[layer]];
-      if (to > from) paper.fillRect(size.gutter + x, top + tall - 1 - to, until - x, to - from);
+      if (to > from) paper.fillRect(size.gutter + x, top + tall - 1 - to, Math.max(least, until - x), to - from);
     }
   }
   paper.fillStyle = look.page, paper.fillRect(0, top, size.gutter, tall);
   paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle", paper.fillStyle = look.ink;
   paper.fillText(title, size.gutter - 8, top + 8, size.gutter - 10);
-  paper.fillStyle = look.grey, paper.fillText(view.device < devices ? `device ${view.device}` : "all devices", size.gutter - 8, top + 22, size.gutter - 10);
+  paper.fillStyle = look.grey, paper.fillText(view.device < devices ? `device ${view.device}` : size.narrow ? "all" : "all devices", size.gutter - 8, top + 22, size.gutter - 10);
   if (!most) return paper.textAlign = "left", paper.fillText("nothing", size.gutter + 8, top + tall / 2);
   if (tall > 40) paper.fillText(`peak ${peak(most)}`, size.gutter - 8, top + 36, size.gutter - 10);
   const x = placeOf(one.time[one.peak]);
@@ -125,5 +127,5 @@ function drawTracks() {
   const plain = (value) => (slots ? `${+value.toFixed(2)}` : engineering(value, "B", 3));
   drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", plain);
   const sum = (value) => (slots ? `${+value.toFixed(2)}` : engineering(value, rate, 3));
-  drawTrack(traffic, [GREY], height - low, low, traffic.lasting ? "traffic" : "sent at once", sum);
+  drawTrack(traffic, [GREY], height - low, low, traffic.lasting ? "traffic" : "sent", sum, 2);
 }
