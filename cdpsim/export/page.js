@@ -163,8 +163,8 @@ function recolour(colouring) {
   const shown = colouring === "kind"
     ? present.map((k) => chip(look.hex[facts.kindColours[k]], names[kinds[k]] ?? kinds[k], k === BACKWARD && ["Bottom", band(facts.kindColours[k])]))
     : used.map((c) => chip(look.hex[c], c === GREY && colouring === "staleness" ? "message" : word(c)));
-  const marks = [chip(look.hex[0], "forward"), chip(look.hex[0], "backward", ["Bottom", band(0)])];
-  if (present.includes(WEIGHTS)) marks.push(chip(look.hex[0], "weight gradient", ["Top", band(0)]));
+  const marks = [chip(look.grey, "forward"), chip(look.grey, "backward", ["Bottom", band(GREY)])];
+  if (present.includes(WEIGHTS)) marks.push(chip(look.grey, "weight gradient", ["Top", band(GREY)]));
   const slash = document.createElement("span");
   slash.append("/ a newer version exists");
   const bytes = facts.categories.map((category, c) => (memory.layers[c].some(Boolean) ? chip(look.hex[facts.categoryColours[c]], category) : ""));

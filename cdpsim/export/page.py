@@ -1,7 +1,7 @@
 """One HTML file in which a run can be explored: opens from disk, asks nobody for anything.
 
-The columns of a trace become small integers (times and sizes are numbers in tables of those that occur; a bar's start is
-told from the end of the one before it), squeezed into one inert element. `page.js` draws them.
+The columns of a trace become small integers (times and sizes are numbers in tables of those that occur; where a bar
+starts is told from the end of the one before it), squeezed into one inert element. The scripts draw them.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from cdpsim.trace import Columns, Trace
 MOST_BARS = 4_000_000
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
-_SQUEEZE = 6
+_SQUEEZE = 4  # of 9: beyond, it takes three times as long for a tenth less
 SCRIPTS = ("page_run.js", "page_tracks.js", "page_draw.js", "page.js")
 
 
@@ -44,7 +44,8 @@ def page(trace: Trace) -> Iterator[bytes]:
     bars = trace.run.program.nodes if trace.run else len(trace.tasks["start"]) + len(trace.messages["start"])
     if bars > MOST_BARS:
         raise RequestError(
-            "page", f"{bars:,} tasks and messages are more than the {MOST_BARS:,} that a browser can hold; take fewer steps"
+            "page",
+            f"{bars:,} tasks and messages are more than the {MOST_BARS:,} that a browser can hold; take fewer steps",
         )
     return _written(trace)
 
@@ -91,27 +92,36 @@ def _squeezed(columns: Columns) -> Iterator[bytes]:
 
 def _columns(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The columns that the page reads, in the smallest types that hold them, and what else it is told."""
-    tasks, messages = trace.tasks, trace.messages
-    devices = 1 + max(int(table["device"].max(initial=0)) for table in (tasks, trace.memory))
+    tasks, messages, memory = trace.tasks, trace.messages, trace.memory
+    devices = 1 + max(int(table["device"].max(initial=0)) for table in (tasks, memory))
     links, link_columns, groups = _links(messages)
-    of_tasks = _device_rows(tasks, devices)
-    of_messages = _rows(links, scene.lanes(links, messages["start"], messages["end"]), messages, np.unique(links))
-    times = np.unique(np.concatenate([tasks["start"], tasks["end"], messages["start"], messages["end"]]))
-    held, held_times = _held(trace.memory, devices)
-    times = np.union1d(times, held_times)
-    size_table, size = np.unique(messages["size"], return_inverse=True)
-    columns = _bars(of_tasks, of_messages, tasks, messages, times)
-    columns |= {"times": times, "sizes": size_table, "size": size[of_messages.order]}
-    columns |= {"rounds": messages["rounds"][of_messages.order], **link_columns, **held}
-    columns["held_time"] = _differences(np.searchsorted(times, held_times), held["held_first"])
-    columns["waits"] = _waits(trace, of_tasks.order, of_messages.order)
+    upper = _device_rows(tasks, devices)
+    lower = _rows(links, scene.lanes(links, messages["start"], messages["end"]), messages, np.unique(links))
+    start, end = (_joined(upper, lower, tasks[name], messages[name]) for name in ("start", "end"))
+    times, (start, end, moment) = _table(start, end, memory["time"])
+    sizes, size = np.unique(messages["size"], return_inverse=True)
+    columns = _bars(upper, lower, tasks, messages) | _spans(start, end, upper, lower)
+    columns |= {"times": times, "sizes": sizes, "size": size[lower.order], "rounds": messages["rounds"][lower.order]}
+    columns |= link_columns | _held(memory, moment, devices)
     columns |= {
-        "row_first": np.concatenate([of_tasks.first, len(of_tasks.order) + of_messages.first[1:]]),
-        "row_owner": np.concatenate([of_tasks.owner, of_messages.owner]),
-        "row_lane": np.concatenate([of_tasks.lane, of_messages.lane]),
+        "waits": _waits(trace, upper.order, lower.order),
+        "row_first": np.concatenate([upper.first, len(upper.order) + lower.first[1:]]),
+        "row_owner": np.concatenate([upper.owner, lower.owner]),
+        "row_lane": np.concatenate([upper.lane, lower.lane]),
     }
-    facts = {"slots": trace.in_slots, "devices": devices, "deviceRows": len(of_tasks.owner), "groups": groups}
+    facts = {"slots": trace.in_slots, "devices": devices, "deviceRows": len(upper.owner), "groups": groups}
     return {name: _narrow(column) for name, column in columns.items()}, facts | _summed(trace) | _drawn()
+
+
+def _table(*columns: np.ndarray) -> tuple[np.ndarray, list[Ints]]:
+    """All times that occur, in order, and each column as places among them.
+
+    Seconds that differ by less than 1e-12 of the run, as roundings do, are one time.
+    """
+    every = np.unique(np.concatenate(columns))
+    apart = np.diff(every, prepend=-1) > (every[-1] * 1e-12 if every.dtype.kind == "f" else 0)
+    place = np.cumsum(apart) - 1
+    return every[apart], [place[np.searchsorted(every, column)] for column in columns]
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
@@ -163,25 +173,28 @@ def _links(messages: Columns) -> tuple[Ints, dict[str, np.ndarray], list[list[in
     return link, columns, [[int(member) for member in str(text).split("|")] for text in groups]
 
 
-def _bars(of_tasks: _Rows, of_messages: _Rows, tasks: Columns, messages: Columns, times: Any) -> dict[str, np.ndarray]:
+def _bars(upper: _Rows, lower: _Rows, tasks: Columns, messages: Columns) -> dict[str, np.ndarray]:
     """What tasks and messages have in common, tasks first; and what only tasks have."""
-    both = {name: _both(of_tasks, of_messages, tasks[name], messages[name]) for name in ("start", "end")}
-    start, end = (np.searchsorted(times, both[name]) for name in ("start", "end"))
-    before = np.concatenate([[0], end[:-1]])
-    first = np.concatenate([of_tasks.first[:-1], len(of_tasks.order) + of_messages.first[:-1]])
-    before[first[first < len(before)]] = 0
     kind = _numbers(tasks["kind"], [kind.name for kind in KINDS])
     content = _numbers(messages["content"], [content.name.lower() for content in Content])
-    columns = {"gap": start - before, "length": end - start}
-    columns["kind"] = _both(of_tasks, of_messages, kind, content + len(KINDS))
+    columns = {"kind": _joined(upper, lower, kind, content + len(KINDS))}
     for name in ("stage", "micro_batch", "step"):
-        columns[name] = _both(of_tasks, of_messages, tasks[name], messages[name])
-    order = of_tasks.order
+        columns[name] = _joined(upper, lower, tasks[name], messages[name])
+    order = upper.order
     return columns | {"version": tasks["version"][order], "stale": tasks["stale"][order].astype(np.uint8)}
 
 
-def _both(of_tasks: _Rows, of_messages: _Rows, task: np.ndarray, message: np.ndarray) -> np.ndarray:
-    return np.concatenate([task[of_tasks.order], message[of_messages.order]])
+def _joined(upper: _Rows, lower: _Rows, task: np.ndarray, message: np.ndarray) -> np.ndarray:
+    """Columns of both tables as the rows of the page have them."""
+    return np.concatenate([task[upper.order], message[lower.order]])
+
+
+def _spans(start: Ints, end: Ints, upper: _Rows, lower: _Rows) -> dict[str, Ints]:
+    """How long each bar comes after the one before it in its row, and how long it is: mostly the same few numbers."""
+    before = np.concatenate([[0], end[:-1]])
+    first = np.concatenate([upper.first, len(upper.order) + lower.first])
+    before[first[first < len(before)]] = 0
+    return {"gap": start - before, "length": end - start}
 
 
 def _numbers(words: np.ndarray, known: list[str]) -> Ints:
@@ -192,7 +205,28 @@ def _numbers(words: np.ndarray, known: list[str]) -> Ints:
     return number
 
 
-def _differences(values: Ints, first: Ints) -> Ints:
+def _held(memory: Columns, moment: Ints, devices: int) -> dict[str, np.ndarray]:
+    """What each device holds of each category, then all devices together; curve after curve, where each begins."""
+    kinds, spread = len(Category), int(moment.max(initial=0)) + 1
+    category = _numbers(memory["category"], [category.name.lower() for category in Category])
+    curve = memory["device"].astype(np.int64) * kinds + category
+    order = np.argsort(curve * spread + moment, kind="stable")
+    curve, category, moment, size = curve[order], category[order], moment[order], memory["size"][order]
+    change = _differences(size, heads(curve))
+    by_time = np.argsort(category * spread + moment, kind="stable")
+    first = heads(category[by_time], moment[by_time])
+    total = np.cumsum(np.add.reduceat(change[by_time], first) if len(first) else change)
+    together = by_time[first]
+    total -= _runs_before(total, category[together])
+    curve = np.concatenate([curve, devices * kinds + category[together]])
+    moment = np.concatenate([moment, moment[together]])
+    sizes, place = np.unique(np.concatenate([size, total]), return_inverse=True)
+    begins = np.searchsorted(curve, np.arange((devices + 1) * kinds + 1))
+    times = _differences(moment, begins)
+    return {"held_first": begins, "held_time": times, "held_size": place, "held_sizes": sizes}
+
+
+def _differences(values: np.ndarray, first: Ints) -> np.ndarray:
     """Each value less the one before it; the first of each run as it is."""
     change = np.diff(values, prepend=0)
     inside = first[first < len(values)]
@@ -200,30 +234,9 @@ def _differences(values: Ints, first: Ints) -> Ints:
     return change
 
 
-def _held(memory: Columns, devices: int) -> tuple[dict[str, np.ndarray], Any]:
-    """What each device holds of each category, then all devices together: sizes, their table, where each begins."""
-    kinds = len(Category)
-    category = _numbers(memory["category"], [category.name.lower() for category in Category])
-    curve = memory["device"].astype(np.int64) * kinds + category
-    order = np.lexsort((memory["time"], curve))
-    curve, category, time, size = curve[order], category[order], memory["time"][order], memory["size"][order]
-    change = _differences(size, heads(curve))
-    by_time = np.lexsort((time, category))
-    first = heads(category[by_time], time[by_time]) if len(time) else np.zeros(0, dtype=np.int64)
-    moment = by_time[first]
-    sums = np.add.reduceat(change[by_time], first) if len(first) else change
-    total = np.cumsum(sums)  # a category ends at nothing, or nearly: what it keeps is taken from the next
-    total -= _runs_before(total, category[moment])
-    curves = np.concatenate([curve, devices * kinds + category[moment]])
-    sizes, place = np.unique(np.concatenate([size, total]), return_inverse=True)
-    begins = np.searchsorted(curves, np.arange((devices + 1) * kinds + 1))
-    times = np.concatenate([time, time[moment]])
-    return {"held_first": begins, "held_size": place, "held_sizes": sizes}, times
-
-
 def _runs_before(total: np.ndarray, run: Ints) -> np.ndarray:
     """The running total at the end of the run before each row's own."""
-    first = heads(run) if len(run) else np.zeros(0, dtype=np.int64)
+    first = heads(run)
     ends = np.concatenate([[0], total])[first].astype(total.dtype)
     return np.repeat(ends, np.diff(np.append(first, len(run))))
 

@@ -39,12 +39,13 @@ function measure() {
   const { width, height } = canvas.getBoundingClientRect();
   const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
   Object.assign(size, { width, height, fine, gutter: narrow ? 58 : 104, overview: low ? 18 : 28, axis: 22 });
-  Object.assign(size, { memory: low ? 46 : 84, traffic: low ? 30 : 46, top: size.overview + size.axis, narrow });
+  Object.assign(size, { memory: low ? 46 : 84, traffic: bars === tasks ? 0 : low ? 30 : 46, top: size.overview + size.axis, narrow });
   size.bottom = height - size.memory - size.traffic - 16, size.across = width - size.gutter;
   if (!view.tall) view.tall = comfortable(size.bottom - size.top);
   arrange();
   const spare = Math.min(240, Math.max(0, size.bottom - size.top - tops[rows] - 24)); // what lanes leave is for the tracks
-  size.memory += Math.round(0.65 * spare), size.traffic += Math.round(0.35 * spare), size.bottom -= Math.round(spare);
+  const more = Math.round(size.traffic ? 0.35 * spare : 0);
+  size.memory += Math.round(spare) - more, size.traffic += more, size.bottom -= Math.round(spare);
   [canvas.width, canvas.height] = [Math.round(width * fine), Math.round(height * fine)];
   const wide = Math.round(size.across * fine), high = Math.max(1, Math.round((size.bottom - size.top) * fine));
   size.image = new ImageData(Math.max(1, wide), high), size.points = new Uint32Array(size.image.data.buffer);
@@ -95,7 +96,7 @@ function scan(row, ground, wide) {
     const point = Math.max(0, Math.floor(from));
     let next = reach(start, view.from + (point + 1) * each, k + 1, stop);
     if (next - 1 > k && end[next - 1] - start[next - 1] >= each) next--;
-    mix(k, next, point, (busy[next] - busy[k]) / each, ground);
+    mix(k, next, point, row < deviceRows ? (busy[next] - busy[k]) / each : 1, ground);
     k = next;
   }
 }
@@ -110,7 +111,7 @@ function fill(k, left, right) {
 // Many bars on one point: the mean colour of some of them, as thin as they leave it; a hit among them is seen.
 function mix(k, next, point, cover, ground) {
   if (search && search[next] > search[k]) return fill(reach(search, search[k] + 1, k, next) - 1, point, point + 2 * size.fine);
-  if (!cover) return fill(k, point, point + 2 * size.fine);
+  if (busy[next] === busy[k]) return fill(k, point, point + 2 * size.fine);
   const shift = search ? 10 : 0, samples = Math.min(8, next - k);
   for (let part = 0; part < 3; part++) {
     const own = part === 0 ? WEIGHTS : part === 2 ? BACKWARD : -1;
@@ -121,7 +122,7 @@ function mix(k, next, point, cover, ground) {
       r += point & 255, g += (point >> 8) & 255, b += (point >> 16) & 255;
     }
     const mean = ((255 << 24) | ((b / samples) << 16) | ((g / samples) << 8) | (r / samples)) >>> 0;
-    size.lines[part][point] = cover >= 0.98 ? mean : blend(ground, mean, Math.max(0.3, cover));
+    size.lines[part][point] = cover >= 0.98 ? mean : blend(ground, mean, Math.max(0.35, cover));
   }
 }
 

@@ -1,7 +1,8 @@
 // Curves: at each time the layers of a sum, the sum, and the place of the largest sum of each block of them.
 const BLOCK = 64;
 function curve(time, layers) {
-  const sum = layers[0].map((_, k) => layers.reduce((total, layer) => total + layer[k], 0)), tops = [];
+  const sum = new Float64Array(time.length), tops = [];
+  for (const layer of layers) for (let k = 0; k < sum.length; k++) sum[k] += layer[k];
   for (let k = 0; k < sum.length; k += BLOCK) tops.push(largest(sum, k, Math.min(k + BLOCK, sum.length)));
   const found = { time, layers, sum, tops };
   return { ...found, peak: sum.length ? highest(found, 0, sum.length) : -1 };
@@ -27,15 +28,18 @@ function memoryOf(device) {
   const moments = held_time.length ? new Uint32Array(runs.at(-1)[1] - runs[0][0]) : new Uint32Array(0);
   for (const [from, to] of runs)
     for (let k = from, at = 0; k < to; k++) moments[k - runs[0][0]] = at += held_time[k];
-  const inOrder = moments.slice().sort().filter((at, k, all) => !k || at !== all[k - 1]);
+  const sorted = moments.slice().sort(), inOrder = new Uint32Array(sorted.length);
+  let distinct = 0;
+  for (let k = 0; k < sorted.length; k++) if (!k || sorted[k] !== sorted[k - 1]) inOrder[distinct++] = sorted[k];
   const layers = runs.map(([from, to]) => {
-    let k = from - 1;
-    return Float64Array.from(inOrder, (at) => {
-      while (k + 1 < to && moments[k + 1 - runs[0][0]] <= at) k++;
-      return k < from ? 0 : held_sizes[held_size[k]];
-    });
+    const layer = new Float64Array(distinct);
+    for (let n = 0, k = from - 1; n < distinct; n++) {
+      while (k + 1 < to && moments[k + 1 - runs[0][0]] <= inOrder[n]) k++;
+      if (k >= from) layer[n] = held_sizes[held_size[k]];
+    }
+    return layer;
   });
-  return curve(Float64Array.from(inOrder, (at) => times[at]), layers);
+  return curve(new Float64Array(distinct).map((_, n) => times[inOrder[n]]), layers);
 }
 
 const touches = (link, device) => data.link_op[link] ? data.link_src[link] === device || members[data.link_dst[link]].has(device)
@@ -123,9 +127,8 @@ function drawTrack(one, colours, top, tall, title, peak, least = 0) {
 }
 
 function drawTracks() {
-  const { memory: tall, traffic: low, height } = size, rate = slots ? "" : traffic.lasting ? "B/s" : "B";
-  const plain = (value) => (slots ? `${+value.toFixed(2)}` : engineering(value, "B", 3));
-  drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", plain);
-  const sum = (value) => (slots ? `${+value.toFixed(2)}` : engineering(value, rate, 3));
-  drawTrack(traffic, [GREY], height - low, low, traffic.lasting ? "traffic" : "sent", sum, 2);
+  const { memory: tall, traffic: low, height } = size, rate = traffic.lasting ? "B/s" : "B";
+  const written = (unit) => (value) => (slots ? (+value.toFixed(2)).toLocaleString("en") : engineering(value, unit, 3));
+  drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", written("B"));
+  if (low) drawTrack(traffic, [GREY], height - low, low, traffic.lasting ? "traffic" : "sent", written(rate), 2);
 }
