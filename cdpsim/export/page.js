@@ -44,8 +44,9 @@ function lines(element, texts) {
 }
 
 function point(x, y) {
-  pointed = x === undefined ? null : { x, y };
-  const tip = by("tip"), found = pointed && under(x, y, 4), texts = found ? described(found) : pointed && held(x, y);
+  const tip = by("tip"), found = x === undefined ? null : under(x, y, 4);
+  pointed = x === undefined ? null : { x, bar: found ? found.bar : -1 };
+  const texts = found ? described(found) : pointed && held(x, y);
   tip.style.visibility = texts ? "visible" : "hidden";
   if (texts) {
     lines(tip, texts);
@@ -91,9 +92,8 @@ function bring(k) {
 }
 function inLane(way) {
   const row = selected < 0 ? -1 : rowOf(selected), next = selected + way;
-  if (row >= 0 && (next < first[row] || next >= first[row + 1])) return false;
-  if (row < 0 && way < 0) return false;
-  select(row < 0 ? firstShown() : next, true);
+  if (row < 0 || next < first[row] || next >= first[row + 1]) return false;
+  select(next, true);
   return true;
 }
 function firstShown() {
@@ -157,7 +157,7 @@ function recolour(colouring) {
   const title = (text) => Object.assign(document.createElement("b"), { textContent: text });
   const used = [...new Set(classes)].sort((a, b) => a - b), band = (c) => `#${[0, 8, 16].map((by) => ((look.band[c] >> by) & 255).toString(16).padStart(2, "0")).join("")}`;
   const column = { "micro-batch": micro_batch, stage }[colouring], most = column ? column.reduce((a, b) => Math.max(a, b), 0) : 0;
-  const ages = ["this step’s version", "one step older", ...[2, 3, 4, 5, 6, 7].map((k) => `${k} steps older`)];
+  const ages = ["this step's version", "one step older", ...[2, 3, 4, 5, 6, 7].map((k) => `${k} steps older`)];
   const word = (c) => (c === INK ? "update" : c === GREY ? `no ${colouring}` : column ? `${c}${most > 7 ? `, ${c + 8}${most > c + 15 ? " …" : ""}` : ""}` : ages[c]);
   const present = [...new Set(kind)].sort((a, b) => a - b), names = { F: "forward", B: "backward", W: "weight gradient", U: "update" };
   const shown = colouring === "kind"
@@ -207,7 +207,8 @@ document.addEventListener("keydown", (event) => {
   if (event.target === by("query") && ["Enter", "Escape"].includes(event.key)) {
     if (event.key === "Enter") jump(event.shiftKey ? -1 : 1); else canvas.focus();
   } else if (event.key === "Tab" && event.target === canvas && inLane(event.shiftKey ? -1 : 1)) event.preventDefault();
-  else if (!typing && Object.hasOwn(keys, event.key) ) {
+  else if (event.key === "Enter" && event.target === canvas) select(selected < 0 ? firstShown() : selected, true);
+  else if (!typing && Object.hasOwn(keys, event.key)) {
     event.preventDefault(), keys[event.key]();
   }
 });
@@ -275,7 +276,7 @@ by("figures").textContent = [count(devices, "device"), count(tasks, "task"), cou
   makespan !== undefined && `${duration(makespan)} in all`, period !== undefined && `${duration(period)} a step`,
   bubble !== undefined && `${(100 * bubble).toFixed(1)} % idle`, mean_staleness !== undefined && `mean staleness ${+mean_staleness.toFixed(3)}`,
 ].filter(Boolean).join(" · ");
-canvas.setAttribute("aria-label", `Timeline of ${facts.title}: ${by("figures").textContent}`);
+canvas.setAttribute("aria-label", `Timeline of ${facts.title}: ${by("figures").textContent}. Enter selects a task, Tab the next.`);
 
 by("wait").remove();
 view.tall = 0;
@@ -286,6 +287,10 @@ new ResizeObserver(() => (measure(), draw())).observe(canvas);
 window.cdpsim = Object.freeze({
   get view() { return { ...view }; }, get frames() { return [...frames]; }, get selected() { return selected; },
   get hits() { return search ? search[bars] : null; }, bars, tasks, about, name,
-  place: (k) => ({ x: placeOf((start[k] + end[k]) / 2), y: size.top + tops[rowOf(k)] - view.scroll + (isMarks(rowOf(k)) ? 3 : tallness(rowOf(k)) / 2) }),
+  get area() { return { left: size.gutter, right: size.width, top: size.top, memory: size.bottom + 8, traffic: size.height - size.traffic }; },
+  place(k) {
+    const row = rowOf(k), top = size.top + tops[row] - view.scroll;
+    return { left: placeOf(start[k]), right: placeOf(end[k]), top, bottom: top + (isMarks(row) ? 7 : tallness(row)) };
+  },
 });
 requestAnimationFrame(() => requestAnimationFrame(() => (document.documentElement.dataset.drawn = "yes")));

@@ -38,7 +38,7 @@ function tint() {
 function measure() {
   const { width, height } = canvas.getBoundingClientRect();
   const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
-  Object.assign(size, { width, height, fine, gutter: narrow ? 58 : 104, overview: low ? 18 : 28, axis: 22 });
+  Object.assign(size, { width, height, fine, gutter: narrow ? 60 : 104, overview: low ? 18 : 28, axis: 22 });
   Object.assign(size, { memory: low ? 46 : 84, traffic: bars === tasks ? 0 : low ? 30 : 46, top: size.overview + size.axis, narrow });
   size.bottom = height - size.memory - size.traffic - 16, size.across = width - size.gutter;
   if (!view.tall) view.tall = comfortable(size.bottom - size.top);
@@ -166,20 +166,27 @@ function write(wide) {
     const left = Math.max(placeOf(start[k]), size.gutter), right = Math.min(placeOf(end[k]), size.width) - 1;
     const top = size.top + tops[row] - view.scroll, tall = tallness(row);
     paper.fillStyle = paper.strokeStyle = faint ? look.grey : look.texts[classes[k]];
-    if (k < tasks && stale[k] && !faint && tall > 6) {
-      const lean = Math.min(5, (right - left) / 3), x = right - lean - 3;
-      paper.beginPath(), paper.moveTo(x - lean / 2, top + tall - 3), paper.lineTo(x + lean, top + 3), paper.stroke();
+    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`, slashed = k < tasks && stale[k];
+    const named = tall >= 12 && right - left > 6.4 * text.length + (slashed ? 9 : 3);
+    if (slashed && !faint && tall > 6) {
+      const rise = Math.max(4, tall - 6), y = top + (tall - rise) / 2;
+      const x = named ? right - 0.35 * rise - 1 : (left + right - 0.35 * rise) / 2;
+      paper.beginPath(), paper.moveTo(x, y + rise), paper.lineTo(x + 0.35 * rise, y), paper.stroke();
     }
-    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`;
-    if (tall >= 12 && right - left > 6.4 * text.length + (stale[k] ? 9 : 3)) {
-      paper.font = `${tall >= 16 ? 11 : 10}px system-ui, sans-serif`;
-      paper.fillText(text, (left + right) / 2 - (stale[k] ? 4 : 0), top + tall / 2 + 0.5);
-    }
+    if (!named) continue;
+    paper.font = `${tall >= 16 ? 11 : 10}px system-ui, sans-serif`;
+    paper.fillText(text, (left + right) / 2 - (slashed ? 4 : 0), top + tall / 2 + 0.5);
   }
 }
 
-// The selected bar, and what it waited for, and what that waited for.
+// The bar under the pointer; the selected one, and what it waited for, and what that waited for.
+function frame(k, colour, width) {
+  const row = rowOf(k), tall = isMarks(row) ? 7 : tallness(row), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
+  paper.lineWidth = width, paper.strokeStyle = colour;
+  paper.strokeRect(x - 1.5, y - 1.5, Math.max(placeOf(end[k]) - x, 4) + 2, tall + 3);
+}
 function outline(k) {
+  if (pointed && pointed.bar >= 0) frame(pointed.bar, look.ink, 1);
   if (k < 0) return;
   const middle = (one) => size.top + tops[rowOf(one)] - view.scroll + (isMarks(rowOf(one)) ? 3 : tallness(rowOf(one)) / 2);
   paper.strokeStyle = look.ink, paper.lineWidth = 1.5;
@@ -189,10 +196,7 @@ function outline(k) {
     paper.beginPath(), paper.arc(placeOf(end[before]), middle(before), 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
   }
   paper.globalAlpha = 1;
-  const row = rowOf(k), tall = isMarks(row) ? 7 : tallness(row), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
-  const wide = Math.max(placeOf(end[k]) - x, 4);
-  paper.lineWidth = 4, paper.strokeStyle = look.page, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
-  paper.lineWidth = 2, paper.strokeStyle = look.accent, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
+  frame(k, look.page, 4), frame(k, look.accent, 2);
 }
 
 function writeLanes() {
@@ -201,7 +205,7 @@ function writeLanes() {
   let last = -99;
   for (let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1); row < rows; row++) {
     const y = size.top + tops[row] - view.scroll, middle = y + tallness(row) / 2;
-    if (y > size.bottom) break;
+    if (middle > size.bottom - 5) break;
     if (row === deviceRows) paper.fillStyle = look.grey, paper.fillText("links", size.gutter - 8, (last = y - 9));
     if (isMarks(row) || (row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1])) continue;
     if (middle - last < 12) continue;
@@ -214,7 +218,7 @@ function writeLanes() {
 
 // Round numbers of time, not nearer than they can be read.
 function ticks() {
-  const least = ((view.to - view.from) / size.across) * (slots ? 46 : 84), power = 10 ** Math.floor(Math.log10(least));
+  const least = ((view.to - view.from) / size.across) * (slots ? 46 : 64), power = 10 ** Math.floor(Math.log10(least));
   const apart = Math.max([1, 2, 5, 10].find((k) => k * power >= least * 0.999) * power, slots ? 1 : 0), result = [];
   for (let k = Math.max(0, Math.ceil(view.from / apart)); k * apart <= Math.min(view.to, whole * 1.0001); k++) result.push(k * apart);
   return { apart, result };
@@ -235,7 +239,7 @@ function writeAxis() {
     if (x + half < size.width && x - half > size.gutter - 12) paper.fillText(text, x, size.overview + size.axis / 2);
   }
   paper.textAlign = "right", paper.fillStyle = look.grey;
-  paper.fillText(slots ? "slot" : `time, ${unit}`, size.gutter - 16, size.overview + size.axis / 2);
+  paper.fillText(slots ? "slot" : size.narrow ? unit : `time, ${unit}`, size.gutter - 16, size.overview + size.axis / 2);
 }
 
 function draw() {

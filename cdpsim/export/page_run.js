@@ -1,6 +1,7 @@
 // What the run is: columns of bars, tasks first, then messages; row after row, and sorted by start in each row.
 const by = (id) => document.getElementById(id);
 const facts = JSON.parse(by("facts").textContent);
+if (!("DecompressionStream" in window)) by("wait").textContent = "This page needs a browser of 2023 or later.";
 const data = await read(by("columns"));
 const { stage, micro_batch, step, version, stale, kind, times, waits } = data;
 const { row_first: first, row_owner: owner, row_lane: lane } = data;
@@ -67,7 +68,7 @@ function engineering(value, unit, digits = 4) {
 const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 const moment = (time) => (slots ? `${+time.toFixed(2)}` : engineering(time, "s", 7));
 const duration = (time) => (slots ? count(time, "slot") : engineering(time, "s"));
-const amount = (value) => (slots ? `${+value.toFixed(2)} stage${value === 1 ? "’s" : "s’"} worth` : engineering(value, "B"));
+const amount = (value) => (slots ? `${+value.toFixed(2)} stage${value === 1 ? "'s" : "s'"} worth` : engineering(value, "B"));
 const interval = (from, to) => (from === to ? `at ${moment(from)}` : `${moment(from)} to ${moment(to)}, ${duration(to - from)}`);
 
 function name(k) {

@@ -120,7 +120,7 @@ function drawTrack(one, colours, top, tall, title, peak, least = 0) {
   paper.fillText(title, size.gutter - 8, top + 8, size.gutter - 10);
   paper.fillStyle = look.grey, paper.fillText(view.device < devices ? `device ${view.device}` : size.narrow ? "all" : "all devices", size.gutter - 8, top + 22, size.gutter - 10);
   if (!most) return paper.textAlign = "left", paper.fillText("nothing", size.gutter + 8, top + tall / 2);
-  if (tall > 40) paper.fillText(`peak ${peak(most)}`, size.gutter - 8, top + 36, size.gutter - 10);
+  if (tall > 40) paper.fillText(`${size.narrow ? "" : "peak "}${peak(most)}`, size.gutter - 8, top + 36, size.gutter - 10);
   const x = placeOf(one.time[one.peak]);
   paper.fillStyle = look.ink, paper.beginPath(), paper.moveTo(x, top + 3), paper.lineTo(x - 4, top - 4), paper.lineTo(x + 4, top - 4);
   if (x >= size.gutter) paper.fill();
