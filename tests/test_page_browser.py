@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,10 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 def browser() -> Iterator[Any]:
     """One browser for all tests; where there is none they are skipped, but not where others judge by them."""
     chromium = shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None  # type: ignore[assignment, unused-ignore]
-    if not chromium or not sync_playwright:
+    if not chromium or not find_spec("playwright"):
         (pytest.fail if "CI" in os.environ else pytest.skip)("needs chromium and playwright")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield running
@@ -52,7 +51,9 @@ Opener = Callable[..., Any]
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     """Open the page of a run from disk; in the end nobody may have complained, nor asked for anything but the file."""
-    tabs, complaints, asked = [], [], []
+    tabs: list[Any] = []
+    complaints: list[str] = []
+    asked: list[str] = []
 
     def open_page(run: Trace, **options: Any) -> Any:
         file = tmp_path / f"{len(tabs)}.html"
@@ -95,8 +96,9 @@ def places(tab: Any, chosen: list[int]) -> list[dict[str, float]]:
     result: list[dict[str, float]] = tab.evaluate(
         """(bars) => {
           const { x, y } = document.querySelector("canvas").getBoundingClientRect();
-          const inWindow = ({ left, right, top, bottom }) => ({ left: left + x, right: right + x, top: top + y, bottom: bottom + y });
-          return bars.map((bar) => inWindow(cdpsim.place(bar)));
+          const place = (bar) => Object.entries(cdpsim.place(bar));
+          const inWindow = ([name, value]) => [name, value + (name === "left" || name === "right" ? x : y)];
+          return bars.map((bar) => Object.fromEntries(place(bar).map(inWindow)));
         }""",
         chosen,
     )
@@ -122,7 +124,8 @@ def picture(tab: Any) -> np.ndarray:
 
 
 def pixel(seen: np.ndarray, x: float, y: float) -> str:
-    return "#" + seen[int(y), int(x)].tobytes().hex()
+    red, green, blue = seen[int(y), int(x)].tolist()
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def inside(tab: Any, bar: int, share: float = 0.3) -> str:
@@ -324,7 +327,7 @@ def test_collectives_have_lanes_of_their_own(opened: Opener) -> None:
     assert lines[1:3] == ["all-reduce 0–2", "100 MB in 3 rounds"]
 
 
-QUERIES = {
+QUERIES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "i=1": lambda t, m: (t["micro_batch"] == 1, m["micro_batch"] == 1),
     "j=2": lambda t, m: (t["stage"] == 2, m["stage"] == 2),
     "t=1": lambda t, m: (t["step"] == 1, m["step"] == 1),
@@ -348,7 +351,8 @@ def test_search_finds_exactly_what_there_is(searched: Trace, opened: Opener) -> 
     tab = opened(searched)
     for query, wanted in QUERIES.items():
         tab.fill("#query", query)
-        expected = sum(int(found.sum()) for found in wanted(searched.tasks, searched.messages))
+        tasks, messages = wanted(searched.tasks, searched.messages)
+        expected = int(tasks.sum()) + int(messages.sum())
         assert tab.evaluate("cdpsim.hits") == expected, query
         assert tab.locator("#count").inner_text() == f"{expected} hit{'s' * (expected != 1)}"
         assert tab.locator("#query").get_attribute("aria-invalid") == str(expected == 0).lower()

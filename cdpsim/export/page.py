@@ -26,7 +26,7 @@ MOST_BARS = 4_000_000
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SQUEEZE = 4  # of 9: beyond, it takes three times as long for a tenth less
-SCRIPTS = ("page_run.js", "page_tracks.js", "page_draw.js", "page.js")
+SCRIPTS = ("page_run.js", "page_tracks.js", "page_draw.js", "page_find.js", "page.js")
 
 
 class _Rows(NamedTuple):

@@ -1,6 +1,7 @@
 // How it looks. Bars go into a picture's points directly, so that a frame's time depends on points and not on bars.
 const canvas = by("timeline"), paper = canvas.getContext("2d", { alpha: false });
 const [GREY, INK] = [8, 9]; // classes of colour after those of the palette
+const MARK = 7; // how high an update is
 const view = { from: 0, to: whole, scroll: 0, tall: 0, colouring: "micro-batch", device: devices };
 const look = {}, size = {}, frames = [];
 const classes = new Uint8Array(bars), tops = new Float64Array(rows + 1);
@@ -18,14 +19,33 @@ function colour(colouring) {
   for (let k = 0; k < bars; k++) classes[k] = COLOURINGS[colouring](k);
 }
 
-const packed = (hex) => [1, 3, 5].reduce((sum, at, k) => sum | (parseInt(hex.slice(at, at + 2), 16) << (8 * k)), 255 << 24) >>> 0;
-const blend = (a, b, part) => [0, 8, 16].reduce(
-  (sum, by) => sum | (Math.round(((a >> by) & 255) * (1 - part) + ((b >> by) & 255) * part) << by), 255 << 24) >>> 0;
+// A colour as the picture's points have it, and back; a mixture of two of them.
+const channels = (point) => [point & 255, (point >> 8) & 255, (point >> 16) & 255];
+const pointOf = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+const packed = (hex) => pointOf([1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+const hexOf = (point) => `#${channels(point).map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+function blend(a, b, part) {
+  const other = channels(b);
+  return pointOf(channels(a).map((one, k) => Math.round(one * (1 - part) + other[k] * part)));
+}
+
+function rect(colour, x, y, wide, tall) {
+  paper.fillStyle = colour, paper.fillRect(x, y, wide, tall);
+}
+function write(text, x, y, { colour = look.grey, align = "right", most } = {}) {
+  paper.font = "11px system-ui, sans-serif", paper.textBaseline = "middle";
+  paper.textAlign = align, paper.fillStyle = colour, paper.fillText(text, x, y, most);
+}
+function stroke(colour, width, from, to) {
+  paper.strokeStyle = colour, paper.lineWidth = width;
+  paper.beginPath(), paper.moveTo(...from), paper.lineTo(...to), paper.stroke();
+}
 
 // Colours as they stand in the page: of bars, of their darker or lighter bands, and of both where a search has no hit.
 function tint() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["page", "ink", "grey", "line", "lane", "accent"]) look[name] = style.getPropertyValue(`--${name}`).trim();
+  for (const name of ["page", "ink", "grey", "line", "lane", "accent"])
+    look[name] = style.getPropertyValue(`--${name}`).trim();
   look.hex = [...facts.colours, look.grey, look.ink];
   look.texts = [...facts.inks, look.page, look.page];
   look.ground = packed(look.page), look.idle = packed(look.lane), look.grid = packed(look.line);
@@ -39,11 +59,12 @@ function measure() {
   const { width, height } = canvas.getBoundingClientRect();
   const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
   Object.assign(size, { width, height, fine, gutter: narrow ? 60 : 104, overview: low ? 18 : 28, axis: 22 });
-  Object.assign(size, { memory: low ? 46 : 84, traffic: bars === tasks ? 0 : low ? 30 : 46, top: size.overview + size.axis, narrow });
-  size.bottom = height - size.memory - size.traffic - 16, size.across = width - size.gutter;
+  Object.assign(size, { memory: low ? 46 : 84, traffic: bars === tasks ? 0 : low ? 30 : 46, narrow });
+  Object.assign(size, { top: size.overview + size.axis, bottom: height - size.memory - size.traffic - 16 });
+  size.across = width - size.gutter;
   if (!view.tall) view.tall = comfortable(size.bottom - size.top);
   arrange();
-  const spare = Math.min(240, Math.max(0, size.bottom - size.top - tops[rows] - 24)); // what lanes leave is for the tracks
+  const spare = Math.min(240, Math.max(0, size.bottom - size.top - tops[rows] - 24)); // goes to the tracks
   const more = Math.round(size.traffic ? 0.35 * spare : 0);
   size.memory += Math.round(spare) - more, size.traffic += more, size.bottom -= Math.round(spare);
   [canvas.width, canvas.height] = [Math.round(width * fine), Math.round(height * fine)];
@@ -78,7 +99,8 @@ const overflow = () => Math.max(0, tops[rows] + 6 - (size.bottom - size.top));
 const timeAt = (x) => view.from + ((x - size.gutter) * (view.to - view.from)) / size.across;
 const placeOf = (time) => size.gutter + ((time - view.from) * size.across) / (view.to - view.from);
 
-// One row as a line of points, and its head and foot: backwards have a band at their foot, weight gradients at their head.
+// One row as a line of points, and its head and foot: backwards have a band at their foot, weight gradients one at
+// their head.
 function scan(row, ground, wide) {
   const across = size.image.width, each = (view.to - view.from) / across, stop = first[row + 1];
   for (const line of size.lines) line.fill(ground);
@@ -102,7 +124,7 @@ function scan(row, ground, wide) {
 }
 
 function fill(k, left, right) {
-  const shade = classes[k] + (search && search[k + 1] === search[k] ? 10 : 0);
+  const shade = classes[k] + (search && search[k + 1] === search[k] ? look.hex.length : 0);
   size.lines[0].fill(kind[k] === WEIGHTS ? look.band[shade] : look.body[shade], left, right);
   size.lines[1].fill(look.body[shade], left, right);
   size.lines[2].fill(kind[k] === BACKWARD ? look.band[shade] : look.body[shade], left, right);
@@ -110,26 +132,29 @@ function fill(k, left, right) {
 
 // Many bars on one point: the mean colour of some of them, as thin as they leave it; a hit among them is seen.
 function mix(k, next, point, cover, ground) {
-  if (search && search[next] > search[k]) return fill(reach(search, search[k] + 1, k, next) - 1, point, point + 2 * size.fine);
+  const hit = search && search[next] > search[k] ? reach(search, search[k] + 1, k, next) - 1 : -1;
+  if (hit >= 0) return fill(hit, point, point + 2 * size.fine);
   if (busy[next] === busy[k]) return fill(k, point, point + 2 * size.fine);
-  const shift = search ? 10 : 0, samples = Math.min(8, next - k);
+  const faint = search ? look.hex.length : 0, samples = Math.min(8, next - k);
+  const thick = cover >= 0.98 ? 1 : Math.max(0.35, cover);
+  const over = (sum, by) => Math.round((sum / samples) * thick + ((ground >> by) & 255) * (1 - thick)) << by;
   for (let part = 0; part < 3; part++) {
     const own = part === 0 ? WEIGHTS : part === 2 ? BACKWARD : -1;
     let [r, g, b] = [0, 0, 0];
     for (let s = 0; s < samples; s++) {
       const one = samples < 8 ? k + s : k + Math.floor(((s * 0.618034) % 1) * (next - k)); // in step with no period
-      const point = (kind[one] === own ? look.band : look.body)[classes[one] + shift];
-      r += point & 255, g += (point >> 8) & 255, b += (point >> 16) & 255;
+      const colour = (kind[one] === own ? look.band : look.body)[classes[one] + faint];
+      r += colour & 255, g += (colour >> 8) & 255, b += (colour >> 16) & 255;
     }
-    const mean = ((255 << 24) | ((b / samples) << 16) | ((g / samples) << 8) | (r / samples)) >>> 0;
-    size.lines[part][point] = cover >= 0.98 ? mean : blend(ground, mean, Math.max(0.35, cover));
+    size.lines[part][point] = ((255 << 24) | over(b, 16) | over(g, 8) | over(r, 0)) >>> 0;
   }
 }
 
 function paintRows(wide) {
   const { points, lines, fine } = size, across = size.image.width, down = size.image.height;
   points.fill(look.ground);
-  size.grid = ticks().result.map((time) => Math.round((placeOf(time) - size.gutter) * fine)).filter((x) => x >= 0 && x < across);
+  const inPoints = ticks().result.map((time) => Math.round((placeOf(time) - size.gutter) * fine));
+  size.grid = inPoints.filter((x) => x >= 0 && x < across);
   let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1);
   for (; row < rows && tops[row] < view.scroll + down / fine; row++) {
     const marks = isMarks(row), from = Math.round((tops[row] - view.scroll) * fine);
@@ -150,7 +175,8 @@ function paintMarks() {
   const { points, lines, fine } = size, across = size.image.width;
   for (const row of paintLater.splice(0)) {
     scan(row, 0, []);
-    const from = Math.round((tops[row] - view.scroll) * fine), until = from + Math.round(fine * Math.min(7, 0.5 * view.tall));
+    const from = Math.round((tops[row] - view.scroll) * fine);
+    const until = from + Math.round(fine * Math.min(MARK, 0.5 * view.tall));
     for (let y = Math.max(0, from); y < Math.min(size.image.height, until); y++)
       for (let x = 0; x < across; x++)
         if (lines[1][x]) points[y * across + x] = lines[1][x];
@@ -158,61 +184,59 @@ function paintMarks() {
   }
 }
 
-// Updates stand on the start of their time; what is wide has its name and, if stale, the paper's slash.
-function write(wide) {
-  paper.lineWidth = 1.5, paper.textAlign = "center", paper.textBaseline = "middle";
+// What is wide has its name and, if stale, the paper's slash.
+function nameBars(wide) {
   for (let n = 0; n < wide.length; n += 2) {
     const [k, row] = [wide[n], wide[n + 1]], faint = search && search[k + 1] === search[k];
     const left = Math.max(placeOf(start[k]), size.gutter), right = Math.min(placeOf(end[k]), size.width) - 1;
-    const top = size.top + tops[row] - view.scroll, tall = tallness(row);
-    paper.fillStyle = paper.strokeStyle = faint ? look.grey : look.texts[classes[k]];
-    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`, slashed = k < tasks && stale[k];
-    const named = tall >= 12 && right - left > 6.4 * text.length + (slashed ? 9 : 3);
+    const top = size.top + tops[row] - view.scroll, tall = tallness(row), slashed = k < tasks && stale[k];
+    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`;
+    const named = tall >= 13 && right - left > 6.4 * text.length + (slashed ? 9 : 3);
+    const colour = faint ? look.grey : look.texts[classes[k]];
     if (slashed && !faint && tall > 6) {
-      const rise = Math.max(4, tall - 6), y = top + (tall - rise) / 2;
-      const x = named ? right - 0.35 * rise - 1 : (left + right - 0.35 * rise) / 2;
-      paper.beginPath(), paper.moveTo(x, y + rise), paper.lineTo(x + 0.35 * rise, y), paper.stroke();
+      const rise = Math.max(4, tall - 6), y = top + (tall - rise) / 2, lean = 0.35 * rise;
+      const x = named ? right - lean - 1 : (left + right - lean) / 2;
+      stroke(colour, 1.5, [x, y + rise], [x + lean, y]);
     }
-    if (!named) continue;
-    paper.font = `${tall >= 16 ? 11 : 10}px system-ui, sans-serif`;
-    paper.fillText(text, (left + right) / 2 - (slashed ? 4 : 0), top + tall / 2 + 0.5);
+    if (named) write(text, (left + right) / 2 - (slashed ? 4 : 0), top + tall / 2 + 0.5, { colour, align: "center" });
   }
 }
 
 // The bar under the pointer; the selected one, and what it waited for, and what that waited for.
 function frame(k, colour, width) {
-  const row = rowOf(k), tall = isMarks(row) ? 7 : tallness(row), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
-  paper.lineWidth = width, paper.strokeStyle = colour;
-  paper.strokeRect(x - 1.5, y - 1.5, Math.max(placeOf(end[k]) - x, 4) + 2, tall + 3);
+  const row = rowOf(k), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
+  const wide = Math.max(placeOf(end[k]) - x, 4), tall = isMarks(row) ? MARK : tallness(row);
+  paper.lineWidth = width, paper.strokeStyle = colour, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
 }
+
 function outline(k) {
   if (pointed && pointed.bar >= 0) frame(pointed.bar, look.ink, 1);
   if (k < 0) return;
-  const middle = (one) => size.top + tops[rowOf(one)] - view.scroll + (isMarks(rowOf(one)) ? 3 : tallness(rowOf(one)) / 2);
-  paper.strokeStyle = look.ink, paper.lineWidth = 1.5;
+  const middle = (row) => size.top + tops[row] - view.scroll + (isMarks(row) ? MARK : tallness(row)) / 2;
   for (let one = k, before, left = 4; left && (before = blockerOf(one)) >= 0; one = before, left--) {
+    const from = [placeOf(end[before]), middle(rowOf(before))];
     paper.globalAlpha = left / 4;
-    paper.beginPath(), paper.moveTo(placeOf(end[before]), middle(before)), paper.lineTo(placeOf(start[one]), middle(one)), paper.stroke();
-    paper.beginPath(), paper.arc(placeOf(end[before]), middle(before), 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
+    stroke(look.ink, 1.5, from, [placeOf(start[one]), middle(rowOf(one))]);
+    paper.beginPath(), paper.arc(...from, 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
   }
   paper.globalAlpha = 1;
   frame(k, look.page, 4), frame(k, look.accent, 2);
 }
 
 function writeLanes() {
-  paper.fillStyle = look.page, paper.fillRect(0, size.top, size.gutter, size.bottom - size.top);
-  paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle";
+  rect(look.page, 0, size.top, size.gutter, size.bottom - size.top);
+  const x = size.gutter - 8, most = size.gutter - 10, letters = size.narrow ? 9 : 17;
   let last = -99;
   for (let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1); row < rows; row++) {
-    const y = size.top + tops[row] - view.scroll, middle = y + tallness(row) / 2;
+    const middle = size.top + tops[row] - view.scroll + tallness(row) / 2;
     if (middle > size.bottom - 5) break;
-    if (row === deviceRows) paper.fillStyle = look.grey, paper.fillText("links", size.gutter - 8, (last = y - 9));
-    if (isMarks(row) || (row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1])) continue;
-    if (middle - last < 12) continue;
-    paper.fillStyle = look.ink, last = middle;
-    const short = size.narrow, text = row < deviceRows ? `${short ? "" : "device "}${owner[row]}` : linkName(owner[row]);
-    const most = short ? 9 : 17;
-    paper.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, size.gutter - 8, middle, size.gutter - 10);
+    if (row === deviceRows) write("links", x, (last = size.top + tops[row] - view.scroll - 9));
+    const again = row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1];
+    if (isMarks(row) || again || middle - last < 12) continue;
+    const device = size.narrow ? `${owner[row]}` : `device ${owner[row]}`;
+    const text = row < deviceRows ? device : linkName(owner[row]);
+    write(text.length > letters ? `${text.slice(0, letters - 1)}…` : text, x, middle, { colour: look.ink, most });
+    last = middle;
   }
 }
 
@@ -220,41 +244,40 @@ function writeLanes() {
 function ticks() {
   const least = ((view.to - view.from) / size.across) * (slots ? 46 : 64), power = 10 ** Math.floor(Math.log10(least));
   const apart = Math.max([1, 2, 5, 10].find((k) => k * power >= least * 0.999) * power, slots ? 1 : 0), result = [];
-  for (let k = Math.max(0, Math.ceil(view.from / apart)); k * apart <= Math.min(view.to, whole * 1.0001); k++) result.push(k * apart);
+  const last = Math.min(view.to, whole * 1.0001);
+  for (let k = Math.max(0, Math.ceil(view.from / apart)); k * apart <= last; k++) result.push(k * apart);
   return { apart, result };
 }
 
 function writeAxis() {
-  const { apart, result } = ticks(), [scale, unit] = slots ? [1, ""] : [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]].find(
-    ([least]) => Math.max(apart * 2, view.to / 50) >= least) ?? [1e-9, "ns"];
+  const { apart, result } = ticks(), units = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
+  const large = ([one]) => Math.max(apart * 2, view.to / 50) >= one;
+  const [scale, unit] = slots ? [1, "slot"] : units.find(large) ?? units[3];
   const digits = slots ? 0 : Math.max(0, Math.min(12, Math.ceil(-Math.log10(apart / scale) - 1e-9)));
-  paper.fillStyle = look.page, paper.fillRect(0, size.overview, size.width, size.axis);
-  paper.font = "11px system-ui, sans-serif", paper.textAlign = "center", paper.textBaseline = "middle";
+  const y = size.overview + size.axis / 2;
+  rect(look.page, 0, size.overview, size.width, size.axis);
   for (const time of result) {
-    const x = Math.round(placeOf(time));
-    paper.fillStyle = look.line;
-    if (x >= size.gutter) paper.fillRect(x, size.top - 5, 1, 5);
-    const text = (time / scale).toFixed(digits), half = paper.measureText(text).width / 2;
-    paper.fillStyle = look.grey;
-    if (x + half < size.width && x - half > size.gutter - 12) paper.fillText(text, x, size.overview + size.axis / 2);
+    const x = Math.round(placeOf(time)), text = (time / scale).toFixed(digits), half = 3.3 * text.length;
+    if (x >= size.gutter) rect(look.line, x, size.top - 5, 1, 5);
+    if (x + half < size.width && x - half > size.gutter - 12) write(text, x, y, { align: "center" });
   }
-  paper.textAlign = "right", paper.fillStyle = look.grey;
-  paper.fillText(slots ? "slot" : size.narrow ? unit : `time, ${unit}`, size.gutter - 16, size.overview + size.axis / 2);
+  write(slots || size.narrow ? unit : `time, ${unit}`, size.gutter - 16, y);
 }
 
 function draw() {
   const began = performance.now(), wide = [];
   paintRows(wide);
   paper.setTransform(size.fine, 0, 0, size.fine, 0, 0);
-  paper.fillStyle = look.page, paper.fillRect(0, 0, size.width, size.height);
+  rect(look.page, 0, 0, size.width, size.height);
   paper.putImageData(size.image, Math.round(size.gutter * size.fine), Math.round(size.top * size.fine));
   paper.save(), paper.beginPath(), paper.rect(size.gutter, size.top, size.across, size.bottom - size.top), paper.clip();
-  write(wide), outline(selected), paper.restore();
+  nameBars(wide), outline(selected), paper.restore();
   drawTracks(), writeAxis(), writeLanes(), drawOverview();
-  const hidden = overflow(), shown = size.bottom - size.top;
-  paper.fillStyle = look.grey, paper.globalAlpha = 0.6;
-  if (hidden) paper.fillRect(size.width - 5, size.top + (view.scroll / (shown + hidden)) * shown, 4, Math.max(12, shown ** 2 / (shown + hidden)));
-  if (pointed) paper.fillRect(Math.round(pointed.x), size.top, 1, size.height - size.top);
+  const shown = size.bottom - size.top, all = shown + overflow();
+  paper.globalAlpha = 0.6;
+  if (overflow())
+    rect(look.grey, size.width - 5, size.top + (view.scroll / all) * shown, 4, Math.max(12, shown ** 2 / all));
+  if (pointed) rect(look.grey, Math.round(pointed.x), size.top, 1, size.height - size.top);
   paper.globalAlpha = 1;
   frames.push(performance.now() - began), frames.splice(0, frames.length - 500);
 }

@@ -11,6 +11,7 @@ const { start, end, busy } = timed();
 const whole = Math.max(times[times.length - 1], 1e-30);
 const members = facts.groups.map((group) => new Set(group));
 const [BACKWARD, WEIGHTS, UPDATE] = [1, 2, 3]; // kinds; after them come what messages carry
+const KIND_NAMES = ["forward", "backward", "weight gradient", "update", ...kinds.slice(4)];
 
 async function read(element) {
   const text = atob(element.textContent), bytes = new Uint8Array(text.length);
@@ -68,19 +69,25 @@ function engineering(value, unit, digits = 4) {
 const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 const moment = (time) => (slots ? `${+time.toFixed(2)}` : engineering(time, "s", 7));
 const duration = (time) => (slots ? count(time, "slot") : engineering(time, "s"));
-const amount = (value) => (slots ? `${+value.toFixed(2)} stage${value === 1 ? "'s" : "s'"} worth` : engineering(value, "B"));
-const interval = (from, to) => (from === to ? `at ${moment(from)}` : `${moment(from)} to ${moment(to)}, ${duration(to - from)}`);
+const worth = (value) => `${+value.toFixed(2)} ${value === 1 ? "stage's" : "stages'"} worth`;
+const amount = (value) => (slots ? worth(value) : engineering(value, "B"));
+function interval(from, to) {
+  return from === to ? `at ${moment(from)}` : `${moment(from)} to ${moment(to)}, ${duration(to - from)}`;
+}
 
 function name(k) {
-  const place = [`t=${step[k]}`, ...(micro_batch[k] < 0 ? [] : [`i=${micro_batch[k]}`]), ...(stage[k] < 0 ? [] : [`j=${stage[k]}`])];
+  const place = [`t=${step[k]}`];
+  if (micro_batch[k] >= 0) place.push(`i=${micro_batch[k]}`);
+  if (stage[k] >= 0) place.push(`j=${stage[k]}`);
   return `${kinds[kind[k]]}(${place.join(",")})`;
 }
 
 function linkName(link) {
   const { link_op, link_src, link_dst } = data, op = facts.ops[link_op[link]].replace("_", "-");
   if (!link_op[link]) return `${link_src[link]} → ${link_dst[link]}`;
-  const group = facts.groups[link_dst[link]], dense = group.at(-1) - group[0] === group.length - 1 && group.length > 2;
-  const list = dense ? `${group[0]}–${group.at(-1)}` : group.length > 8 ? `${group.slice(0, 7).join(", ")} …` : group.join(", ");
+  const group = facts.groups[link_dst[link]], dense = group.length > 2 && group.at(-1) - group[0] === group.length - 1;
+  const some = group.length > 8 ? `${group.slice(0, 7).join(", ")} …` : group.join(", ");
+  const list = dense ? `${group[0]}–${group.at(-1)}` : some;
   return `${op}${link_src[link] < 0 ? "" : ` ${link_src[link]}`} ${list}`;
 }
 
@@ -90,7 +97,8 @@ function about(k) {
   if (k >= tasks) {
     const link = owner[row], single = !data.link_op[link];
     const where = single ? `p2p, device ${data.link_src[link]} to ${data.link_dst[link]}` : linkName(link);
-    return [name(k), where, `${amount(data.sizes[data.size[k - tasks]])} in ${count(data.rounds[k - tasks], "round")}`, when, ...cause];
+    const bytes = data.sizes[data.size[k - tasks]], rounds = count(data.rounds[k - tasks], "round");
+    return [name(k), where, `${amount(bytes)} in ${rounds}`, when, ...cause];
   }
   const newest = stale[k] ? "stale: a newer one exists" : "the newest";
   const reads = kind[k] === UPDATE ? `makes version ${version[k]}` : `reads version ${version[k]}, ${newest}`;

@@ -42,8 +42,10 @@ function memoryOf(device) {
   return curve(new Float64Array(distinct).map((_, n) => times[inOrder[n]]), layers);
 }
 
-const touches = (link, device) => data.link_op[link] ? data.link_src[link] === device || members[data.link_dst[link]].has(device)
-  : data.link_src[link] === device || data.link_dst[link] === device;
+function touches(link, device) {
+  const to = data.link_dst[link];
+  return data.link_src[link] === device || (data.link_op[link] ? members[to].has(device) : to === device);
+}
 
 // Bytes per second on their way; where no message takes time, what goes at each moment.
 function trafficOf(device) {
@@ -73,7 +75,8 @@ function shares() {
   let lanes = 0;
   for (let row = 0; row < deviceRows; row++) lanes += !isMarks(row);
   for (let k = 0; k < tasks; k++) {
-    const from = Math.min(start[k] / each, across - 1), until = Math.min(end[k] / each, across), a = Math.floor(from), b = Math.floor(until);
+    const from = Math.min(start[k] / each, across - 1), until = Math.min(end[k] / each, across);
+    const a = Math.floor(from), b = Math.floor(until);
     if (a === b) { change[a] += until - from, change[a + 1] -= until - from; continue; }
     change[a] += a + 1 - from, change[a + 1] += from - a, change[b] -= 1 - (until - b), change[b + 1] -= until - b;
   }
@@ -83,52 +86,59 @@ function shares() {
 
 function drawOverview() {
   const tall = size.overview, x = (time) => size.gutter + (time / whole) * size.across;
-  paper.fillStyle = look.page, paper.fillRect(0, 0, size.width, tall);
-  paper.fillStyle = look.grey, paper.globalAlpha = 0.55;
-  share.forEach((part, k) => paper.fillRect(size.gutter + k, tall - 1 - part * (tall - 5), 1, part * (tall - 5)));
-  paper.globalAlpha = 1, paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle";
-  paper.fillText(size.narrow ? "busy" : "devices busy", size.gutter - 8, tall / 2);
+  rect(look.page, 0, 0, size.width, tall);
+  paper.globalAlpha = 0.55;
+  share.forEach((part, k) => rect(look.grey, size.gutter + k, tall - 1 - part * (tall - 5), 1, part * (tall - 5)));
+  paper.globalAlpha = 1;
+  write(size.narrow ? "busy" : "devices busy", size.gutter - 8, tall / 2);
   const left = Math.max(size.gutter, x(view.from)), right = Math.min(size.width, x(view.to));
-  paper.fillStyle = look.page, paper.globalAlpha = 0.65;
-  paper.fillRect(size.gutter, 0, left - size.gutter, tall), paper.fillRect(right, 0, size.width - right, tall);
+  paper.globalAlpha = 0.65;
+  rect(look.page, size.gutter, 0, left - size.gutter, tall), rect(look.page, right, 0, size.width - right, tall);
   paper.globalAlpha = 1, paper.strokeStyle = look.accent, paper.lineWidth = 1.5;
   paper.strokeRect(left + 0.75, 1.5, Math.max(3, right - left - 1.5), tall - 3);
 }
 
-// A curve's layers on each other, at each point the highest that falls on it.
-function drawTrack(one, colours, top, tall, title, peak, least = 0) {
-  paper.fillStyle = look.page, paper.fillRect(0, top - 8, size.width, tall + 8);
-  paper.fillStyle = look.line, paper.fillRect(0, top - 8, size.width, 1), paper.fillRect(size.gutter, top + tall - 1, size.across, 1);
-  const most = one.peak < 0 ? 0 : one.sum[one.peak], whoAt = new Int32Array(Math.ceil(size.across));
-  const each = (view.to - view.from) / size.across, many = one.sum.length;
-  for (let x = 0, k = reach(one.time, view.from, 0, many); most && x < whoAt.length; x++) {
+// For each point across, where on a curve the highest stands that falls on it; -1 where there is nothing.
+function highestAcross(one) {
+  const places = new Int32Array(Math.ceil(size.across)).fill(-1), many = one.sum.length;
+  const each = (view.to - view.from) / size.across;
+  for (let x = 0, k = reach(one.time, view.from, 0, many); x < places.length && view.from + x * each <= whole; x++) {
     const next = reach(one.time, view.from + (x + 1) * each, k, many), low = Math.max(0, k - 1);
-    whoAt[x] = view.from + x * each > whole || next === low ? -1 : highest(one, low, next), k = next;
+    if (next > low) places[x] = highest(one, low, next);
+    k = next;
   }
-  paper.fillStyle = look.line;
-  for (const x of size.grid) paper.fillRect(size.gutter + Math.round(x / size.fine), top - 7, 1, tall + 6);
-  for (let x = 0, until; most && x < whoAt.length; x = until) {
-    for (until = x + 1; until < whoAt.length && whoAt[until] === whoAt[x]; ) until++;
-    for (let layer = 0, below = 0; whoAt[x] >= 0 && layer < colours.length; layer++) {
-      const from = (below / most) * (tall - 4), to = ((below += one.layers[layer][whoAt[x]]) / most) * (tall - 4);
-      paper.fillStyle = look.hex[colours[layer]];
-      if (to > from) paper.fillRect(size.gutter + x, top + tall - 1 - to, Math.max(least, until - x), to - from);
+  return places;
+}
+
+// A curve's layers on each other; each step is at least so wide.
+function drawTrack(one, colours, top, tall, title, unit, least) {
+  rect(look.page, 0, top - 8, size.width, tall + 8);
+  rect(look.line, 0, top - 8, size.width, 1), rect(look.line, size.gutter, top + tall - 1, size.across, 1);
+  for (const x of size.grid) rect(look.line, size.gutter + Math.round(x / size.fine), top - 7, 1, tall + 6);
+  const most = one.peak < 0 ? 0 : one.sum[one.peak], places = most ? highestAcross(one) : [];
+  for (let x = 0, until; x < places.length; x = until) {
+    for (until = x + 1; until < places.length && places[until] === places[x]; ) until++;
+    for (let layer = 0, sum = 0; places[x] >= 0 && layer < colours.length; layer++) {
+      const from = (sum / most) * (tall - 4), to = ((sum += one.layers[layer][places[x]]) / most) * (tall - 4);
+      const wide = Math.max(least, until - x);
+      if (to > from) rect(look.hex[colours[layer]], size.gutter + x, top + tall - 1 - to, wide, to - from);
     }
   }
-  paper.fillStyle = look.page, paper.fillRect(0, top, size.gutter, tall);
-  paper.font = "11px system-ui, sans-serif", paper.textAlign = "right", paper.textBaseline = "middle", paper.fillStyle = look.ink;
-  paper.fillText(title, size.gutter - 8, top + 8, size.gutter - 10);
-  paper.fillStyle = look.grey, paper.fillText(view.device < devices ? `device ${view.device}` : size.narrow ? "all" : "all devices", size.gutter - 8, top + 22, size.gutter - 10);
-  if (!most) return paper.textAlign = "left", paper.fillText("nothing", size.gutter + 8, top + tall / 2);
-  if (tall > 40) paper.fillText(`${size.narrow ? "" : "peak "}${peak(most)}`, size.gutter - 8, top + 36, size.gutter - 10);
+  rect(look.page, 0, top, size.gutter, tall);
+  const edge = size.gutter - 8, whose = view.device < devices ? `device ${view.device}` : "all devices";
+  write(title, edge, top + 8, { colour: look.ink });
+  write(size.narrow ? whose.replace(" devices", "") : whose, edge, top + 22);
+  if (!most) return write("nothing", size.gutter + 8, top + tall / 2, { align: "left" });
+  const peak = slots ? (+most.toFixed(2)).toLocaleString("en") : engineering(most, unit, 3);
+  if (tall > 40) write(size.narrow ? peak : `peak ${peak}`, edge, top + 36, { most: size.gutter - 10 });
   const x = placeOf(one.time[one.peak]);
-  paper.fillStyle = look.ink, paper.beginPath(), paper.moveTo(x, top + 3), paper.lineTo(x - 4, top - 4), paper.lineTo(x + 4, top - 4);
+  paper.fillStyle = look.ink;
+  paper.beginPath(), paper.moveTo(x, top + 3), paper.lineTo(x - 4, top - 4), paper.lineTo(x + 4, top - 4);
   if (x >= size.gutter) paper.fill();
 }
 
 function drawTracks() {
-  const { memory: tall, traffic: low, height } = size, rate = traffic.lasting ? "B/s" : "B";
-  const written = (unit) => (value) => (slots ? (+value.toFixed(2)).toLocaleString("en") : engineering(value, unit, 3));
-  drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", written("B"));
-  if (low) drawTrack(traffic, [GREY], height - low, low, traffic.lasting ? "traffic" : "sent", written(rate), 2);
+  const { memory: tall, traffic: low } = size, unit = traffic.lasting ? "B/s" : "B";
+  drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", "B", 1);
+  if (low) drawTrack(traffic, [GREY], size.height - low, low, traffic.lasting ? "traffic" : "sent", unit, 2);
 }
