@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import zlib
 from base64 import b64decode, b64encode
 from html.parser import HTMLParser
@@ -207,7 +210,36 @@ def test_what_a_bar_waited_for_is_what_the_program_says() -> None:
 
 
 def test_same_run_same_bytes() -> None:
-    assert b"".join(page(simulate("mp-cdp", 4))) == b"".join(page(simulate("mp-cdp", 4)))
+    """Whatever the hash seed."""
+    program = (
+        "import sys, cdpsim; from cdpsim.export.page import page; "
+        "sys.stdout.buffer.writelines(page(cdpsim.simulate('zero-dp', 3)))"
+    )
+    run = [sys.executable, "-c", program]
+    seeds = (os.environ | {"PYTHONHASHSEED": seed} for seed in "12")
+    first, second = (subprocess.run(run, capture_output=True, check=True, env=seed).stdout for seed in seeds)
+    assert first == second == b"".join(page(simulate("zero-dp", 3)))
+
+
+def test_a_micro_batch_keeps_its_lane() -> None:
+    """On one device, whose micro-batches are always in work once they have begun."""
+    said = read(simulate("single-cdp", 4))
+    lanes = [{int(said.columns["micro_batch"][k]) for k in bars} for bars in said.rows]
+    assert lanes == [{-1}, {0}, {1}, {2}, {3}]
+
+
+def test_a_summary_that_somebody_else_wrote() -> None:
+    run = simulate("multi-dp", 2)
+    run.__dict__["_summary"] = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
+    said = read(run)
+    assert (said.facts["title"], said.facts["summary"]) == ("trace", {})
+
+
+def test_a_device_of_an_absurd_number_is_refused() -> None:
+    run = simulate("multi-dp", 2)
+    run.memory["device"][-1] = 2**30
+    with pytest.raises(RequestError, match="devices are more than the 4,000,000"):
+        page(run)
 
 
 def test_only_its_own_script_and_style_may_run() -> None:
@@ -293,8 +325,10 @@ def test_one_task() -> None:
 
 def test_nothing_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulate("multi-cdp", 2)
-    monkeypatch.setattr(module, "MOST_BARS", 10)
-    with pytest.raises(RequestError, match="more than the 10 that a browser can hold; take fewer steps"):
+    monkeypatch.setattr(module, "MOST", 10)
+    with pytest.raises(
+        RequestError, match="tasks and messages are more than the 10 that it can hold; take fewer steps"
+    ):
         page(run)
     run.__dict__["tasks"] = {name: column[:0] for name, column in run.tasks.items()}
     with pytest.raises(RequestError, match="has no tasks"):

@@ -159,11 +159,10 @@ def key(tab: Any, *names: str) -> None:
         tab.keyboard.press(name)
 
 
-@pytest.mark.parametrize("costs", ["unit", "real"])
-def test_every_schedule_opens(costs: str, opened: Opener) -> None:
-    options: dict[str, Any] = {"n": 3} if costs == "unit" else {"model": MODEL, "cluster": BOX}
-    for name in SCHEDULES:
-        run = simulate(name, **options)
+def test_every_schedule_opens(opened: Opener) -> None:
+    """Under unit costs and real ones in turn."""
+    for k, name in enumerate(SCHEDULES):
+        run = simulate(name, 3) if k % 2 else simulate(name, model=MODEL, cluster=BOX)
         tab = opened(run)
         assert tab.evaluate("cdpsim.bars") == len(run.tasks["start"]) + len(run.messages["start"])
         assert tab.title().startswith(f"{name}, n = 3")

@@ -10,6 +10,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from cdpsim.errors import RequestError
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.trace import Columns, Trace
 
-MOST_BARS = 4_000_000
+MOST = 4_000_000  # a browser has about 50 bytes for each
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SQUEEZE = 4  # of 9: beyond, it takes three times as long for a tenth less
@@ -42,12 +43,14 @@ def page(trace: Trace) -> Iterator[bytes]:
     """Give an HTML file that shows a run, some bytes at a time."""
     scene.refuse_empty(trace)
     bars = trace.run.program.nodes if trace.run else len(trace.tasks["start"]) + len(trace.messages["start"])
-    if bars > MOST_BARS:
-        raise RequestError(
-            "page",
-            f"{bars:,} tasks and messages are more than the {MOST_BARS:,} that a browser can hold; take fewer steps",
-        )
+    for many, what in ((bars, "tasks and messages"), (_devices(trace), "devices")):
+        if many > MOST:
+            raise RequestError("page", f"{many:,} {what} are more than the {MOST:,} that it can hold; take fewer steps")
     return _written(trace)
+
+
+def _devices(trace: Trace) -> int:
+    return 1 + max(int(table["device"].max(initial=0)) for table in (trace.tasks, trace.memory))
 
 
 def _written(trace: Trace) -> Iterator[bytes]:
@@ -93,7 +96,7 @@ def _squeezed(columns: Columns) -> Iterator[bytes]:
 def _columns(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The columns that the page reads, in the smallest types that hold them, and what else it is told."""
     tasks, messages, memory = trace.tasks, trace.messages, trace.memory
-    devices = 1 + max(int(table["device"].max(initial=0)) for table in (tasks, memory))
+    devices = _devices(trace)
     links, link_columns, groups = _links(messages)
     upper = _device_rows(tasks, devices)
     lower = _rows(links, scene.lanes(links, messages["start"], messages["end"]), messages, np.unique(links))
@@ -260,7 +263,7 @@ def _summed(trace: Trace) -> dict[str, Any]:
     """A line of figures, as far as the summary has them."""
     summary: Mapping[str, Any] = trace.summary()
     kept = {name: summary.get(name) for name in ("makespan", "period", "bubble", "mean_staleness")}
-    return {"summary": {name: value for name, value in kept.items() if isinstance(value, int | float)}}
+    return {"summary": {name: float(n) for name, n in kept.items() if isinstance(n, int | float) and isfinite(n)}}
 
 
 def _drawn() -> dict[str, Any]:

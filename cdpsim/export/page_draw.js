@@ -57,9 +57,9 @@ function tint() {
 // Where everything stands, in CSS pixels.
 function measure() {
   const { width, height } = canvas.getBoundingClientRect();
-  const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 420;
+  const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 340;
   Object.assign(size, { width, height, fine, gutter: narrow ? 60 : 104, overview: low ? 18 : 28, axis: 22 });
-  Object.assign(size, { memory: low ? 46 : 84, traffic: bars === tasks ? 0 : low ? 30 : 46, narrow });
+  Object.assign(size, { memory: low ? 38 : 84, traffic: bars === tasks ? 0 : low ? 28 : 46, narrow });
   Object.assign(size, { top: size.overview + size.axis, bottom: height - size.memory - size.traffic - 16 });
   size.across = width - size.gutter;
   if (!view.tall) view.tall = comfortable(size.bottom - size.top);
@@ -155,7 +155,7 @@ function paintRows(wide) {
   points.fill(look.ground);
   const inPoints = ticks().result.map((time) => Math.round((placeOf(time) - size.gutter) * fine));
   size.grid = inPoints.filter((x) => x >= 0 && x < across);
-  let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1);
+  let row = Math.max(0, reach(tops, view.scroll - view.tall - 9, 0, rows) - 1);
   for (; row < rows && tops[row] < view.scroll + down / fine; row++) {
     const marks = isMarks(row), from = Math.round((tops[row] - view.scroll) * fine);
     const until = Math.round((tops[row] - view.scroll + tallness(row)) * fine);
@@ -172,7 +172,7 @@ function paintRows(wide) {
 // Updates take no time: ticks at the top of their device's first lane.
 const paintLater = [];
 function paintMarks() {
-  const { points, lines, fine } = size, across = size.image.width;
+  const { points, lines, fine } = size, across = size.image.width, edge = Math.round(fine);
   for (const row of paintLater.splice(0)) {
     scan(row, 0, []);
     const from = Math.round((tops[row] - view.scroll) * fine);
@@ -180,7 +180,7 @@ function paintMarks() {
     for (let y = Math.max(0, from); y < Math.min(size.image.height, until); y++)
       for (let x = 0; x < across; x++)
         if (lines[1][x]) points[y * across + x] = lines[1][x];
-        else if (lines[1][x - fine] || lines[1][x + fine]) points[y * across + x] = look.ground; // seen on any colour
+        else if (lines[1][x - edge] || lines[1][x + edge]) points[y * across + x] = look.ground; // seen on any colour
   }
 }
 
