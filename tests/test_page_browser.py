@@ -309,6 +309,18 @@ def test_hovering_tells_updates_idle_times_and_messages(opened: Opener) -> None:
     assert tip_at(tab, 5, middle) == []
 
 
+def test_updates_are_marks_of_full_strength(opened: Opener) -> None:
+    """Whatever the fractions of seconds at which they stand."""
+    run = simulate("zero-dp", model=MODEL, cluster=BOX)
+    tab = opened(run)
+    marks = [k for name, some in bars(tab).items() if name.startswith("U") for k in some]
+    assert len(marks) == (run.tasks["kind"] == "U").sum()
+    seen = picture(tab)
+    assert (
+        len({pixel(seen, edges["left"], edges["top"] + 2) for edges in places(tab, marks)} - set(palette.COLOURS)) == 1
+    )
+
+
 def test_idle_says_who_is_waited_for(opened: Opener) -> None:
     tab = opened(simulate("zero-dp", model=MODEL, cluster=BOX))
     lane = place(tab, bars(tab)["F(t=0,i=0,j=0)"][0])

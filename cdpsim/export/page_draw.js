@@ -232,9 +232,9 @@ function writeLanes() {
     if (middle > size.bottom - 5) break;
     if (row === deviceRows) write("links", x, (last = size.top + tops[row] - view.scroll - 9));
     const again = row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1];
-    if (isMarks(row) || again || middle - last < 12) continue;
+    if (isMarks(row) || again || middle - last < 12 || middle < size.top + 5) continue;
     const device = size.narrow ? `${owner[row]}` : `device ${owner[row]}`;
-    const text = row < deviceRows ? device : linkName(owner[row]);
+    const text = row < deviceRows ? device : linkName(owner[row], size.narrow);
     write(text.length > letters ? `${text.slice(0, letters - 1)}…` : text, x, middle, { colour: look.ink, most });
     last = middle;
   }

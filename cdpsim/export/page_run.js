@@ -37,7 +37,7 @@ function timed() {
     for (let k = first[row], at = 0; k < first[row + 1]; k++) {
       start[k] = times[(at += gap[k])];
       end[k] = times[(at += length[k])];
-      busy[k + 1] = busy[k] + end[k] - start[k];
+      busy[k + 1] = busy[k] + (end[k] - start[k]); // of what takes no time exactly nothing
     }
   return { start, end, busy };
 }
@@ -82,13 +82,14 @@ function name(k) {
   return `${kinds[kind[k]]}(${place.join(",")})`;
 }
 
-function linkName(link) {
-  const { link_op, link_src, link_dst } = data, op = facts.ops[link_op[link]].replace("_", "-");
-  if (!link_op[link]) return `${link_src[link]} → ${link_dst[link]}`;
+function linkName(link, short = false) {
+  const { link_op, link_src, link_dst } = data, op = facts.ops[link_op[link]].replace("_", "-"), root = link_src[link];
+  if (!link_op[link]) return `${root} → ${link_dst[link]}`;
   const group = facts.groups[link_dst[link]], dense = group.length > 2 && group.at(-1) - group[0] === group.length - 1;
   const some = group.length > 8 ? `${group.slice(0, 7).join(", ")} …` : group.join(", ");
   const list = dense ? `${group[0]}–${group.at(-1)}` : some;
-  return `${op}${link_src[link] < 0 ? "" : ` ${link_src[link]}`} ${list}`;
+  if (short) return root < 0 ? `↔ ${list}` : op === "broadcast" ? `${root} → ${list}` : `${list} → ${root}`;
+  return root < 0 ? `${op} ${list}` : `${op} ${root}, ${list}`;
 }
 
 function about(k) {
