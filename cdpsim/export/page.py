@@ -23,7 +23,7 @@ from cdpsim.errors import RequestError
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.trace import Columns, Trace
 
-MOST = 4_000_000  # a browser has about 50 bytes for each
+MOST = 4_000_000  # a browser needs about 50 bytes for each
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SQUEEZE = 4  # of 9: beyond, it takes three times as long for a tenth less
