@@ -1,5 +1,6 @@
 // Curves: at each time the layers of a sum, the sum, and the place of the largest sum of each block of them.
 const BLOCK = 64;
+const SEAM = 0.5; // by which steps lie on each other: where points are fractions of pixels, gaps would show
 function curve(time, layers) {
   const sum = new Float64Array(time.length), tops = [];
   for (const layer of layers) for (let k = 0; k < sum.length; k++) sum[k] += layer[k];
@@ -87,9 +88,8 @@ function shares() {
 function drawOverview() {
   const tall = size.overview, x = (time) => size.gutter + (time / whole) * size.across;
   rect(look.page, 0, 0, size.width, tall);
-  paper.globalAlpha = 0.55;
-  share.forEach((part, k) => rect(look.grey, size.gutter + k, tall - 1 - part * (tall - 5), 1, part * (tall - 5)));
-  paper.globalAlpha = 1;
+  const thin = hexOf(blend(look.ground, packed(look.grey), 0.55)), high = tall - 5;
+  share.forEach((part, k) => rect(thin, size.gutter + k, tall - 1 - part * high, 1 + SEAM, part * high));
   write(size.narrow ? "busy" : "devices busy", size.gutter - 8, tall / 2);
   const left = Math.max(size.gutter, x(view.from)), right = Math.min(size.width, x(view.to));
   paper.globalAlpha = 0.65;
@@ -120,7 +120,7 @@ function drawTrack(one, colours, top, tall, title, unit, least) {
     for (until = x + 1; until < places.length && places[until] === places[x]; ) until++;
     for (let layer = 0, sum = 0; places[x] >= 0 && layer < colours.length; layer++) {
       const from = (sum / most) * (tall - 4), to = ((sum += one.layers[layer][places[x]]) / most) * (tall - 4);
-      const wide = Math.max(least, until - x);
+      const wide = Math.max(least, until - x + SEAM);
       if (to > from) rect(look.hex[colours[layer]], size.gutter + x, top + tall - 1 - to, wide, to - from);
     }
   }
