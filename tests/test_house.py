@@ -28,6 +28,7 @@ DRAWN = """
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
     draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves draw
+    export.page export
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__

@@ -1,6 +1,5 @@
 """The HTML file in a real browser: what is seen, said and done, offline and without a complaint."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from cdpsim.draw import palette
 from cdpsim.export.page import page
 from cdpsim.program import Content, Kind
 from cdpsim.trace import Trace
+from tests.conftest import need
 from tests.test_page import HOSTILE
 
 MODEL = Model(
@@ -35,8 +35,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 def browser() -> Iterator[Any]:
     """One browser for all tests; where there is none they are skipped, but not where others judge by them."""
     chromium = shutil.which("chromium")
-    if not chromium or not find_spec("playwright"):
-        (pytest.fail if "CI" in os.environ else pytest.skip)("needs chromium and playwright")
+    need(chromium and find_spec("playwright"), "chromium and playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:

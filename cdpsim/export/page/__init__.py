@@ -27,7 +27,7 @@ MOST = 4_000_000  # a browser needs about 50 bytes for each
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SQUEEZE = 4  # of 9: beyond, it takes three times as long for a tenth less
-SCRIPTS = ("page_run.js", "page_tracks.js", "page_draw.js", "page_find.js", "page.js")
+SCRIPTS = ("run.js", "tracks.js", "draw.js", "find.js", "controls.js")
 
 
 class _Rows(NamedTuple):
@@ -75,7 +75,7 @@ def _written(trace: Trace) -> Iterator[bytes]:
 
 
 def _text(name: str) -> str:
-    return files("cdpsim.export").joinpath(name).read_text("utf-8")
+    return files("cdpsim.export.page").joinpath(name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:
