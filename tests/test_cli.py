@@ -8,6 +8,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -789,7 +790,10 @@ def test_shared_parameters_change_the_rows_of_one_device(command: Command) -> No
     assert differing == ["single-dp", "single-cdp"]
 
 
-@pytest.mark.parametrize("name", ["", "schedules", "table1", "simulate"])
+COMMANDS = ("schedules", "table1", "simulate", "pyramid", "timeline", "figure", "snapshot", "plot")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_teaches_within_a_terminals_width(name: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option says its default or what it is for, and examples are there to copy."""
     monkeypatch.setenv("COLUMNS", "90")
@@ -809,13 +813,13 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     columns = [re.split(r" {8,}", line.strip()) for line in shown.partition("box.toml\n  [[")[2].splitlines()]
     (here / "toy.toml").write_text("\n".join(["[[" + columns[0][0], *(line[0] for line in columns[1:])]))
     (here / "box.toml").write_text("\n".join(line[1] for line in columns if len(line) == 2))
-    shown += command("table1", "--help").out + command("pyramid", "--help").out
+    shown += "".join(command(name, "--help").out for name in COMMANDS if name != "simulate")
     examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help").out, re.MULTILINE)
-    assert len(examples) == 14
+    assert len(examples) == 29
     for example in examples:
-        forced = ["--force"] if example.startswith("simulate") and "--force" not in example else []
-        assert command(*example.split(), *forced).code == 0, example
+        forced = ["--force"] if "-o" in example.split() and "--force" not in example else []
+        assert command(*shlex.split(example), *forced).code == 0, example
 
 
 def test_the_toy_files_of_the_tests_are_served(command: Command, here: Path) -> None:
