@@ -1,6 +1,7 @@
 """What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,11 @@ def title(trace: Trace) -> str:
 def names(trace: Trace) -> list[str]:
     """What a trace is of: its schedule, size and rule, and the names of its model and cluster, as they were given."""
     recorded = trace.summary().get("request")
-    request = recorded if isinstance(recorded, dict) else {}
+    return described(recorded if isinstance(recorded, dict) else {})
+
+
+def described(request: Mapping[str, Any]) -> list[str]:
+    """What a request asked for: a schedule, its size and rule, and the names of a model and a cluster."""
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
