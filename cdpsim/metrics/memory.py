@@ -42,16 +42,6 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
     return key[first[rows]], time[first[rows]], np.cumsum(net)[rows]
 
 
-def _by_slot(key: Ints, begin: Times, end: Times, size: Ints, keys: int, span: int) -> tuple[Ints, Times, Ints]:
-    """Do what `step_function` does without sorting, where times are whole and each key has room for every one."""
-    at = key.astype(np.int64) * span
-    change = np.bincount(at + begin, weights=size, minlength=keys * span)
-    change -= np.bincount(at + end, weights=size, minlength=keys * span)
-    rows = np.flatnonzero(change)
-    time, total = rows % span, np.cumsum(change[rows]).astype(np.int64)
-    return (rows // span).astype(key.dtype), time.astype(begin.dtype), total
-
-
 def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
     """What all buffers of the same key hold together: (key, time, size) from each time on."""
     buffers = program.buffers
@@ -62,8 +52,6 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
     whole = end.dtype.kind == "i"
     fits = whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31
     swift = compiled() if fits else None
-    if fits and not swift:
-        return _by_slot(key, *held(buffers, start, end), buffers.size, keys, span)
     if swift:
         finish = swift.times_of(buffers.end, start, end)
         np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
