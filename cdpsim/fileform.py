@@ -46,8 +46,8 @@ else:
     Speed = _quantity(units.speed, "FLOPS")
     Bandwidth = _quantity(units.bandwidth, "B/s")
 
-# One line that every encoding can write: no control characters, no halves of surrogate pairs.
-Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z")]
+# Whatever somebody may call it, as long as UTF-8 can write it: who shows a name makes one short line of it.
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

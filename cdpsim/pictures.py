@@ -55,6 +55,10 @@ def check_timeline(
     if dependencies and (style == "paper" or ending in EXPORTS):
         raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
     check_writable(path, force=force)
+    if ending == ".pftrace":
+        from cdpsim.export import protobuf
+
+        protobuf.messages()
 
 
 def check_picture(path: str | Path, *, force: bool = False) -> None:

@@ -14,12 +14,14 @@ from cdpsim import cli
 settings.register_profile("cdpsim", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("cdpsim")
 
+ALL = "CDPSIM_TEST_ALL"
+
 
 def need(present: object, what: str) -> None:
     """Skip where what a test needs is missing, but fail where everything has to be tested (CI says so)."""
     if not present:
-        if "CDPSIM_TEST_ALL" in os.environ:
-            pytest.fail(f"{what} is missing, and CDPSIM_TEST_ALL is set")
+        if ALL in os.environ:
+            pytest.fail(f"{what} is missing, and {ALL} is set")
         pytest.skip(f"needs {what}")
 
 

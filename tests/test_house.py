@@ -28,14 +28,14 @@ DRAWN = """
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
     draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves draw
-    export.page export
+    export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
     commands.options commands.tables commands.runs commands.pictures commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()
 # What takes long to import, and what imports it when asked to.
-HEAVY = {"torch", "matplotlib", "networkx", "numba"}
+HEAVY = {"torch", "matplotlib", "networkx", "numba", "perfetto"}
 IMPORTED_LATE = {"compiled": {"numba"}}
 
 

@@ -181,7 +181,7 @@ def stages(draw: st.DrawFn) -> Stage:
 
 
 RUNS = st.lists(st.builds(lambda stage, times: (stage,) * times, stages(), st.integers(1, 3)), min_size=1, max_size=5)
-NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(RUNS, NAMES, st.sampled_from(["toml", "json", "TOML"]))
@@ -219,9 +219,8 @@ LAST = "$.stages[1]"
         ),
         ({"is_unit": True} | _stage(), "$: unknown field 'is_unit'; "),
         ({"name": 3} | _stage(), "$.name: expected `str`, got `int`"),
-        ({"name": "a\nb"} | _stage(), "$.name: expected `str` matching regex"),
         ({"name": "\ud800"} | _stage(), "$.name: expected `str` matching regex"),
-        ({"name": "x" * 201} | _stage(), "$.name: expected `str` of length <= 200"),
+        ({"name": "x" * 65537} | _stage(), "$.name: expected `str` of length <= 65536"),
         (_stage(forward=0), f"{LAST}.forward: 0: not between 1e-30 and 1e+09 s; write for example '5 us'"),
         (_stage(forward=True), f"{LAST}.forward: true: not a time; write for example '5 us'"),
         (_stage(forward=float("nan")), f"{LAST}.forward: nan: not between"),

@@ -27,10 +27,11 @@ from cdpsim.export.protobuf import protobuf
 from cdpsim.export.tracks import _ranks, in_order, nanoseconds
 from cdpsim.program import Edge
 from cdpsim.trace import Trace, load
+from tests.conftest import ALL
 from tests.strategies import requests
 from tests.trace_processor import FAULTS, TraceProcessor, query, started
 
-if importlib.util.find_spec("perfetto") is None and "CI" not in os.environ:
+if importlib.util.find_spec("perfetto") is None and ALL not in os.environ:
     pytest.skip("perfetto is not installed", allow_module_level=True)
 
 FORMS: dict[str, Callable[[Trace], Iterator[bytes]]] = {"json": chrome, "pftrace": protobuf}
@@ -444,13 +445,13 @@ def test_rows_are_sorted_by_keys_of_any_size() -> None:
         assert order.tolist() == sorted(range(len(key)), key=lambda k: key[k])
 
 
-def test_without_node_the_check_is_skipped_and_fails_on_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_node_the_check_is_skipped_or_fails_where_all_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="the trace processor needs node"):
+    monkeypatch.delenv(ALL, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="needs node"):
         started()
-    monkeypatch.setenv("CI", "1")
-    with pytest.raises(pytest.fail.Exception, match="the trace processor needs node"):
+    monkeypatch.setenv(ALL, "1")
+    with pytest.raises(pytest.fail.Exception, match="node is missing"):
         started()
 
 

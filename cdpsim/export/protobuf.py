@@ -26,12 +26,17 @@ def protobuf(trace: Trace) -> Iterator[bytes]:
     if events > MOST_EVENTS:
         problem = f"has {events:,} events for .pftrace, which takes {MOST_EVENTS:,} at most"
         raise RequestError("trace", f"{problem}; write a .json file, or give fewer --steps")
+    return _serialized(messages(), trace, tracks(trace), counters(trace))
+
+
+def messages() -> Any:
+    """Give Perfetto's own definitions of what a file consists of; refuse where the extra is not installed."""
     try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError:
         problem = "is not installed; pip install 'cdpsim[perfetto]', or write a .json file"
         raise RequestError("perfetto", problem) from None
-    return _serialized(perfetto, trace, tracks(trace), counters(trace))
+    return perfetto_trace_pb2
 
 
 def _serialized(perfetto: Any, trace: Trace, shown: Tracks, held: Counters) -> Iterator[bytes]:
