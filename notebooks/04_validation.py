@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -29,15 +31,15 @@ from fractions import Fraction
 
 from IPython.display import Image
 
+from cdpsim.draw import canvas
 from validation.replay.case import Case, profiled
 from validation.report import command as report
-from validation.report import pictures
 from validation.trial.hold import Alone, hold
 
 
 def shown(found: list[report.Found]) -> Image:
     """Draw reports."""
-    return Image(pictures.rendered(report.figure(found), "figure.png"), width=1100)
+    return Image(canvas.rendered(report.figure(found), "figure.png"), width=1100)
 
 
 # %% [markdown]

@@ -71,7 +71,12 @@ class Picture(NamedTuple):
 
 def drawn(figure: Figure) -> Picture:
     """Render a figure as SVG and read it back."""
-    root = ElementTree.fromstring(canvas.rendered(figure, "picture.svg"))
+    return read(canvas.rendered(figure, "picture.svg"))
+
+
+def read(svg: bytes) -> Picture:
+    """What an SVG shows."""
+    root = ElementTree.fromstring(svg)
     width, height = (float(size) for size in root.attrib["viewBox"].split()[2:])
     names = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     assert len(names) == len(set(names)), "ids are unique"

@@ -16,7 +16,7 @@ from cdpsim.draw.paper.shown import synchronisations
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.trace import MESSAGES, Trace, load
-from tests.drawn import Picture, Shape, drawn
+from tests.drawn import Picture, Shape, drawn, read
 from tests.reference import CYCLIC, SCHEDULES, Reference
 
 HOSTILE = "</script><b>\n\x07'\"& $x^$ " + "long" * 2500
@@ -340,3 +340,9 @@ def test_hostile_names_come_out_escaped_and_short() -> None:
         assert b"<script" not in canvas.rendered(figure, "picture.svg")
         for ending in (".pdf", ".png"):
             assert canvas.rendered(figure, f"picture{ending}")
+
+
+def test_the_readme_s_picture_is_what_the_command_draws() -> None:
+    """Marks, colours, places and words."""
+    shown = Path(__file__).parent.parent / "notebooks" / "figure1.svg"
+    assert read(shown.read_bytes()) == drawn(figure_1())
