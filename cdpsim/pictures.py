@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import check_writable, write_file
+from cdpsim.progress import ticker
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ def timeline(
     if style == "gantt" or dependencies or not (style or trace.in_slots):
         from cdpsim.draw.gantt import gantt
 
-        _write(gantt(trace, dependencies=dependencies), path, force)
+        _write(lambda: gantt(trace, dependencies=dependencies), path, force)
     else:
         from cdpsim.draw.paper import paper
 
-        _write(paper([trace]), path, force)
+        _write(lambda: paper([trace]), path, force)
 
 
 def check_timeline(
@@ -78,20 +79,18 @@ def figure(
 ) -> None:
     """Draw the paper's Fig. 1 (timelines of DP, CDP-v1 and CDP-v2) or 2 (devices at one slot) for any n."""
     number = choose("figure", str(number), FIGURES)
-    taken = {"1": slot, "2": steps}[number]
-    if taken is not None:
-        raise RequestError(
-            {"1": "slot", "2": "steps"}[number], f"figure {number} does not take this option; leave it out"
-        )
+    for option, value, takes in (("steps", steps, "1"), ("slot", slot, "2")):
+        if value is not None and number != takes:
+            raise RequestError(option, f"figure {number} does not take this option; leave it out")
     check_picture(path, force=force)
     if number == "1":
         from cdpsim.draw.paper import figure_1
 
-        _write(figure_1(n) if steps is None else figure_1(n, steps=steps), path, force)
+        _write(lambda: figure_1(n) if steps is None else figure_1(n, steps=steps), path, force)
     else:
         from cdpsim.draw.snapshot import figure_2
 
-        _write(figure_2(n, slot=slot), path, force)
+        _write(lambda: figure_2(n, slot=slot), path, force)
 
 
 def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:
@@ -99,7 +98,7 @@ def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False
     from cdpsim.draw import snapshot as drawing
 
     check_picture(path, force=force)
-    _write(drawing.snapshot(trace, slot), path, force)
+    _write(lambda: drawing.snapshot(trace, slot), path, force)
 
 
 def plot(what: str, traces: Sequence[Trace], path: str | Path, *, force: bool = False) -> None:
@@ -109,7 +108,8 @@ def plot(what: str, traces: Sequence[Trace], path: str | Path, *, force: bool = 
     check_picture(path, force=force)
     draw: dict[str, Callable[[Sequence[Trace]], Figure]]
     draw = {"memory": curves.memory, "traffic": curves.traffic, "versions": curves.versions}
-    _write(draw[choose("plot", what, PLOTS)](traces), path, force)
+    chosen = draw[choose("plot", what, PLOTS)]
+    _write(lambda: chosen(traces), path, force)
 
 
 def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:
@@ -126,5 +126,9 @@ def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:
     return protobuf
 
 
-def _write(drawn: "Figure", path: str | Path, force: bool) -> None:
+def _write(draw: Callable[[], "Figure"], path: str | Path, force: bool) -> None:
+    done = ticker(2, "draw")
+    drawn = draw()
+    done(1)
     write_file(path, [canvas.rendered(drawn, path)], force=force)
+    done(0)

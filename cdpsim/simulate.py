@@ -1,5 +1,6 @@
 """The front door: names and files in, trace out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,14 @@ def reopen(directory: str | Path) -> Trace:
     """
     loaded = load(directory)
     try:
-        again = simulate(**_asked(loaded.summary()["request"]), ignore_memory=True)
+        again = simulate(**_asked(loaded.request), ignore_memory=True)
     except (ValueError, TypeError, KeyError, AttributeError):  # nobody has checked this request: it may be anything
         return loaded
     same = all(_equal(getattr(loaded, table), getattr(again, table)) for table in TABLES)
     return again if same else loaded
 
 
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
+def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of `simulate` that a recorded request stands for."""
     asked = {name: request[name] for name in ("schedule", "n", "m", "steps", "prefetch", "collective", "seed")}
     if request["slot_order"] != SLOT_ORDERS[0]:

@@ -115,6 +115,12 @@ class Trace:
         return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
 
     @property
+    def request(self) -> Mapping[str, Any]:
+        """What was asked for; of a loaded trace anything that its file says, or nothing."""
+        asked = self._summary.get("request") if self.run is None else self.run.request
+        return asked if isinstance(asked, Mapping) else {}
+
+    @property
     def in_slots(self) -> bool:
         """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
         return bool(self.tasks["start"].dtype.kind == "i")

@@ -178,7 +178,9 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(real: bool, tmp_p
     first = saved(trace(), tmp_path / "trace")
     first.summary()["request"]["schedule"] = HOSTILE
     second = trace()
-    second.summary()["request"]["schedule"] = HOSTILE
+    assert second.run is not None
+    assert isinstance(second.run.request, dict)
+    second.run.request["schedule"] = HOSTILE
     assert rendered(traffic([first]), "a.svg") == rendered(traffic([second]), "a.svg")
 
 

@@ -230,6 +230,8 @@ def test_a_micro_batch_keeps_its_lane() -> None:
 
 def test_a_summary_that_somebody_else_wrote() -> None:
     run = simulate("multi-dp", 2)
+    assert all(len(columns) for columns in (run.tasks, run.messages, run.memory))  # as if they had been loaded
+    run.run = None
     run.__dict__["_summary"] = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
     said = read(run)
     assert (said.facts["title"], said.facts["summary"]) == ("trace", {})

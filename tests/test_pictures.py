@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -115,7 +116,6 @@ REFUSALS = {
     "timeline idle -o x.svg": ["trace: has no tasks"],
     "timeline idle -o x.html": ["trace: has no tasks"],
     "timeline idle -o x.json": ["trace: has no tasks"],
-    "timeline idle -o x.pftrace": ["trace: has no tasks"],
     "timeline idle --style gantt -o x.pdf": ["trace: has no tasks"],
     "snapshot idle --slot 0 -o x.pdf": ["trace: has no tasks"],
     "plot memory idle -o x.pdf": ["trace: has no tasks"],
@@ -158,6 +158,16 @@ def folders(here: Path) -> Path:
 @pytest.mark.parametrize("line", REFUSALS)
 def test_what_cannot_be_drawn_is_one_line(line: str, command: Command, folders: Path) -> None:
     refuse(command, folders, line, *REFUSALS[line])
+
+
+def test_what_needs_an_extra_says_so(command: Command, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
+    refuse(command, folders, "timeline multi-cdp -n 2 -o x.pftrace", "pip install 'cdpsim[perfetto]', or write a .json")
+
+
+def test_with_the_extra_an_idle_trace_is_refused_too(command: Command, folders: Path) -> None:
+    pytest.importorskip("perfetto")
+    refuse(command, folders, "timeline idle -o x.pftrace", "trace: has no tasks")
 
 
 @pytest.mark.parametrize("line", [line for line in REFUSALS if "its form" in REFUSALS[line][0] or "old" in line])

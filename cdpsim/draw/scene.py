@@ -1,13 +1,12 @@
 """What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
-from cdpsim.draw.canvas import label
+from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
 from cdpsim.trace import Trace
@@ -31,14 +30,14 @@ def title(trace: Trace) -> str:
     return ", ".join(map(label, names(trace)))
 
 
+def plain_title(trace: Trace) -> str:
+    """Say where no formulas are set what a trace is of."""
+    return ", ".join(map(line, names(trace)))
+
+
 def names(trace: Trace) -> list[str]:
     """What a trace is of: its schedule, size and rule, and the names of its model and cluster, as they were given."""
-    recorded = trace.summary().get("request")
-    return described(recorded if isinstance(recorded, dict) else {})
-
-
-def described(request: Mapping[str, Any]) -> list[str]:
-    """What a request asked for: a schedule, its size and rule, and the names of a model and a cluster."""
+    request = trace.request
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
+from cdpsim.draw.scene import plain_title
 from cdpsim.export.labels import Labels, message_labels, place, said, task_labels
-from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, in_order, request_of, title, tracks
+from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, in_order, tracks
+from cdpsim.progress import progress
 from cdpsim.trace import Trace
 
 Text = NDArray[np.uint8]  # a row of characters for each event
@@ -42,7 +44,7 @@ def _head(trace: Trace, shown: Tracks) -> bytes:
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
         "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": shown.devices},
-        "otherData": {"title": title(trace), "request": request_of(trace)},
+        "otherData": {"title": plain_title(trace), "request": dict(trace.request)},
     }
     # Readers look for `"rank": 0` with its space. And a page may quote all this, whatever somebody called a model.
     text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
@@ -73,7 +75,7 @@ def _counters(trace: Trace, held: Counters, whole: bool) -> Iterator[bytes]:
         for device, category in zip(held.device.tolist(), held.category, strict=True)
     )
     wide, wide_size = _digits(held.time, whole), _digits(held.size)
-    for low in range(0, len(held.time), _ROWS_AT_ONCE):
+    for low in progress(range(0, len(held.time), _ROWS_AT_ONCE), "write"):
         rows = slice(low, low + _ROWS_AT_ONCE)
         time, size = _times(held.time[rows], wide, whole), _numbers(held.size[rows], wide_size)
         yield _rows(heads.take(held.curve[rows], axis=0), time, f',"args":{{"{unit}":'.encode(), size, b"}}").tobytes()
@@ -88,7 +90,7 @@ def _slices(trace: Trace, shown: Tracks, whole: bool) -> Iterator[bytes]:
     message = _slice_text(shown, message_labels(trace), threads, whole, (to, shown.link))
     flows = _flows(shown)
     flow = _flow_text(shown, flows, threads, whole)
-    for low in range(0, len(shown.order), _ROWS_AT_ONCE):
+    for low in progress(range(0, len(shown.order), _ROWS_AT_ONCE), "write"):
         rows = shown.order[low : low + _ROWS_AT_ONCE]
         first, last = np.searchsorted(flows.behind, [low, low + _ROWS_AT_ONCE]).tolist()
         behind = flows.behind[first:last] - low

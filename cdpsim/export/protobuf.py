@@ -11,7 +11,8 @@ from cdpsim.columns import Ints
 from cdpsim.draw import scene
 from cdpsim.errors import RequestError
 from cdpsim.export.labels import message_labels, place, said, task_labels
-from cdpsim.export.tracks import Counters, Tracks, counters, request_of, title, tracks
+from cdpsim.export.tracks import Counters, Tracks, counters, tracks
+from cdpsim.progress import ticker
 from cdpsim.trace import Trace
 
 MOST_EVENTS = 2_000_000
@@ -26,7 +27,8 @@ def protobuf(trace: Trace) -> Iterator[bytes]:
     if events > MOST_EVENTS:
         problem = f"has {events:,} events for .pftrace, which takes {MOST_EVENTS:,} at most"
         raise RequestError("trace", f"{problem}; write a .json file, or give fewer --steps")
-    return _serialized(messages(), trace, tracks(trace), counters(trace))
+    perfetto = messages()
+    return _serialized(_packets(perfetto, trace, tracks(trace), counters(trace)), events)
 
 
 def messages() -> Any:
@@ -39,14 +41,16 @@ def messages() -> Any:
     return perfetto_trace_pb2
 
 
-def _serialized(perfetto: Any, trace: Trace, shown: Tracks, held: Counters) -> Iterator[bytes]:
+def _serialized(packets: Iterator[Any], events: int) -> Iterator[bytes]:
     from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-    packets = _packets(perfetto, trace, shown, held)
+    done = ticker(events, "write")
     while some := list(islice(packets, _PACKETS_AT_ONCE)):
         builder = TraceProtoBuilder()
         builder.trace.packet.extend(some)
         yield builder.serialize()
+        done(len(some))
+    done(0)
 
 
 def _packets(perfetto: Any, trace: Trace, shown: Tracks, held: Counters) -> Iterator[Any]:
@@ -68,8 +72,8 @@ def _first_counter(shown: Tracks) -> int:
 def _descriptors(perfetto: Any, trace: Trace, shown: Tracks) -> Iterator[Any]:
     """The run with its processes, which are shown in their order, and a track for each thread."""
     ordered = {"child_ordering": perfetto.TrackDescriptor.EXPLICIT}
-    request = msgspec.json.encode(request_of(trace)).decode()
-    yield perfetto.TrackDescriptor(uuid=_ROOT, name=title(trace), description=request, **ordered)
+    request = msgspec.json.encode(dict(trace.request)).decode()
+    yield perfetto.TrackDescriptor(uuid=_ROOT, name=scene.plain_title(trace), description=request, **ordered)
     for k, name in enumerate(shown.processes):
         place = {"parent_uuid": _ROOT, "sibling_order_rank": k}
         yield perfetto.TrackDescriptor(uuid=_ROOT + 1 + k, name=name, **place, **ordered)

@@ -4,15 +4,13 @@ A *slice* is a task or a message, numbered as the rows of `trace.tasks` and then
 is a device, the last one all links; a thread is a lane of a device, its updates, a link, or a group of collectives.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.costs import Times
 from cdpsim.draw import scene
-from cdpsim.draw.canvas import line
 from cdpsim.errors import RequestError
 from cdpsim.paths import longest
 from cdpsim.program import Edge
@@ -90,17 +88,6 @@ def counters(trace: Trace) -> Counters:
     last[:-1] = (curve[1:] != curve[:-1]) | (time[1:] != time[:-1])
     names = columns["category"][first].tolist()
     return Counters(columns["device"][first], names, curve[last], time[last], columns["size"][last])
-
-
-def title(trace: Trace) -> str:
-    """Say what a trace is of, where no formulas are set."""
-    return ", ".join(map(line, scene.described(request_of(trace))))
-
-
-def request_of(trace: Trace) -> dict[str, Any]:
-    """The request that produced a trace; of a run, without making the summary that it is a part of."""
-    request = trace.summary().get("request") if trace.run is None else trace.run.request
-    return dict(request) if isinstance(request, Mapping) else {}
 
 
 def device_count(trace: Trace) -> int:

@@ -15,7 +15,6 @@ from cdpsim.draw.curves.panels import (
     names,
     panel,
     peak,
-    request_of,
 )
 from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.curves.series import Series, changes, devices, held, held_by
@@ -77,7 +76,7 @@ def levels(traces: Sequence[Trace]) -> dict[str, int]:
 
     In stages' worth, of which BΨA is N.
     """
-    requests = list(map(request_of, traces))
+    requests = [trace.request for trace in traces]
     n = requests[0].get("n")
     alike = all(request.get("n") == n == request.get("m", n) for request in requests)
     if not (traces[0].in_slots and alike and isinstance(n, int) and 0 < n < 10**6):

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
-from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak, request_of
+from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
 from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.curves.series import SAME, Series, devices, moments, rates, span
 from cdpsim.draw.palette import CONTENTS
@@ -79,7 +79,7 @@ def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
 
 
 def _collective(trace: Trace) -> str:
-    return str(request_of(trace).get("collective"))
+    return str(trace.request.get("collective"))
 
 
 def _one(trace: Trace, shared: Frame) -> "Figure":

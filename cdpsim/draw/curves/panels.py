@@ -1,6 +1,6 @@
 """What curves over time have in common: axes with units, marked peaks, legends, a title, what cannot be drawn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -67,12 +67,6 @@ def check(traces: Sequence[Trace]) -> None:
         raise RequestError("traces", "some are in slots and some in seconds; give all the same model and cluster")
     if len(traces) > CURVES:
         raise RequestError("traces", f"{len(traces)} curves cannot be told apart; give at most {CURVES}")
-
-
-def request_of(trace: Trace) -> Mapping[str, Any]:
-    """The request that a trace's summary records; a file may say anything, or nothing."""
-    given = trace.summary().get("request")
-    return given if isinstance(given, Mapping) else {}
 
 
 def names(traces: Sequence[Trace]) -> tuple[str, list[str]]:

@@ -18,9 +18,9 @@ import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.draw import palette, scene
-from cdpsim.draw.canvas import line
 from cdpsim.errors import RequestError
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.progress import ticker
 from cdpsim.trace import Columns, Trace
 
 MOST = 4_000_000  # a browser needs about 50 bytes for each
@@ -54,9 +54,11 @@ def _devices(trace: Trace) -> int:
 
 
 def _written(trace: Trace) -> Iterator[bytes]:
+    done = ticker(2, "write")
     columns, facts = _columns(trace)
+    done(1)
     script, style = "\n".join(map(_text, SCRIPTS)), _text("page.css")
-    title = ", ".join(map(line, scene.names(trace)))
+    title = scene.plain_title(trace)
     facts |= {"title": title, "columns": [[name, c.dtype.name, len(c)] for name, c in columns.items()]}
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -72,6 +74,7 @@ def _written(trace: Trace) -> Iterator[bytes]:
             yield from _squeezed(columns)
         else:
             yield (parts[part] if k % 2 else part).encode()
+    done(0)
 
 
 def _text(name: str) -> str:
