@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim import presets
 from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.costs import Times, price
 from cdpsim.engine import find_engine
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, nearest
 from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model
@@ -179,6 +180,8 @@ def _find_model(model: str | Path | Model, n: int | None) -> Model:
     """A model by name or file; `n`, where given, must be its number of stages."""
     if isinstance(model, str) and model == "unit":
         return Model.unit(whole("n", n, at_least=1))
+    if isinstance(model, str) and model in presets.names("models"):
+        model = presets.model(model)
     found = model if isinstance(model, Model) else Model.load(_existing("model", model))
     if n is not None and whole("n", n, at_least=1) != found.n:
         raise RequestError("n", f"n={n}, but the model has {found.n} stages; leave n out, or change the model")
@@ -188,6 +191,8 @@ def _find_model(model: str | Path | Model, n: int | None) -> Model:
 def _find_cluster(cluster: str | Path | Cluster) -> Cluster:
     if isinstance(cluster, str) and cluster == "unit":
         return Cluster.unit()
+    if isinstance(cluster, str) and cluster in presets.names("clusters"):
+        return presets.cluster(cluster)
     return cluster if isinstance(cluster, Cluster) else Cluster.load(_existing("cluster", cluster))
 
 
@@ -195,5 +200,6 @@ def _existing(option: str, name: str | Path) -> str | Path:
     """Tell a misspelt name from a file that is not there."""
     text = str(name)
     if "." not in text and "/" not in text and not Path(text).exists():
-        raise RequestError(option, f"unknown {option} {text!r}; known is unit, or give a .toml or .json file")
+        known = ["unit", *presets.names(f"{option}s")]
+        raise RequestError(option, f"unknown {option} {text!r}; {nearest(text, known)} (or give a .toml or .json file)")
     return name

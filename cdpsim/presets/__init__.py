@@ -1,0 +1,34 @@
+"""Models and clusters that ship with the package: files as users write them, each with a comment that says whence."""
+
+from importlib.resources import as_file, files
+
+from cdpsim.cluster import Cluster
+from cdpsim.model import Model
+
+KINDS = ("models", "clusters")
+
+
+def names(kind: str) -> list[str]:
+    """What there is of `models` or `clusters`."""
+    folder = files("cdpsim.presets") / kind
+    found = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
+def about(kind: str, name: str) -> str:
+    """The comment at the beginning of a file: how it was made, and from which sources."""
+    lines = (files("cdpsim.presets") / kind / f"{name}.toml").read_text("utf-8").splitlines()
+    first = next(k for k, line in enumerate(lines) if not line.startswith("#"))
+    return "\n".join(line.removeprefix("#").strip() for line in lines[:first])
+
+
+def model(name: str) -> Model:
+    """Load a model that ships with the package."""
+    with as_file(files("cdpsim.presets") / "models" / f"{name}.toml") as path:
+        return Model.load(path)
+
+
+def cluster(name: str) -> Cluster:
+    """Load a cluster that ships with the package."""
+    with as_file(files("cdpsim.presets") / "clusters" / f"{name}.toml") as path:
+        return Cluster.load(path)
