@@ -11,6 +11,7 @@ EXAMPLES = """examples:
   cdpsim table1 -n 8                       the paper's Table 1, and what runs measure
   cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
   cdpsim pyramid -n 4                      how few devices model parallelism needs
+  cdpsim compare -n 8                      all schedules side by side
   cdpsim figure 1 -o fig1.svg              the paper's Fig. 1: DP, CDP-v1, CDP-v2
   cdpsim timeline pp-cdp -n 4 -o pp.html   a run to explore in a browser
   cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
@@ -123,4 +124,20 @@ examples:
   cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
   cdpsim plot traffic mp-cdp -n 4 -o traffic.png
   cdpsim plot versions pp-cdp -n 4 --rule cdp-v1 -o versions.pdf
+"""
+COMPARE = """columns (under unit costs in slots and stages' worth, else in seconds and bytes):
+  devices        how many
+  step           from the end of one training step to that of the next
+  micro-batches  how many a slot, or a second
+  bubble         the share of time in which devices do nothing ...
+  exposed        ... and the part of it in which what they need is on its way; both
+                 without the first micro-batches' start and the last ones' end
+  memory         the most that one device holds; then, whether that fits into every
+                 device, and by category the most of each
+  sent           what all devices put on wires for one training step
+
+examples:
+  cdpsim compare -n 8
+  cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory
+  cdpsim compare --model toy.toml --cluster box.toml --format markdown
 """

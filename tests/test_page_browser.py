@@ -583,8 +583,7 @@ def test_dark_and_light(opened: Opener) -> None:
 
 
 def test_hostile_names_are_text(opened: Opener) -> None:
-    run = simulate("multi-cdp", 3)
-    run.summary()["request"]["model"] = {"name": HOSTILE}
+    run = simulate("multi-cdp", model=Model(name=HOSTILE, stages=MODEL.stages))
     tab = opened(run)
     shown = tab.locator("h1").inner_text()
     assert "</script><script>alert(1)</script><!--<img" in shown

@@ -40,15 +40,21 @@ def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None
     )
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """Add what runs where: the model, the cluster, and options that change a schedule if it takes them."""
+def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> None:
+    """Add what runs where: the model, the cluster, and options that change a schedule if it takes them.
+
+    What does not fit into its devices is refused unless that is to be ignored, or need not be (`must_fit`).
+    """
     parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
     parser.add_argument(
         "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
     )
-    parser.add_argument(
-        "--ignore-memory", action="store_true", help="run although a device would need more than it has"
-    )
+    if must_fit:
+        parser.add_argument(
+            "--ignore-memory", action="store_true", help="run although a device would need more than it has"
+        )
+    else:
+        parser.set_defaults(ignore_memory=True)
     group = parser.add_argument_group(
         "options that change the schedule (`cdpsim schedules` says which one takes which)"
     )

@@ -145,7 +145,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """It comes to all processes of a terminal; nobody but the launcher has anything to say."""
     with launcher(tmp_path) as (process, below):
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (130, "")
         assert ended(below)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,83 @@
+"""Schedules side by side."""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cdpsim import help
+from cdpsim.commands.options import add_format, add_request, add_run, simulated
+from cdpsim.console import add_command, write
+
+if TYPE_CHECKING:
+    from cdpsim.compare import Measured
+
+# Of each column: the field, its unit with real costs, and its heading.
+COLUMNS = (
+    ("devices", "", "devices"),
+    ("step", "s", "step"),
+    ("rate", "/s", "micro-batches"),
+    ("bubble", "%", "bubble"),
+    ("exposed", "%", "exposed"),
+    ("memory", "B", "memory"),
+    ("fits", "", "fits"),
+    ("activations", "B", "activations"),
+    ("parameters", "B", "parameters"),
+    ("gradients", "B", "gradients"),
+    ("optimizer", "B", "optimizer"),
+    ("communication", "B", "communication"),
+    ("sent", "B", "sent"),
+)
+
+
+def add_compare(commands: Any) -> None:
+    """Add the command that puts schedules side by side."""
+    about = "schedules side by side: time, bubble, memory, bytes, devices"
+    parser = add_command(commands, "compare", _serve_compare, about, help.COMPARE)
+    parser.add_argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all)")
+    parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
+    parser.add_argument("--sort", metavar="COLUMN", help="the least first (default: as they are named)")
+    add_run(parser)
+    add_request(parser, must_fit=False)
+    add_format(parser)
+
+
+def _serve_compare(options: argparse.Namespace) -> int:
+    from cdpsim import tables
+    from cdpsim.compare import measure
+    from cdpsim.errors import choose
+    from cdpsim.schedules import SCHEDULES
+
+    form = tables.check_format(options.format)
+    fields = [field for field, _, _ in COLUMNS]
+    order = None if options.sort is None else choose("sort", options.sort, fields)
+    names = options.schedules or list(SCHEDULES)
+    for name in names:
+        choose("schedule", name, SCHEDULES)
+    traces = [simulated(options, name) for name in names]
+    measured = [measure(trace) for trace in traces]
+    if order:
+        measured.sort(key=lambda one: (getattr(one, order) is None, getattr(one, order)))
+    if form == "json":
+        write(tables.as_json([one.to_builtins() for one in measured]))
+        return 0
+    header = ("schedule", "rule", *(heading for _, _, heading in COLUMNS))
+    cell = partial(_cell, in_slots=traces[0].in_slots)
+    rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in COLUMNS)) for one in measured]
+    write(tables.FORMATS[form](header, rows))
+    return 0
+
+
+def _cell(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
+    """A number for people: whole where slots and stages' worth are, else with four digits and a unit."""
+    value = getattr(one, field)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    if in_slots or not unit:
+        return f"{value:.10g}"
+    from quantiphy import Quantity
+
+    return str(Quantity(value, unit).render(prec=3))

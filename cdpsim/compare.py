@@ -1,0 +1,97 @@
+"""Schedules side by side: time, idleness, memory, bytes, devices."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cdpsim.cluster import Cluster
+from cdpsim.metrics import communication, memory, traffic, utilisation
+from cdpsim.metrics.waiting import Reason, idle
+from cdpsim.program import Category
+from cdpsim.trace import Run, Trace
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run comes to: slots and stages' worth under unit costs, else seconds and bytes.
+
+    `step` is the time from the end of one training step to that of the next. `bubble` is the share of the lanes' time
+    in which they do nothing, `exposed` the part of it in which they wait for a message that is on its way; both while
+    all micro-batches are under way, so without the first one's start and the last one's end. `memory` is the most that
+    one device holds, the categories the most of each on one device, and a run `fits` if no device needs more than it
+    has. `sent` is what all devices put on the wire for one training step, and `rate` the micro-batches per unit of
+    time.
+    """
+
+    schedule: str
+    rule: str
+    devices: int
+    step: float | None
+    makespan: float
+    bubble: float
+    exposed: float
+    memory: int
+    fits: bool
+    activations: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    communication: int
+    sent: float
+    rate: float | None
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Give all of it by name."""
+        return asdict(self)
+
+
+CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
+
+
+def measure(trace: Trace) -> Measured:
+    """Measure a run."""
+    run = trace.run
+    assert run is not None, "what is loaded has no lanes"
+    program = run.program
+    held = memory.peaks(program, run.start, run.end)
+    peaks = held.max(axis=0).tolist()
+    has = Cluster.from_builtins(trace.request["cluster"], "cluster").memory_bytes(program.devices)
+    step = utilisation.period(program, run.end)
+    bubble, exposed = _idleness(run)
+    rule = trace.request["rule"]
+    return Measured(
+        schedule=str(trace.request["schedule"]),
+        rule=rule if isinstance(rule, str) else "custom",
+        devices=program.devices,
+        step=step,
+        makespan=utilisation.makespan(program, run.end),
+        bubble=bubble,
+        exposed=exposed,
+        memory=peaks[-1],
+        fits=bool((held[:, -1] <= has).all()),
+        **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
+        sent=_sent(trace, run),
+        rate=program.m / step if step else None,
+    )
+
+
+def _idleness(run: Run) -> tuple[float, float]:
+    """The shares of the lanes' time, within the steady part of the run, that are idle and that wait for messages."""
+    program = run.program
+    low, high = memory.steady_window(program, run.start, run.end)
+    if low >= high:
+        low, high = 0, utilisation.makespan(program, run.end)
+    parts = idle(program, run.start, run.end)
+    length = np.minimum(parts["end"], high) - np.maximum(parts["begin"], low)
+    length = np.maximum(length, 0)
+    whole = (high - low) * (len(program.lane_start) - 1)
+    return float(length.sum() / whole), float(length[parts["reason"] == Reason.MESSAGE].sum() / whole)
+
+
+def _sent(trace: Trace, run: Run) -> float:
+    """What goes over wires for the first training step whose version all micro-batches read."""
+    shares = traffic.shares(trace.messages, run.collective)
+    full = communication.full_version(run.program)
+    step = trace.messages["step"][shares.message]
+    return float(shares.size[step == max(full - 1, 0)].sum())

@@ -1,0 +1,119 @@
+"""Schedules side by side: what the specification says of each, in slots, and worked examples with real costs."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
+from cdpsim.cluster import Link
+from cdpsim.compare import CATEGORIES, measure
+from tests.conftest import Command
+from tests.strategies import requests
+from tests.test_cli import here, refuse
+
+__all__ = ["here"]  # a fixture
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_in_slots_all_is_as_the_paper_has_it(n: int) -> None:
+    """A step takes 2N slots; every stage is busy in every slot of the cyclic ones, one at a time in the others."""
+    found = {name: measure(simulate(name, n)) for name in SCHEDULES}
+    assert {one.step for one in found.values()} == {2 * n}
+    assert {one.rate for one in found.values()} == {0.5}
+    assert {one.exposed for one in found.values()} == {0}
+    devices = {"single": 1, "multi": n, "pp": n, "zero": n}
+    for name, one in found.items():
+        if not name.startswith("mp"):
+            assert (one.devices, one.bubble) == (devices[name.partition("-")[0]], 0)
+    assert (found["mp-dp"].devices, found["mp-cdp"].devices) == (n * n, n * (n + 1) // 2)
+    assert found["mp-dp"].bubble == pytest.approx(1 - 1 / n)
+    assert found["mp-cdp"].bubble == pytest.approx(1 - 2 / (n + 1))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_is_sent_is_what_algorithms_send(n: int) -> None:
+    """Point to point N(N-1) gradients and as many parameters; recursive doubling N log2 N for each stage."""
+    assert measure(simulate("multi-cdp", n)).sent == 2 * n * (n - 1)
+    assert measure(simulate("pp-cdp", n)).sent == 2 * n * (n - 1)  # activations, and their gradients
+    assert measure(simulate("multi-dp", n)).sent == n * n * (n.bit_length() - 1)
+    assert measure(simulate("multi-dp", n, collective="ring")).sent == n * 2 * (n - 1)
+    assert measure(simulate("single-cdp", n)).sent == 0
+
+
+def test_what_waits_for_an_all_reduce_is_exposed() -> None:
+    """Two devices work 2 x 3 s and then reduce 2 x 1 GB over 1 GB/s, both stages at once, in one round."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 2)
+    cluster = Cluster(link=Link(bandwidth=1e9))
+    one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
+    assert one.step == pytest.approx(7)
+    assert one.exposed == pytest.approx(4 * 1 / (5 * 7 - 1))  # the last one is after the run's steady part
+    assert one.bubble == one.exposed
+    assert one.rate == pytest.approx(2 / 7)
+    assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
+
+
+@given(requests(most=4))
+@settings(max_examples=40)
+def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
+    """Peaks, makespan and period; idle time is no less than what waits for messages, and no more than all."""
+    trace = simulate(**request)  # type: ignore[arg-type]
+    one, summary = measure(trace), trace.summary()
+    assert (one.devices, one.makespan, one.step) == tuple(summary[key] for key in ("devices", "makespan", "period"))
+    for name in (*CATEGORIES, "total"):
+        most = max(row[name] for row in summary["peak_memory"])
+        assert most == (one.memory if name == "total" else getattr(one, name))
+    assert 0 <= one.exposed <= one.bubble <= 1
+
+
+def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) -> None:
+    found = json.loads(command("compare", "-n", 3, "--format", "json").out)
+    assert [one["schedule"] for one in found] == list(SCHEDULES)
+    rows = list(csv.DictReader(io.StringIO(command("compare", "-n", 3, "--format", "csv").out)))
+    assert [row["devices"] for row in rows] == ["1", "1", "3", "3", "9", "6", "3", "3", "3"]
+    for form in ("text", "markdown", "latex"):
+        assert "mp-cdp" in command("compare", "-n", 3, "--format", form).out
+
+
+def test_the_least_comes_first(command: Command, here: Path) -> None:
+    lines = ["compare", "--model", "toy.toml", "--cluster", "box.toml", "--format", "json", "--sort"]
+    for column in ("memory", "step", "sent"):
+        values = [one[column] for one in json.loads(command(*lines, column).out)]
+        assert values == sorted(values)
+    once = command("compare", "multi-dp", "multi-cdp", "-n", 2, "--steps", 1, "--sort", "step").out
+    assert once.splitlines()[2].split()[3] == "-"  # one step says nothing of the next
+
+
+def test_numbers_have_units(command: Command, here: Path) -> None:
+    out = command("compare", "multi-dp", "--model", "toy.toml", "--cluster", "box.toml").out
+    assert "GB" in out
+    assert " s " in out
+
+
+def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path) -> None:
+    """Ten of its micro-batches weigh more than a device has; the others have one device each."""
+    (here / "small.toml").write_text('[devices]\nmemory = "9 GB"\n')
+    lines = ["compare", "single-dp", "pp-cdp", "mp-cdp", "--model", "toy.toml", "--cluster", "small.toml"]
+    found = json.loads(command(*lines, "--format", "json").out)
+    assert [one["fits"] for one in found] == [one["memory"] <= 9e9 for one in found]
+    assert [one["fits"] for one in found] == [False, True, True]
+    cells = [re.split("  +", line) for line in command(*lines).out.splitlines()]
+    assert [row[cells[0].index("fits")] for row in cells[2:]] == ["no", "yes", "yes"]
+
+
+REFUSALS = {
+    "compare": ["-n: is missing"],
+    "compare multi-dp lost -n 3": ["unknown schedule 'lost'"],
+    "compare -n 3 --sort colour": ["unknown sort 'colour'; known are devices, step"],
+    "compare -n 3 --format yaml": ["unknown format 'yaml'"],
+    "compare multi-dp --prefetch 2 -n 3": ["prefetch: multi-dp does not take this option"],
+}
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_what_cannot_be_compared_is_one_line(line: str, command: Command, here: Path) -> None:
+    refuse(command, here, line, *REFUSALS[line])
