@@ -138,6 +138,6 @@ COMPARE = """columns (under unit costs in slots and stages' worth, else in secon
 
 examples:
   cdpsim compare -n 8
-  cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory
+  cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory -o compared.svg
   cdpsim compare --model toy.toml --cluster box.toml --format markdown
 """

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdpsim.compare import Measured
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import check_writable, write_file
@@ -110,6 +111,14 @@ def plot(what: str, traces: Sequence[Trace], path: str | Path, *, force: bool = 
     draw = {"memory": curves.memory, "traffic": curves.traffic, "versions": curves.versions}
     chosen = draw[choose("plot", what, PLOTS)]
     _write(lambda: chosen(traces), path, force)
+
+
+def compare(measured: Sequence[Measured], path: str | Path, *, in_slots: bool, force: bool = False) -> None:
+    """Draw schedules side by side."""
+    from cdpsim.draw.compared import compared
+
+    check_picture(path, force=force)
+    _write(lambda: compared(measured, in_slots=in_slots), path, force)
 
 
 def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:

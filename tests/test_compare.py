@@ -13,6 +13,7 @@ from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.compare import CATEGORIES, measure
 from tests.conftest import Command
+from tests.drawn import read
 from tests.strategies import requests
 from tests.test_cli import here, refuse
 
@@ -117,3 +118,22 @@ REFUSALS = {
 @pytest.mark.parametrize("line", REFUSALS)
 def test_what_cannot_be_compared_is_one_line(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, *REFUSALS[line])
+
+
+def test_a_picture_shows_each_schedule_in_its_row(command: Command, here: Path) -> None:
+    """Bars as long as their values, idle time with its exposed part, and what does not fit by name."""
+    (here / "small.toml").write_text('[devices]\nmemory = "9 GB"\n[link]\nbandwidth = "1 GB/s"\n')
+    lines = ["compare", "single-dp", "multi-dp", "pp-cdp", "--model", "toy.toml", "--cluster", "small.toml"]
+    found = json.loads(command(*lines, "--format", "json", "-o", "x.svg").out)
+    picture = read((here / "x.svg").read_bytes())
+    for field in ("step", "bubble", "exposed", "memory", "sent", "devices"):
+        bars = [picture.shapes[f"{field}-{row}"] for row in range(3)]
+        longest = max(range(3), key=lambda row: found[row][field])
+        scale = (bars[longest].right - bars[longest].left) / found[longest][field]
+        for row, bar in enumerate(bars):
+            assert bar.right - bar.left == pytest.approx(found[row][field] * scale, abs=0.1)
+    places = [picture.shapes[f"step-{row}"].middle[1] for row in range(3)]
+    assert places == sorted(places, reverse=True)
+    assert sum(words.endswith("too much") for words in picture.said()) == [one["fits"] for one in found].count(False)
+    refuse(command, here, "compare -n 3 -o x.svg", "x.svg: already exists; --force overwrites")
+    refuse(command, here, "compare -n 3 -o x.html", "its form is unknown; end its name in .png, .svg, .pdf")

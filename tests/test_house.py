@@ -27,7 +27,8 @@ DRAWN = """
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
-    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves draw
+    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves
+    draw.compared draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
     commands.options commands.tables commands.runs commands.pictures commands.compare commands

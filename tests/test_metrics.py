@@ -21,6 +21,15 @@ def test_bubble_is_the_idle_share() -> None:
     assert simulate("multi-dp", 3).summary()["bubble"] == 0
 
 
+@pytest.mark.parametrize("steps", [2, 3, 6, 9])
+def test_the_period_of_a_device_that_never_rests_is_its_work(steps: int) -> None:
+    """Also at the end of a run, where a cyclic schedule runs dry and steps end sooner after one another."""
+    stages = tuple(Stage(forward=f, backward=b) for f, b in ((1.0, 3.0), (5.0, 2.0), (0.5, 4.5)))
+    cluster = Cluster(devices=(Devices(lanes=1),))
+    summary = simulate("single-cdp", model=Model(stages=stages), cluster=cluster, steps=steps).summary()
+    assert summary["period"] == pytest.approx(3 * 16)
+
+
 def test_the_period_is_a_training_step() -> None:
     """2N slots in the steady state; none for a single step."""
     assert simulate("mp-cdp", 5).summary()["period"] == 10

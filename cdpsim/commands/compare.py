@@ -36,13 +36,15 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all)")
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
     parser.add_argument("--sort", metavar="COLUMN", help="the least first (default: as they are named)")
-    add_run(parser)
+    parser.add_argument("-o", metavar="FILE", dest="output", help="draw them, too: .svg, .png or .pdf")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
+    add_run(parser, steps="12")  # so that what drifts apart at first has come to rest
     add_request(parser, must_fit=False)
     add_format(parser)
 
 
 def _serve_compare(options: argparse.Namespace) -> int:
-    from cdpsim import tables
+    from cdpsim import pictures, tables
     from cdpsim.compare import measure
     from cdpsim.errors import choose
     from cdpsim.schedules import SCHEDULES
@@ -50,6 +52,8 @@ def _serve_compare(options: argparse.Namespace) -> int:
     form = tables.check_format(options.format)
     fields = [field for field, _, _ in COLUMNS]
     order = None if options.sort is None else choose("sort", options.sort, fields)
+    if options.output is not None:
+        pictures.check_picture(options.output, force=options.force)
     names = options.schedules or list(SCHEDULES)
     for name in names:
         choose("schedule", name, SCHEDULES)
@@ -57,6 +61,8 @@ def _serve_compare(options: argparse.Namespace) -> int:
     measured = [measure(trace) for trace in traces]
     if order:
         measured.sort(key=lambda one: (getattr(one, order) is None, getattr(one, order)))
+    if options.output is not None:
+        pictures.compare(measured, options.output, in_slots=traces[0].in_slots, force=options.force)
     if form == "json":
         write(tables.as_json([one.to_builtins() for one in measured]))
         return 0

@@ -11,12 +11,17 @@ def makespan(program: Program, end: Times) -> float:
 
 
 def period(program: Program, end: Times) -> float | None:
-    """The time from the end of the last but one training step to the end of the last; None for a single step."""
+    """How long a training step takes once all is under way; None for a single step.
+
+    From one end of the first micro-batch's pass to the next, on average over the last half of the run: when it ends,
+    the others of its step are still under way, so that no device has run dry yet as it does at the end of the run.
+    """
     if program.steps < 2:
         return None
-    ends = end[: len(program.lane_tasks)].reshape(program.steps, -1).max(axis=1)
-    value: float = (ends[-1] - ends[-2]).item()
-    return value
+    ends = end[: len(program.lane_tasks)].reshape(program.steps, program.m, -1)[:, 0].max(axis=1)
+    steps = program.steps // 2
+    whole: float = (ends[-1] - ends[-1 - steps]).item()
+    return whole // steps if isinstance(whole, int) and whole % steps == 0 else whole / steps
 
 
 def bubble(program: Program, start: Times, end: Times) -> float:

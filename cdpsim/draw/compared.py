@@ -1,0 +1,74 @@
+"""Schedules side by side: a row for each, a panel for each thing that is measured."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdpsim.compare import Measured
+from cdpsim.draw.canvas import GREY, INK, label, plain
+from cdpsim.draw.palette import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANELS = (
+    ("step", "time of a training step", "s"),
+    ("bubble", "share of time idle", "%"),
+    ("memory", "memory of the fullest device", "B"),
+    ("sent", "sent for a training step", "B"),
+    ("devices", "devices", ""),
+)
+
+
+def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
+    """Draw what runs come to; of the idle time, the part that waits for messages is darker."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 0.9 + 0.28 * len(measured)), layout="constrained")
+    panels = figure.subplots(1, len(PANELS), sharey=True)
+    for k, (axes, (field, title, unit)) in enumerate(zip(panels, PANELS, strict=True)):
+        plain(axes, title, size=9)
+        values = [getattr(one, field) or 0 for one in measured]
+        _bars(axes, values, COLOURS[4] if field == "bubble" else COLOURS[0], field)
+        if field == "bubble":
+            _bars(axes, [one.exposed for one in measured], COLOURS[0], "exposed")
+        for row, one in enumerate(measured):
+            words, fits = _said(getattr(one, field), "" if in_slots and unit != "%" else unit), True
+            if field == "memory" and not one.fits:
+                words, fits = f"{words}, too much", False
+            style = {"va": "center", "fontsize": 7.5, "color": INK if fits else COLOURS[5]}
+            axes.annotate(words, (values[row], row), xytext=(3, 0), textcoords="offset points", **style)
+        axes.set_xlim(0, 1.45 * max(values) or 1)
+        axes.set_xticks([])
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+        axes.tick_params(left=False)
+        if k == 0:
+            axes.set_yticks(range(len(measured)), [_name(one, measured) for one in measured], fontsize=8.5)
+            axes.set_ylim(len(measured) - 0.4, -0.6)
+    if any(one.exposed for one in measured):
+        figure.text(0.99, 0.005, "dark: waiting for a message", ha="right", fontsize=7.5, color=GREY)
+    return figure
+
+
+def _bars(axes: "Axes", values: Sequence[float], colour: str, field: str) -> None:
+    for row, bar in enumerate(axes.barh(range(len(values)), values, height=0.62, color=colour)):
+        bar.set_gid(f"{field}-{row}")
+
+
+def _name(one: Measured, measured: Sequence[Measured]) -> str:
+    """A schedule, with its rule where another run of it is there too."""
+    alike = [other for other in measured if other.schedule == one.schedule]
+    return label(one.schedule if len(alike) == 1 else f"{one.schedule}, {one.rule}")
+
+
+def _said(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "%":
+        return f"{100 * value:.0f} %"
+    if not unit:
+        return f"{value:.10g}"
+    from quantiphy import Quantity
+
+    return str(Quantity(value, unit).render(prec=2))
