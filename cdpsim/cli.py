@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cdpsim import help
-from cdpsim.commands import compare, pictures, runs, tables
+from cdpsim.commands import compare, pictures, runs, superpose, tables
 from cdpsim.console import dispatch, parser_of, run
 
 
@@ -18,6 +18,7 @@ def _serve(arguments: list[str]) -> int:
         *(tables.add_schedules, tables.add_table1, runs.add_simulate, tables.add_pyramid),
         compare.add_compare,
         *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
+        superpose.add_superpose,
     ):
         add(commands)
     return dispatch(parser, commands, arguments)

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   cdpsim pyramid -n 4                      how few devices model parallelism needs
   cdpsim compare -n 8                      all schedules side by side
   cdpsim figure 1 -o fig1.svg              the paper's Fig. 1: DP, CDP-v1, CDP-v2
+  cdpsim superpose vit-b16 -n 32           the paper's Fig. 4, in numbers
   cdpsim timeline pp-cdp -n 4 -o pp.html   a run to explore in a browser
   cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
@@ -97,12 +98,16 @@ examples:
 """
 FIGURE = """Figure 1 shows data parallelism and the two versions of its cyclic form over time;
 figure 2 the nine implementations at one slot: devices, the stages whose parameters
-they hold, the activations that wait there, and the messages of that slot.
+they hold, the activations that wait there, and the messages of that slot;
+figure 4 the memory per worker over one forward and backward of ResNet-50 and
+ViT-B/16: DP (full), CDP of N workers (dashed), half of DP's peak (black). What that
+memory consists of, and over what: `cdpsim superpose --help`.
 
 examples:
   cdpsim figure 1 -o fig1.pdf
   cdpsim figure 1 -n 6 --steps 2 -o fig1.svg
   cdpsim figure 2 -n 4 -o fig2.svg
+  cdpsim figure 4 -n 4 8 32 --contents gradients -o fig4.svg
 """
 SNAPSHOT = """A rectangle is a device; a disk a stage whose parameters it holds, in the colour of
 the micro-batch that it computes now; the ring around it the activations that wait
@@ -140,4 +145,23 @@ examples:
   cdpsim compare -n 8
   cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory -o compared.svg
   cdpsim compare --model toy.toml --cluster box.toml --format markdown
+"""
+SUPERPOSE = """One worker's memory over its forward and backward is simulated; MODEL is cut into its
+layers. N workers that go simultaneously (DP) need the highest of it each; N that go
+cyclically (CDP) are 1/N of a pass apart, and the most that they hold together at any
+moment is shared out among them. The superposition is exact. MODEL is one that ships
+with cdpsim, such as resnet50 or vit-b16, or a file that says what each layer holds.
+
+How far a layer brings a micro-batch on its way through a pass:
+  flops            its floating point operations
+  roofline:DEVICE  the time that its operations, or the bytes that it moves, take at
+                   least on a v100, a100, h100, h200; with -tf32 behind it (but for the
+                   v100) products of matrices are in TensorFloat-32 instead of float32
+  measured         the times of a model file that has some
+
+examples:
+  cdpsim superpose vit-b16 -n 32
+  cdpsim superpose vit-b16 -n 32 --contents gradients --format json
+  cdpsim superpose resnet50 -n 1000000 --axis roofline:a100-tf32
+  cdpsim superpose toy.toml -n 4 --axis measured
 """

@@ -18,7 +18,7 @@ STYLES = ("paper", "gantt")
 EXPORTS = (".html", ".json", ".pftrace")
 TIMELINES = (*canvas.FORMS, *EXPORTS)
 PLOTS = ("memory", "traffic", "versions")
-FIGURES = ("1", "2")
+FIGURES = ("1", "2", "4")
 
 
 def timeline(
@@ -73,25 +73,45 @@ def figure(
     number: str | int,
     path: str | Path,
     *,
-    n: int = 3,
+    n: int | Sequence[int] | None = None,
     steps: int | None = None,
     slot: int | None = None,
+    axis: str | None = None,
+    contents: str | None = None,
     force: bool = False,
 ) -> None:
-    """Draw the paper's Fig. 1 (timelines of DP, CDP-v1 and CDP-v2) or 2 (devices at one slot) for any n."""
+    """Draw the paper's Fig. 1 (timelines of DP, CDP-v1, CDP-v2), 2 (devices at one slot) or 4 (memory per worker).
+
+    `n` is 3 by default; for figure 4, several: 4, 8 and 32.
+    """
     number = choose("figure", str(number), FIGURES)
-    for option, value, takes in (("steps", steps, "1"), ("slot", slot, "2")):
+    for option, value, takes in (
+        ("steps", steps, "1"),
+        ("slot", slot, "2"),
+        ("axis", axis, "4"),
+        ("contents", contents, "4"),
+    ):
         if value is not None and number != takes:
             raise RequestError(option, f"figure {number} does not take this option; leave it out")
+    numbers = [n] if isinstance(n, int) else list(n or ())
+    if number != "4" and len(numbers) > 1:
+        raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     check_picture(path, force=force)
+    if number == "4":
+        from cdpsim.draw.superposed import PAPER_N, figure_4
+
+        asked = {name: value for name, value in (("axis", axis), ("contents", contents)) if value is not None}
+        _write(lambda: figure_4(numbers or PAPER_N, **asked), path, force)
+        return
+    first = numbers[0] if numbers else 3
     if number == "1":
         from cdpsim.draw.paper import figure_1
 
-        _write(lambda: figure_1(n) if steps is None else figure_1(n, steps=steps), path, force)
+        _write(lambda: figure_1(first) if steps is None else figure_1(first, steps=steps), path, force)
     else:
         from cdpsim.draw.snapshot import figure_2
 
-        _write(lambda: figure_2(n, slot=slot), path, force)
+        _write(lambda: figure_2(first, slot=slot), path, force)
 
 
 def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:

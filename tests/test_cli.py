@@ -790,7 +790,18 @@ def test_shared_parameters_change_the_rows_of_one_device(command: Command) -> No
     assert differing == ["single-dp", "single-cdp"]
 
 
-COMMANDS = ("schedules", "table1", "simulate", "pyramid", "timeline", "figure", "snapshot", "plot", "compare")
+COMMANDS = (
+    "schedules",
+    "table1",
+    "simulate",
+    "pyramid",
+    "timeline",
+    "figure",
+    "snapshot",
+    "plot",
+    "compare",
+    "superpose",
+)
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -816,7 +827,7 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     shown += "".join(command(name, "--help").out for name in COMMANDS if name != "simulate")
     examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help").out, re.MULTILINE)
-    assert len(examples) == 33
+    assert len(examples) == 39
     for example in examples:
         forced = ["--force"] if "-o" in example.split() and "--force" not in example else []
         assert command(*shlex.split(example), *forced).code == 0, example

@@ -22,16 +22,16 @@ DRAWN = """
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine
-    trace invariants pyramid limits simulate compare table1 tables table1_forms
+    trace invariants pyramid limits simulate compare superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
     draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves
-    draw.compared draw
+    draw.compared draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
-    commands.options commands.tables commands.runs commands.pictures commands.compare commands
+    commands.options commands.tables commands.runs commands.superpose commands.pictures commands.compare commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

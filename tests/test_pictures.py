@@ -120,7 +120,7 @@ REFUSALS = {
     "snapshot idle --slot 0 -o x.pdf": ["trace: has no tasks"],
     "plot memory idle -o x.pdf": ["trace: has no tasks"],
     "plot traffic idle -o x.pdf": ["trace: has no tasks"],
-    "figure 3 -o x.svg": ["unknown figure '3'; known are 1, 2"],
+    "figure 3 -o x.svg": ["unknown figure '3'; known are 1, 2, 4"],
     "figure 1 -o x.html": ["x.html: its form is unknown; end its name in .png, .svg, .pdf"],
     "figure 1 -n 0 -o x.svg": ["n=0 must be at least 1"],
     "figure 1 -n 500 -o x.svg": ["n"],

@@ -6,6 +6,7 @@ from typing import Any
 
 from cdpsim import help
 from cdpsim.commands.options import add_output, add_request, add_run, traced
+from cdpsim.commands.superpose import add_curve
 from cdpsim.console import add_command
 
 PICTURES = ".svg, .png or .pdf"
@@ -40,11 +41,20 @@ def add_figure(commands: Any) -> None:
     """Add the command that draws the paper's figures."""
     about = "the paper's figure K for any N"
     parser = add_command(commands, "figure", _serve_figure, about, help.FIGURE)
-    parser.add_argument("number", metavar="K", help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot")
+    parser.add_argument(
+        "number", metavar="K", help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot; 4: memory per worker"
+    )
     add_output(parser, PICTURES)
-    parser.add_argument("-n", default="3", metavar="N", help="stages, and micro-batches (default 3, the paper's)")
+    parser.add_argument(
+        "-n",
+        nargs="+",
+        metavar="N",
+        help="stages, and micro-batches (default 3, the paper's); of figure 4 workers, one number or several "
+        "(default 4 8 32, the paper's)",
+    )
     parser.add_argument("--steps", metavar="T", help="training steps shown in figure 1 (default: as in the paper)")
     parser.add_argument("--slot", metavar="S", help="the slot of figure 2 (default: one in which most is held)")
+    add_curve(parser, "of figure 4: ")
 
 
 def _serve_figure(options: argparse.Namespace) -> int:
@@ -54,9 +64,11 @@ def _serve_figure(options: argparse.Namespace) -> int:
     pictures.figure(
         options.number,
         options.output,
-        n=whole("n", options.n, at_least=1),
+        n=None if options.n is None else [whole("n", n, at_least=1) for n in options.n],
         steps=None if options.steps is None else whole("steps", options.steps, at_least=1),
         slot=None if options.slot is None else whole("slot", options.slot, at_least=0),
+        axis=options.axis,
+        contents=options.contents,
         force=options.force,
     )
     return 0

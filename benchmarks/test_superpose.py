@@ -1,0 +1,26 @@
+"""Fig. 4's extrapolation: any number of workers up to a million in under a second. Fails where less is reached."""
+
+from typing import Any
+
+import pytest
+
+from cdpsim import Model, Stage
+from cdpsim.superpose import superpose
+from cdpsim.units import Work
+
+# Deeper than any model; times that are no whole numbers of anything.
+DEEP = Model(
+    stages=tuple(
+        Stage(forward=Work(10**9 + 7 * k), backward=Work(2 * 10**9 + k), activation=10**6 + k) for k in range(1000)
+    )
+)
+
+
+@pytest.mark.parametrize("axis", ["flops", "roofline:a100"])
+@pytest.mark.parametrize("n", [32, 10**6])
+@pytest.mark.parametrize("model", ["resnet50", "vit-b16", DEEP], ids=["resnet50", "vit-b16", "1000 stages"])
+def test_any_number_of_workers(model: str | Model, n: int, axis: str, benchmark: Any) -> None:
+    """From a name to DP, CDP and the reduction."""
+    found = benchmark.pedantic(superpose, (model, n), {"axis": axis}, rounds=5, warmup_rounds=1)
+    assert found.cdp <= found.dp
+    assert benchmark.stats.stats.max < 1

@@ -1,0 +1,255 @@
+"""Fig. 4: what N workers hold per worker, from the memory of one worker's forward and backward.
+
+One worker's curve m(s), s a share of its pass, comes out of simulating it. Workers that go simultaneously (DP) need
+max m(s) each; workers that go cyclically (CDP), each 1/N of a pass after the one before, max over s of the mean of
+m(s + i/N). The sum is exact: m is a step function of whole bytes over whole numbers (see `whole`), and because the sum
+repeats after 1/N of a pass, the steps of one curve, folded onto that share, are all of its steps.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim import presets
+from cdpsim.assemble import assemble
+from cdpsim.columns import Ints
+from cdpsim.costs import Costs
+from cdpsim.engine import find_engine
+from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.metrics import memory
+from cdpsim.model import Model
+from cdpsim.program import Category
+from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules.rule import CDP_V1
+from cdpsim.simulate import whole as whole_number
+from cdpsim.units import Work
+
+Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow
+
+
+class Device(NamedTuple):
+    """What bounds a layer on a device: operations per second, or bytes per second."""
+
+    speed: float
+    bandwidth: float
+
+
+# FLOP/s of dense float32, or of TensorFloat-32 (which PyTorch takes for convolutions unless told otherwise) without
+# sparsity, and bytes/s of memory, as NVIDIA's data sheets have them: "V100" (Jan 2020), SXM2; "A100" (Jun 2021), 80 GB
+# SXM; "H100" (2023), SXM, whose TF32 of 989 TFLOPS is with sparsity, twice the dense one; "H200" (2024), SXM, the same.
+DEVICES = MappingProxyType(
+    {
+        "v100": Device(15.7e12, 900e9),
+        "a100": Device(19.5e12, 2.039e12),
+        "a100-tf32": Device(156e12, 2.039e12),
+        "h100": Device(67e12, 3.35e12),
+        "h100-tf32": Device(494.5e12, 3.35e12),
+        "h200": Device(67e12, 4.8e12),
+        "h200-tf32": Device(494.5e12, 4.8e12),
+    }
+)
+AXES = ("flops", "roofline", "measured")
+CONTENTS = ("activations", "gradients", "constants")
+# What a micro-batch of a shipped model is: 32 images of 3 x 224 x 224 float32. A file does not say it; there the input
+# is a part of what the first stage holds.
+INPUTS = MappingProxyType(dict.fromkeys(("resnet50", "vit-b16"), 32 * 3 * 224 * 224 * 4))
+
+
+# What the paper says of its models (Fig. 4 and section 5).
+PAPER = MappingProxyType({"resnet50": "30 % less at N = 32", "vit-b16": "from 3.9 GB to 2.3 GB, 42 % less at N = 32"})
+
+
+class Curve(NamedTuple):
+    """One worker's memory over one pass, a step for each task: forwards, then backwards."""
+
+    size: Exact  # bytes
+    duration: Exact  # whole numbers above 0, of whatever unit
+
+
+class Superposition(NamedTuple):
+    """What a worker holds at most under DP, and on average over N workers at most under CDP."""
+
+    model: str
+    n: int
+    axis: str
+    contents: str
+    dp: int
+    cdp: Fraction
+
+    @property
+    def reduction(self) -> Fraction:
+        """Which part of DP's memory CDP saves; none of nothing."""
+        return 1 - self.cdp / self.dp if self.dp else Fraction(0)
+
+    def row(self) -> dict[str, str | int | float]:
+        """Give the outcome as JSON has it."""
+        cdp = int(self.cdp) if self.cdp.denominator == 1 else float(self.cdp)
+        asked: dict[str, str | int | float] = {"model": self.model, "n": self.n, "axis": self.axis}
+        return asked | {
+            "contents": self.contents,
+            "dp_bytes": self.dp,
+            "cdp_bytes": cdp,
+            "reduction": float(self.reduction),
+        }
+
+
+def superpose(
+    model: str | Path | Model, n: int, *, axis: str = "flops", contents: str = "activations"
+) -> Superposition:
+    """Extrapolate one worker's memory to n workers.
+
+    `model` is one that ships with the package, a file, or a `Model` whose stages are the layers. `axis` is what a
+    layer's share of the pass goes by: "flops", "roofline:DEVICE" (one of `DEVICES`) or "measured", for a model of
+    times. `contents`: "activations" (and temporaries, and gradients of activations), "gradients" (adds inputs and
+    gradients of parameters), "constants" (adds a constant of the size of the parameters).
+    """
+    n = whole_number("n", n, at_least=1)
+    found = worker_curve(model, axis=axis, contents=contents)
+    _, total = fold(found, n)
+    name = (model.name or "model") if isinstance(model, Model) else str(model)
+    return Superposition(name, n, axis, contents, int(found.size.max()), Fraction(int(total.max()), n))
+
+
+def worker_curve(model: str | Path | Model, *, axis: str = "flops", contents: str = "activations") -> Curve:
+    """Give one worker's memory over one pass; the request as `superpose` takes it."""
+    check(axis, contents)
+    given = INPUTS.get(model, 0) if isinstance(model, str) else 0
+    model = find_model(model)
+    return Curve(held(model, contents, given), whole(passing(model, axis)))
+
+
+def fold(curve: Curve, n: int) -> tuple[Exact, Exact]:
+    """Sum n workers, each 1/n of a pass after the one before, over that share of a pass, after which it repeats.
+
+    (position, total): from each position on, n workers hold that total. Positions are in 1/n of the curve's unit, from
+    0 up to the whole pass, which is 1/n of one.
+    """
+    ends = np.cumsum(curve.duration.astype(object))
+    span = ends[-1]
+    narrow = n * max(span, int(curve.size.max())) < 2**63
+    size, begin = (
+        column.astype(np.int64 if narrow else object) for column in (curve.size, n * (ends - curve.duration))
+    )
+    # At first worker i is at i/n of the pass: how many of them are in each task.
+    first = -(-begin // span)
+    total = (size * np.diff(np.append(first, n))).sum()
+    # Then somebody comes to each task once; whoever stood at its beginning at first has been counted.
+    place, change = begin % span, size - np.roll(size, 1)
+    some = np.flatnonzero(place > 0)
+    order = some[np.argsort(place[some], kind="stable")]
+    position = np.append(place[:1] * 0, place[order])
+    sums = np.cumsum(np.append(np.array([total], dtype=size.dtype), change[order]))
+    last = np.append(position[1:] != position[:-1], True).astype(bool)
+    return position[last], sums[last]
+
+
+def whole(costs: Sequence[float]) -> Exact:
+    """Give whole numbers in exactly the ratios of the costs, every one of which is a fraction of a power of two."""
+    ratios = [cost.as_integer_ratio() for cost in map(float, costs)]
+    scale = max(denominator for _, denominator in ratios)
+    return np.array([numerator * (scale // denominator) for numerator, denominator in ratios], dtype=object)
+
+
+def held(model: Model, contents: str, given: int = 0) -> Ints:
+    """Simulate one worker and give what it holds during each task; `given` bytes of it are the model's input.
+
+    CDP-v1's rule has the parameters updated after the whole pass, as a training loop does. How long tasks take makes no
+    difference to what is held during each: here a slot.
+    """
+    program = assemble(SCHEDULES["multi-cdp"], model, 1, m=1, rule=CDP_V1)
+    duration = np.zeros(program.nodes, dtype=np.int64)
+    duration[: 2 * model.n] = 1
+    rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)
+    start, end = find_engine("fast")(program, Costs(duration, rounds, release))
+    curves = memory.curves(program, start, end)
+    size = _during(curves, Category.ACTIVATIONS, 2 * model.n)
+    if contents == "activations":
+        return size - given
+    size = size + _during(curves, Category.GRADIENTS, 2 * model.n)
+    return size if contents == "gradients" else size + model.size("parameters").sum()
+
+
+def _during(curves: dict[str, Ints], category: Category, slots: int) -> Ints:
+    """What is held of a category in each slot."""
+    rows = np.flatnonzero(curves["category"] == category)
+    row = np.searchsorted(curves["time"][rows], np.arange(slots), side="right")
+    return np.append(0, curves["size"][rows])[row]
+
+
+def passing(model: Model, axis: str) -> list[float]:
+    """How far each task brings a micro-batch on its way, by an axis: the forwards, then the backwards."""
+    costs = [stage.forward for stage in model.stages] + [stage.backward for stage in reversed(model.stages)]
+    wanted = axis != "measured"
+    for k, cost in enumerate(costs):
+        if isinstance(cost, Work) != wanted:
+            stage = f"stage {k if k < model.n else 2 * model.n - 1 - k}"
+            is_, remedy = (
+                ("a time", "take axis measured") if wanted else ("work", "take axis flops, or give a model of times")
+            )
+            raise RequestError(stage, f"is {is_}, which is not what axis {axis!r} goes by; {remedy}")
+    if not axis.startswith("roofline"):
+        return [float(cost) for cost in costs]
+    device = DEVICES[axis.partition(":")[2]]
+    pairs = zip(costs, bytes_moved(model), strict=True)
+    return [max(float(cost) / device.speed, moved / device.bandwidth) for cost, moved in pairs]
+
+
+def bytes_moved(model: Model) -> list[int]:
+    """How many bytes each task reads and writes at least, as far as a model file says it, in the order of `passing`.
+
+    A forward reads its parameters, and writes and reads each tensor that it keeps: autograd keeps what operations read
+    or make. Its input is among them; it was written before if the stage before keeps it, too. A backward reads all that
+    again, writes and reads a gradient of each, and writes those of its parameters. What is neither kept nor a
+    parameter, such as the scores of attention, is taken to stay in caches.
+    """
+    kept, parameters = model.size("activation"), model.size("parameters")
+    written_before = np.append(0, model.size("kept_output")[:-1])
+    forward = 2 * kept - written_before + parameters
+    backward = 3 * kept + parameters + model.size("gradients")
+    moved: list[int] = [*forward.tolist(), *backward[::-1].tolist()]
+    return moved
+
+
+def amount(size: float | Fraction) -> str:
+    """Say bytes in three digits: "3.83 GB"."""
+    from quantiphy import Quantity  # slow to import, and only text needs it
+
+    return Quantity(float(size), "B").render(prec=2, strip_zeros=False)
+
+
+def percent(part: Fraction) -> str:
+    """Say a part of a whole: "42.0 %"."""
+    return f"{float(100 * part):.1f} %"
+
+
+def check(axis: str, contents: str) -> None:
+    """Refuse an axis, a device and contents that there are not."""
+    name, colon, device = str(axis).partition(":")
+    choose("axis", name, AXES)
+    if name == "roofline":
+        if not device:
+            raise RequestError("axis", f"roofline needs a device, such as roofline:a100; {nearest('', DEVICES)}")
+        choose("device", device, DEVICES)
+    elif colon:
+        raise RequestError("axis", f"{name} is not of a device; leave {colon + device!r} out")
+    choose("contents", contents, CONTENTS)
+
+
+def find_model(model: str | Path | Model) -> Model:
+    """A model that ships with the package, by its name, or that of a file."""
+    if isinstance(model, Model):
+        if model.is_unit:
+            raise RequestError("model", "is of slots, which have no bytes; give stages with sizes")
+        return model
+    known = presets.names("models")
+    if str(model) in known:
+        return presets.model(str(model))
+    if "." not in str(model) and "/" not in str(model) and not Path(model).exists():
+        hint = f"{nearest(str(model), known)} (or give a .toml or .json file)"
+        raise RequestError("model", f"unknown model {str(model)!r}; {hint}")
+    return Model.load(model)
