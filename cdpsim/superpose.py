@@ -4,6 +4,9 @@ One worker's curve m(s), s a share of its pass, comes out of simulating it. Work
 max m(s) each; workers that go cyclically (CDP), each 1/N of a pass after the one before, max over s of the mean of
 m(s + i/N). The sum is exact: m is a step function of whole bytes over whole numbers (see `whole`), and because the sum
 repeats after 1/N of a pass, the steps of one curve, folded onto that share, are all of its steps.
+
+A layer counts with all that it holds for the whole of its forward and backward. Between the ends of layers m is so an
+upper bound, and the reduction a lower one; max m is what operators, followed one by one, peak at (see the tests).
 """
 
 from collections.abc import Sequence
