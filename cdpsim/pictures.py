@@ -98,10 +98,7 @@ def figure(
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     check_picture(path, force=force)
     if number == "4":
-        from cdpsim.draw.superposed import PAPER_N, figure_4
-
-        asked = {name: value for name, value in (("axis", axis), ("contents", contents)) if value is not None}
-        _write(lambda: figure_4(numbers or PAPER_N, **asked), path, force)
+        _write(lambda: _figure_4(numbers, axis, contents), path, force)
         return
     first = numbers[0] if numbers else 3
     if number == "1":
@@ -112,6 +109,13 @@ def figure(
         from cdpsim.draw.snapshot import figure_2
 
         _write(lambda: figure_2(first, slot=slot), path, force)
+
+
+def _figure_4(numbers: Sequence[int], axis: str | None, contents: str | None) -> "Figure":
+    from cdpsim.draw.superposed import PAPER_N, figure_4
+
+    axis, contents = "flops" if axis is None else axis, "activations" if contents is None else contents
+    return figure_4(numbers or PAPER_N, axis=axis, contents=contents)
 
 
 def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:
