@@ -1,70 +1,38 @@
-"""What a schedule runs on: devices, and the links between each pair of them."""
+"""What a schedule runs on: devices, and what joins them: a link for every pair, or a topology."""
 
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cdpsim import fileform
+from cdpsim import fileform, graph
+from cdpsim.devices import UNLIMITED_LANES, Devices, Speeds
 from cdpsim.errors import RequestError
-from cdpsim.fileform import Bandwidth, Name, Seconds, Size, Speed
-
-MOST_DEVICES = 10_000_000
-UNLIMITED_LANES = 1_000_000_000
+from cdpsim.fileform import Name
+from cdpsim.graph import Graph
+from cdpsim.routes import Routes
+from cdpsim.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
 
 Indices = npt.NDArray[np.integer[Any]]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_DEVICES)]
 
-
-class Devices(fileform.Table, frozen=True, kw_only=True):
-    """A group of equal devices."""
-
-    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] | None = None  # None: as many as it takes
-    speed: Speed | None = None
-    memory: Size | None = None  # None: unlimited
-    lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
-
-
-class Link(fileform.Table, frozen=True, kw_only=True):
-    """The cost of a message between two devices: latency + size / bandwidth."""
-
-    latency: Seconds = 0.0
-    bandwidth: Bandwidth = inf
-
-
-class PairLink(fileform.Table, frozen=True, kw_only=True):
-    """What differs for one pair of devices, in both directions or from the first to the second only."""
-
-    between: tuple[Device, Device]
-    latency: Seconds | None = None  # None: as for every pair
-    bandwidth: Bandwidth | None = None
-    one_way: bool = False
-
-    def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
-        if self.between[0] == self.between[1]:
-            raise RequestError("between", f"{list(self.between)} is one device; name two")
-
-    @property
-    def directions(self) -> list[tuple[int, int]]:
-        """The pairs (source, destination) that this is about."""
-        a, b = self.between
-        return [(a, b)] if self.one_way else [(a, b), (b, a)]
+__all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
 
 
 class Cluster(fileform.Table, frozen=True, kw_only=True):
-    """Groups of devices, numbered from 0 through all of them, and the links between them."""
+    """Groups of devices, numbered from 0 through all of them, and what joins them."""
 
     name: Name = ""
     devices: Annotated[tuple[Devices, ...], msgspec.Meta(min_length=1)] = (Devices(),)
     link: Link = Link()
     links: tuple[PairLink, ...] = ()
+    topology: Topology | None = None
+    edges: tuple[Edge, ...] = ()
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
@@ -81,6 +49,8 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             if not seen.isdisjoint(pair.directions):
                 raise RequestError("links", f"{shown} twice; keep one, or make both one_way")
             seen.update(pair.directions)
+        if self.is_joined:
+            self._check_joined()
 
     @classmethod
     def unit(cls) -> Self:
@@ -95,8 +65,16 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     @property
     def is_free(self) -> bool:
         """Whether every message takes no time at all."""
+        if self.is_joined:
+            free = [(edge.latency, edge.bandwidth) == (0.0, inf) for edge in self.edges]
+            return all(free) and (self.topology is None or self.topology.is_free)
         own = [value for pair in self.links for value in (pair.latency or 0.0, 1 / (pair.bandwidth or inf))]
         return not any([self.link.latency, 1 / self.link.bandwidth, *own])
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether messages take routes through a graph, instead of a link for every pair."""
+        return self.topology is not None or bool(self.edges)
 
     @property
     def count(self) -> int | None:
@@ -109,11 +87,30 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         if self.count is not None and count > self.count:
             remedy = "raise `count` in [devices], or ask for fewer stages"
             problem = f"has {self.count} devices, but the schedule needs {count}; {remedy}"
-            raise RequestError(f"cluster {self.name!r}" if self.name else "cluster", problem)
+            raise RequestError(self._subject, problem)
 
-    def speeds(self, count: int) -> list[float | None]:
-        """Give the FLOP/s of each of the first `count` devices; None where the cluster does not say."""
-        return [self.devices[group].speed for group in self._groups(count)]
+    def sized(self, count: int) -> Self:
+        """Give this cluster with at least `count` devices, where it may have as many as it takes; nodes come whole."""
+        self.require(count)
+        if self.count is not None:
+            return self
+        whole = self.topology.whole(count) if self.topology is not None else count
+        group = msgspec.structs.replace(self.devices[0], count=max(1, whole))
+        return msgspec.structs.replace(self, devices=(group,))
+
+    def speeds(self, count: int, precision: str | None = None) -> list[float | None]:
+        """Give the FLOP/s of each of the first `count` devices in a precision; None where the cluster does not say.
+
+        Without a precision, as for a model of times, devices with speeds by precision have none.
+        """
+        own = []
+        groups = self._groups(count)
+        for group in self.devices[: groups.max(initial=-1) + 1]:
+            try:
+                own.append(group.speed_in(precision))
+            except KeyError:
+                raise RequestError(self._subject, _without_speed(group, precision)) from None
+        return [own[group] for group in groups]
 
     def memory_bytes(self, count: int) -> Floats:
         """Give the memory of each of the first `count` devices; inf where it has no limit."""
@@ -126,6 +123,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
 
     def link_costs(self, src: Indices, dst: Indices) -> tuple[Floats, Floats]:
         """Give latency and bandwidth of each message between two different devices."""
+        if self.is_joined:
+            ends = (np.asarray(end, np.int64).ravel() for end in (src, dst))
+            found = self._routes.costs(*ends)
+            return found[0].reshape(np.shape(src)), found[1].reshape(np.shape(src))
         latency = np.full(np.shape(src), self.link.latency)
         bandwidth = np.full(np.shape(src), self.link.bandwidth)
         if self.links:
@@ -143,6 +144,8 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         pairs = len(members) * (len(members) - 1)
         if not pairs:
             return 0.0, inf
+        if self.is_joined:
+            return self._routes.worst(members.astype(np.int64))
         latencies, bandwidths = np.array([self.link.latency]), np.array([self.link.bandwidth])
         if self.links:
             own, own_latency, own_bandwidth = _own_links(self.link, self.links)
@@ -152,6 +155,19 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             latencies = np.append(latencies, own_latency[inside])
             bandwidths = np.append(bandwidths, own_bandwidth[inside])
         return float(latencies.max()), float(bandwidths.min())
+
+    def route(self, src: int, dst: int) -> tuple[int, ...]:
+        """Give the edges of `graph` that a message from one device to another takes, in their order."""
+        return self._routes.route(src, dst)
+
+    @property
+    def graph(self) -> Graph:
+        """The points, and the directed edges with their latency and bandwidth; without a topology one for each pair."""
+        return self._routes.graph
+
+    def nodes(self, members: Indices) -> Ints:
+        """Say in which node each of some devices is; all are in one where nothing says how many a node has."""
+        return graph.node_of(self.topology, members)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -171,10 +187,11 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Make a cluster of a file's content, or of "unit"; errors begin with `subject`."""
         if content == "unit":
             return cls.unit()
-        form = fileform.decode(content, _ClusterFile, subject, (_ClusterFile, Devices, PairLink))
+        form = fileform.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
-            return cls(name=form.name, devices=groups, link=form.link, links=form.links)
+            parts = {name: getattr(form, name) for name in ("name", "link", "links", "topology", "edges")}
+            return cls(devices=groups, **parts)
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 
@@ -185,9 +202,40 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             "devices": groups[0] if len(groups) == 1 else groups,
             "link": fileform.encode(self.link),
             "links": [fileform.encode(pair) for pair in self.links],
+            "topology": fileform.encode(self.topology) if self.topology is not None else {},
+            "edges": [fileform.encode(edge) for edge in self.edges],
         }
         # Never all of them: an empty file is one that was not written to its end.
         return {key: value for key, value in table.items() if value or key == "devices"}
+
+    @property
+    def _subject(self) -> str:
+        return f"cluster {self.name!r}" if self.name else "cluster"
+
+    @property
+    def _routes(self) -> Routes:
+        if self.count is None:
+            raise RequestError(self._subject, "has as many devices as it takes; say how many first: cluster.sized(8)")
+        if self.is_joined:
+            return _routes(self.topology, self.edges, self.count)
+        return _links_as_edges(self)
+
+    def _check_joined(self) -> None:
+        """Refuse two answers to one question, and edges to devices that there are not."""
+        if self.link != Link() or self.links:
+            raise RequestError("topology", "and link both say what a message pays; keep one")
+        if self.edges and self.count is None:
+            raise RequestError("edges", "need `count` in [devices], to tell how many there are; give it")
+        seen: set[tuple[object, object]] = set()
+        for edge in self.edges:
+            shown = f"between {list(edge.between)}"
+            if any(isinstance(end, int) and end >= (self.count or 0) for end in edge.between):
+                raise RequestError("edges", f"{shown}, but the last device is {(self.count or 0) - 1}")
+            if not seen.isdisjoint(edge.directions):
+                raise RequestError("edges", f"{shown} twice; keep one, or make both one_way")
+            seen.update(edge.directions)
+        if self.count is not None:
+            graph.check(self.topology, self.count)
 
     def _groups(self, count: int) -> Ints:
         """Say to which group each of the first `count` devices belongs."""
@@ -201,6 +249,31 @@ class _ClusterFile(fileform.Table, frozen=True, kw_only=True):
     devices: Devices | tuple[Devices, ...] = Devices()
     link: Link = Link()
     links: tuple[PairLink, ...] = ()
+    topology: Topology | None = None
+    edges: tuple[Edge, ...] = ()
+
+
+_TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge)
+
+
+def _without_speed(group: Devices, precision: str | None) -> str:
+    known = ", ".join(group.speeds.known) if group.speeds is not None else ""
+    if precision:
+        return f"has no speed for a model in {precision!r}, only for {known}; take another cluster or precision"
+    remedy = f"write precision = {known.split(', ')[-1]!r}, say, into its file"
+    return f"has speeds for {known}, but the model does not say which it computes in; {remedy}"
+
+
+@lru_cache(maxsize=8)
+def _routes(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Routes:
+    return Routes(graph.draw(topology, edges, count))
+
+
+@lru_cache(maxsize=8)
+def _links_as_edges(cluster: Cluster) -> Routes:
+    """A link for every pair is a full mesh whose edges cost what the links do."""
+    count = cluster.count or 0
+    return Routes(graph.draw_mesh(count, *cluster.link_costs(*graph.mesh(count))))
 
 
 @lru_cache(maxsize=8)  # asked for every group of devices

@@ -11,6 +11,7 @@ from cdpsim.collectives import algorithm
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Kind, Op, Program
+from cdpsim.units import Work
 
 Times = NDArray[Any]  # integers or floats
 
@@ -26,6 +27,7 @@ class Costs:
 
 def price(program: Program, model: Model, cluster: Cluster, collective: str) -> Costs:
     """Cost every node of a program; all-reduces use the algorithm named `collective`."""
+    cluster = cluster.sized(program.devices)
     exact = model.is_unit and cluster.is_free
     tasks = program.tasks
     compute = len(program.lane_tasks)
@@ -42,12 +44,18 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
     return Costs(duration, rounds, release)
 
 
+def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
+    """Give the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
+    works = any(isinstance(stage.forward, Work) or isinstance(stage.backward, Work) for stage in model.stages)
+    return cluster.speeds(count, getattr(model, "precision", "") if works else None)
+
+
 def _compute_times(program: Program, model: Model, cluster: Cluster) -> Times:
     """Forward and backward times of all compute tasks; a device's speed turns work into time."""
     compute = len(program.lane_tasks)
     stage, device = program.tasks.stage[:compute], program.tasks.device[:compute]
     forward = program.tasks.kind[:compute] == Kind.F
-    speeds = cluster.speeds(program.devices)
+    speeds = reached(cluster, program.devices, model)
     duration = np.empty(compute, dtype=np.int64 if model.is_unit else np.float64)
     for speed in dict.fromkeys(speeds):
         rows: slice | Ints = slice(None)

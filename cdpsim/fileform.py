@@ -116,6 +116,8 @@ def _encode(value: Any, kind: Any) -> object:
     quantity = next((k for k in (kind, *get_args(kind)) if isinstance(k, _Quantity)), None)
     if quantity is not None:
         return units.text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
+    if isinstance(value, Table):
+        return encode(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -11,7 +11,7 @@ from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import ALL_REDUCE
-from cdpsim.costs import Times, price
+from cdpsim.costs import Times, price, reached
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose, nearest
 from cdpsim.limits import refuse_too_large
@@ -73,7 +73,7 @@ def simulate(
         prefetch=prefetch,
         forward_first=slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
-        speed=cluster.speeds(1)[0],
+        speed=reached(cluster, 1, model)[0],
     )
     cluster.require(program.devices)
     done(1)
