@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cdpsim import help
-from cdpsim.commands import compare, pictures, runs, superpose, tables
+from cdpsim.commands import compare, pictures, presets, runs, superpose, tables
 from cdpsim.console import dispatch, parser_of, run
 
 
@@ -19,6 +19,7 @@ def _serve(arguments: list[str]) -> int:
         compare.add_compare,
         *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
         superpose.add_superpose,
+        *(presets.add_models, presets.add_clusters),
     ):
         add(commands)
     return dispatch(parser, commands, arguments)

@@ -257,11 +257,14 @@ _TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge)
 
 
 def _without_speed(group: Devices, precision: str | None) -> str:
-    known = ", ".join(group.speeds.known) if group.speeds is not None else ""
+    known = list(group.speeds.known) if group.speeds is not None else []
     if precision:
-        return f"has no speed for a model in {precision!r}, only for {known}; take another cluster or precision"
-    remedy = f"write precision = {known.split(', ')[-1]!r}, say, into its file"
-    return f"has speeds for {known}, but the model does not say which it computes in; {remedy}"
+        return (
+            f"has no speed for a model in {precision!r}, only for {', '.join(known)}; take another cluster or precision"
+        )
+    example = "fp32" if "fp32" in known else known[0]
+    remedy = f"write precision = {example!r}, say, into its file"
+    return f"has speeds for {', '.join(known)}, but the model does not say which it computes in; {remedy}"
 
 
 @lru_cache(maxsize=8)

@@ -166,3 +166,34 @@ examples:
   cdpsim superpose resnet50 -n 1000000 --axis roofline:a100-tf32
   cdpsim superpose toy.toml -n 4 --axis measured
 """
+MODELS = """For one micro-batch, summed over stages: the work of its forward and backward, the
+parameters, and the activations that it leaves from forward to backward. `about` has
+the command that made the file.
+
+examples:
+  cdpsim models
+  cdpsim models gpt2 > my-gpt2.toml
+"""
+CLUSTERS = """A device's memory and its peak speed in each precision, dense, in TFLOPS; `achieved`
+is the share of it that training reaches, which runs reckon with; `links` is what a
+message between two devices meets: the smallest bandwidth on its way, and its latency.
+Where `devices` is any, there are as many nodes as the schedule needs; `count` in a
+copy of the file fixes them. Sources are at the top of each file, and in json.
+
+A cluster file has [link] for all pairs, or a topology. Its kinds are ring, mesh,
+switch, nodes and fat-tree, with [topology.link] between neighbours or to switches;
+nodes also have [topology.host], from device to card, and [topology.network]. Beside
+these, or alone, [[edges]] join devices and switches one by one:
+
+  [topology]                [topology.network]      [[edges]]
+  kind = "nodes"            latency = "7 us"        between = [0, "switch"]
+  per_node = 8              bandwidth = "12.5 GB/s" latency = "2 us"
+  nics = 2                  bandwidth_back = "inf"  bandwidth = "64 GB/s"
+  inside = "mesh"           [devices.speeds]        one_way = true
+  across = "fat-tree"       bf16 = "312 TFLOPS"
+
+examples:
+  cdpsim clusters
+  cdpsim clusters a100-nodes > mine.toml
+  cdpsim clusters --format json
+"""

@@ -31,7 +31,8 @@ DRAWN = """
     draw.compared draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
-    commands.options commands.tables commands.runs commands.superpose commands.pictures commands.compare commands
+    commands.options commands.tables commands.runs commands.superpose commands.pictures commands.presets
+    commands.compare commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

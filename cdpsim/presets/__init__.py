@@ -17,7 +17,7 @@ def names(kind: str) -> list[str]:
 
 def about(kind: str, name: str) -> str:
     """The comment at the beginning of a file: how it was made, and from which sources."""
-    lines = (files("cdpsim.presets") / kind / f"{name}.toml").read_text("utf-8").splitlines()
+    lines = text(kind, name).splitlines()
     first = next(k for k, line in enumerate(lines) if not line.startswith("#"))
     return "\n".join(line.removeprefix("#").strip() for line in lines[:first])
 
@@ -32,3 +32,8 @@ def cluster(name: str) -> Cluster:
     """Load a cluster that ships with the package."""
     with as_file(files("cdpsim.presets") / "clusters" / f"{name}.toml") as path:
         return Cluster.load(path)
+
+
+def text(kind: str, name: str) -> str:
+    """Give the file of a model or cluster that ships with the package, as it is."""
+    return (files("cdpsim.presets") / kind / f"{name}.toml").read_text("utf-8")
