@@ -52,7 +52,12 @@ def test_a_switch_joins_all_devices_to_itself() -> None:
 
 def test_nodes_have_a_switch_and_cards_that_share_their_devices() -> None:
     topology = Topology(
-        kind="nodes", per_node=4, nics=2, link=CABLE, host=Cable(latency=0.5), network=Cable(bandwidth=12.5)
+        kind="nodes",
+        per_node=4,
+        nics=2,
+        link=CABLE,
+        host=Cable(latency=0.5, latency_back=0.75),
+        network=Cable(bandwidth=12.5, bandwidth_back=25.0),
     )
     edges = named(draw(topology, (), 6))
     inside = {(f"{d}", f"node {d // 4}") for d in range(6)}
@@ -61,9 +66,9 @@ def test_nodes_have_a_switch_and_cards_that_share_their_devices() -> None:
     assert names == {"nic 0.0", "nic 0.1", "nic 1.0"}  # the last node is half full
     expected = dict.fromkeys(inside, (2.0, 30.0)) | {(b, a): (5.0, 70.0) for a, b in inside}
     for device, card in cards:
-        expected |= {(device, card): (0.5, inf), (card.replace("out", "in"), device): (0.5, inf)}
+        expected |= {(device, card): (0.5, inf), (card.replace("out", "in"), device): (0.75, inf)}
     for name in names:
-        expected |= {(f"{name} out", "network"): (0.0, 12.5), ("network", f"{name} in"): (0.0, 12.5)}
+        expected |= {(f"{name} out", "network"): (0.0, 12.5), ("network", f"{name} in"): (0.0, 25.0)}
     assert edges == expected
 
 

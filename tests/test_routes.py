@@ -149,15 +149,15 @@ def test_nodes_keep_to_themselves_what_is_theirs() -> None:
 
 
 def test_devices_of_nodes_pass_nothing_on() -> None:
-    """A card of one's own leads into the tree, though a neighbour's card would be fewer or faster edges away."""
+    """Device 0's card leads up into the tree, though that of device 6 is on the same switch as device 8's."""
     topology = Topology(
-        kind="nodes", per_node=4, nics=4, across="fat-tree", ports=4, network=Cable(latency=9.0, bandwidth=1.0)
+        kind="nodes", per_node=8, nics=8, across="fat-tree", ports=6, network=Cable(latency=9.0, bandwidth=1.0)
     )
     nodes = Cluster(topology=topology).sized(16)
     for src, dst in product(range(16), repeat=2):
         heads = nodes.graph.head[list(nodes.route(src, dst))]
         assert all(head >= 16 for head in heads[:-1])
-    assert nodes.link_costs(np.array([0]), np.array([15]))[0].tolist() == [6 * 9.0]
+    assert nodes.link_costs(np.array([0]), np.array([8]))[0].tolist() == [4 * 9.0]
 
 
 @pytest.mark.parametrize("k", [4, 8])
@@ -187,6 +187,16 @@ def test_what_is_remembered_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     again = scarce.costs(src, dst)
     assert all(np.array_equal(one, other) for one, other in zip(plain, again, strict=True))
     assert len(scarce.known) <= 3
+    members = np.arange(20)
+    away = tuple(Edge(between=(device, "switch"), one_way=True) for device in range(20))
+    back = tuple(
+        Edge(
+            between=("switch", device), latency=4.0 * (device == 7), bandwidth=2.0 if device == 8 else 3.0, one_way=True
+        )
+        for device in range(20)
+    )
+    assert Routes(draw(None, away + back, 20)).worst(members) == (4.0, 2.0)  # found neither first nor last
+    assert scarce.worst(members) == (plain[0].max(), 5.0)
 
 
 def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
