@@ -94,8 +94,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         self.require(count)
         if self.count is not None:
             return self
+        named = (max(pair.between) + 1 for pair in self.links)
+        count = max(1, count, *named)
         whole = self.topology.whole(count) if self.topology is not None else count
-        group = msgspec.structs.replace(self.devices[0], count=max(1, whole))
+        group = msgspec.structs.replace(self.devices[0], count=whole)
         return msgspec.structs.replace(self, devices=(group,))
 
     def speeds(self, count: int, precision: str | None = None) -> list[float | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, Topology
+from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
 
 NODES = """
@@ -201,3 +201,10 @@ def test_what_is_made_in_python_obeys_the_rules_of_a_file() -> None:
     assert Edge(between=("7", "switch")).between == (7, "switch")
     with pytest.raises(RequestError, match=r"^topology: and link both say"):
         Cluster(link=Link(latency=1.0), topology=Topology(kind="ring"))
+
+
+def test_as_many_devices_as_links_name() -> None:
+    """Though a schedule needs fewer: a file may describe more than one run takes."""
+    cluster = Cluster(links=(PairLink(between=(0, 3), bandwidth=1e9),))
+    assert cluster.sized(1).count == 4
+    assert cluster.sized(6).count == 6
