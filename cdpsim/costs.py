@@ -1,14 +1,14 @@
 """The only place that turns a task or a message into time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import algorithm
-from cdpsim.columns import Ints
+from cdpsim.collectives import ALL_REDUCE, Algorithm, Nodes, candidates, payload
+from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Kind, Op, Program
 from cdpsim.units import Work
@@ -23,17 +23,19 @@ class Costs:
     duration: Times  # of each node
     rounds: Ints  # of each message
     release: Times  # of the program's releases, in their order
+    algorithms: tuple[Algorithm, ...] = ()  # those that collectives run by
+    runs_by: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each message's; -1 for point to point
 
 
 def price(program: Program, model: Model, cluster: Cluster, collective: str) -> Costs:
-    """Cost every node of a program; all-reduces use the algorithm named `collective`."""
+    """Cost every node of a program; collectives run by the algorithm named `collective`, or by the best."""
     cluster = cluster.sized(program.devices)
     exact = model.is_unit and cluster.is_free
     tasks = program.tasks
     compute = len(program.lane_tasks)
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[:compute] = _compute_times(program, model, cluster)
-    carry, rounds = _message_times(program, cluster, collective)
+    carry, rounds, algorithms, runs_by = _message_times(program, cluster, collective)
     if not exact:
         duration[len(tasks) :] = carry
     release = np.empty(len(program.releases), dtype=duration.dtype)
@@ -41,7 +43,7 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
         own_pass = duration[task : task + program.phases].sum()
         whole = own_pass * share.numerator
         release[k] = whole // share.denominator if exact else whole / share.denominator
-    return Costs(duration, rounds, release)
+    return Costs(duration, rounds, release, algorithms, runs_by)
 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
@@ -66,23 +68,61 @@ def _compute_times(program: Program, model: Model, cluster: Cluster) -> Times:
     return duration
 
 
-def _message_times(program: Program, cluster: Cluster, collective: str) -> tuple[Times, Ints]:
-    """Latency and size over bandwidth for each message; for a collective, of each of its rounds."""
+def _message_times(
+    program: Program, cluster: Cluster, collective: str
+) -> tuple[Times, Ints, tuple[Algorithm, ...], Ints]:
+    """Latency and size over bandwidth for each message; for a collective, of each round of the cheapest algorithm."""
     messages = program.messages
     rounds = np.ones(len(messages), dtype=np.int32)
     times = np.zeros(len(messages))
+    runs_by = np.full(len(messages), -1, dtype=np.int32)
     single = np.flatnonzero(messages.op == Op.P2P)
     latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
     times[single] = latency + messages.size[single] / bandwidth
     together = np.flatnonzero(messages.op != Op.P2P)
-    links = [cluster.group_link(members) for members in program.groups]
-    for op in np.unique(messages.op[together]).tolist():
-        how = algorithm(Op(op), collective)
-        rows = together[messages.op[together] == op]
-        for group in np.unique(messages.dst[rows]).tolist():
-            mine = rows[messages.dst[rows] == group]
-            k = len(program.groups[group])
-            slowest, narrowest = links[group]
-            rounds[mine] = how.rounds(k)
-            times[mine] = how.rounds(k) * (slowest + messages.size[mine] / how.parts(k) / narrowest)
-    return times, rounds
+    numbers: dict[Algorithm, int] = {}
+    alike = sort_by(messages.dst[together], messages.op[together])
+    first = heads(messages.dst[together[alike]], messages.op[together[alike]])
+    for rows in np.split(together[alike], first[1:]) if len(together) else []:
+        op, members = Op(int(messages.op[rows[0]])), program.groups[messages.dst[rows[0]]]
+        k = len(members)
+        allowed = candidates(op, collective, k, _nodes(cluster, members, collective))
+        costs = np.array([_fixed_and_by_byte(how, members, cluster) for how in allowed])
+        seconds = costs[:, :1] + costs[:, 1:] * (payload(op, k) * messages.size[rows])
+        best = seconds.argmin(axis=0)  # of equals, the first
+        times[rows] = seconds[best, np.arange(len(rows))]
+        rounds[rows] = np.array([how.rounds(k) for how in allowed])[best]
+        runs_by[rows] = np.array([numbers.setdefault(how, len(numbers)) for how in allowed])[best]
+    return times, rounds, tuple(numbers), runs_by
+
+
+def _fixed_and_by_byte(how: Algorithm, members: Ints, cluster: Cluster) -> tuple[float, float]:
+    """What a collective takes for its rounds, and for each byte of its payload, on the slowest links that it uses."""
+    k = len(members)
+    latency, bandwidth = cluster.group_link(members)
+    if not how.nodes:
+        return how.rounds(k) * latency, how.carried(k) / how.parts(k) / bandwidth
+    ring, leaders = ALL_REDUCE["ring"], members[[node[0] for node in how.nodes]]
+    fixed, by_byte = _fixed_and_by_byte(ring, leaders, cluster)
+    inside = np.array([_fixed_and_by_byte(ALL_REDUCE["tree"], members[list(node)], cluster) for node in how.nodes])
+    slowest, narrowest = inside.max(axis=0).tolist()
+    return fixed + slowest, by_byte + narrowest
+
+
+def _nodes(cluster: Cluster, members: Ints, collective: str) -> Nodes:
+    """Which members are joined by the widest links of their group, directly or through others: those in one node."""
+    own = (tuple(range(len(members))),)
+    if collective not in ("hierarchical", "best") or not cluster.links or len(members) == 1:
+        return own
+    src, dst = (each.ravel() for each in np.meshgrid(members, members, indexing="ij"))
+    _, bandwidth = cluster.link_costs(src, dst)
+    bandwidth[src == dst] = 0
+    near = (bandwidth == bandwidth.max()).reshape(len(members), -1)
+    node = np.arange(len(members))
+    for _ in own[0]:
+        joined = np.where(near | near.T, node, len(members)).min(axis=1)
+        lower = np.minimum(node, joined)
+        if (lower == node).all():
+            break
+        node = lower
+    return tuple(tuple(np.flatnonzero(node == first).tolist()) for first in np.unique(node).tolist())

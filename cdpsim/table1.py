@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.collectives import algorithm
+from cdpsim.errors import choose
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content, Op
 from cdpsim.progress import progress
@@ -24,6 +24,7 @@ QUANTITIES = (
     "rounds",
     "gpus",
 )
+COLLECTIVES = ("recursive-doubling", "ring", "tree")  # those whose rounds spec section 4 states
 Value = Callable[[int], Fraction | int]
 
 
@@ -194,7 +195,7 @@ def beside(trace: Trace) -> dict[str, Any]:
     wire = Fraction(int(messages.size[model_sent & (messages.op == Op.P2P)].sum()))
     for k in np.flatnonzero(model_sent & (messages.op != Op.P2P)).tolist():
         members = len(program.groups[messages.dst[k]])
-        how = algorithm(Op(int(messages.op[k])), run.collective)
+        how = run.costs.algorithms[run.costs.runs_by[k]]
         wire += Fraction(int(how.sends(members).sum()) * int(messages.size[k]), how.parts(members))
     moves = model_sent & (messages.content == Content.STATE) & (messages.versions == 0)
     return {
@@ -226,6 +227,7 @@ def compute(
 ) -> Table:
     """Simulate the nine rows and hold each against its formulas."""
     n, steps = whole("n", n, at_least=1), whole("steps", steps, at_least=3)
+    choose("collective", collective, COLLECTIVES)
     table = Table(n, collective, [], [])
     for name, printed in progress(PRINTED.items(), "table1"):
         trace = simulate(name, n, steps=steps, collective=collective, engine=engine, max_memory=max_memory)

@@ -140,7 +140,7 @@ class Trace:
         run, program = self._run, self._run.program
         peaks = memory.peaks(program, run.start, run.end)
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = communication.bytes_sent(program, run.collective).tolist()
+        sent = communication.bytes_sent(program, run.costs).tolist()
         return {
             "cdpsim": __version__,
             "request": dict(run.request),

@@ -5,28 +5,27 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.collectives import algorithm
+from cdpsim.collectives import payload as times
 from cdpsim.columns import Ints, heads, sort_by
-from cdpsim.costs import Times
+from cdpsim.costs import Costs, Times
 from cdpsim.paths import longest
 from cdpsim.program import Content, Edge, Kind, Op, Program
 
 
-def bytes_sent(program: Program, collective: str) -> Ints:
-    """What each device puts on the wire; all-reduces use the algorithm named `collective`."""
+def bytes_sent(program: Program, costs: Costs) -> Ints:
+    """What each device puts on the wire; collectives run by the algorithms that they were costed with."""
     messages = program.messages
     sent = np.zeros(program.devices, dtype=np.int64)
     single = messages.op == Op.P2P
     np.add.at(sent, messages.src[single], messages.size[single])
     together = np.flatnonzero(~single)
-    order = together[sort_by(messages.op[together], messages.src[together] + 1, messages.dst[together])]
-    first = heads(messages.op[order], messages.src[order], messages.dst[order])
+    order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
+    first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
     for rows in np.split(order, first[1:]) if len(order) else []:
-        op, src, group = (int(column[rows[0]]) for column in (messages.op, messages.src, messages.dst))
-        members = program.groups[group]
-        how = algorithm(Op(op), collective)
+        src, members = int(messages.src[rows[0]]), program.groups[messages.dst[rows[0]]]
+        how = costs.algorithms[costs.runs_by[rows[0]]]
         root = int(np.flatnonzero(members == src)[0]) if src >= 0 else 0
-        payload = int(messages.size[rows].sum())
+        payload = int(messages.size[rows].sum()) * times(Op(int(messages.op[rows[0]])), len(members))
         sent[np.roll(members, -root)] += how.sends(len(members)) * payload // how.parts(len(members))
     return sent
 

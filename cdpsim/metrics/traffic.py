@@ -1,11 +1,11 @@
 """What messages put on their way, from the columns of messages.csv: copies that must leave a device, and who sends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.collectives import ALL_REDUCE, algorithm
+from cdpsim.collectives import ALL_REDUCE, Algorithm, algorithm, payload
 from cdpsim.columns import Ints
 from cdpsim.program import Op
 
@@ -33,24 +33,24 @@ def copied(messages: Mapping[str, np.ndarray]) -> Ints:
     return copies
 
 
-def shares(messages: Mapping[str, np.ndarray], collective: str) -> Shares:
-    """What each device sends for each message; all-reduces use the algorithm named `collective`.
-
-    What is gathered, or scattered after its reduction, every member sends as much of.
-    """
+def shares(
+    messages: Mapping[str, np.ndarray], collective: str, ran: Sequence[Algorithm | None] | None = None
+) -> Shares:
+    """What each device sends for each message, whose algorithm `ran` may know; else the one named `collective`."""
     single = np.flatnonzero(messages["op"] == Op.P2P.name.lower())
     parts = [Shares(single, messages["src"][single].astype(np.int64), messages["size"][single].astype(float))]
     for op, members, rows in _collectives(messages):
         k = len(members)
-        if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER):
-            each = np.full(k, (k - 1) / k if op == Op.ALL_GATHER else k - 1)
-        else:
-            how = algorithm(op, collective if collective in ALL_REDUCE else next(iter(ALL_REDUCE)))
-            root = int(messages["src"][rows[0]])
-            first = int(np.flatnonzero(members == root)[0]) if root in members else 0
-            each = np.roll(how.sends(k), first) / how.parts(k)
-        size = np.outer(messages["size"][rows], each).ravel()
-        parts.append(Shares(np.repeat(rows, k), np.tile(members, len(rows)), size))
+        named = algorithm(op, collective if collective in ALL_REDUCE else next(iter(ALL_REDUCE)))
+        root = int(messages["src"][rows[0]])
+        first = int(np.flatnonzero(members == root)[0]) if root in members else 0
+        by: dict[Algorithm, list[int]] = {}
+        for row in rows.tolist():
+            by.setdefault((ran[row] if ran else None) or named, []).append(row)
+        for how, alike in by.items():
+            each = np.roll(how.sends(k), first) * payload(op, k) / how.parts(k)
+            size = np.outer(messages["size"][alike], each).ravel()
+            parts.append(Shares(np.repeat(alike, k), np.tile(members, len(alike)), size))
     return Shares(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

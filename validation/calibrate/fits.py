@@ -75,8 +75,7 @@ def _solve(columns: Floats, weight: Floats) -> Floats:
 
 def predict(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
     """Say how long a collective takes as cdpsim has it, on links of that latency and bandwidth."""
-    how = algorithm(op, all_reduce)
-    return how.rounds(ranks) * (latency + size / how.parts(ranks) / bandwidth)
+    return algorithm(op, all_reduce).seconds(ranks, size, latency, bandwidth)
 
 
 def errors_of(
@@ -91,7 +90,7 @@ def fit_collective(op: Op, all_reduce: str, samples: Sequence[Sample]) -> Line:
     how = algorithm(op, all_reduce)
     rounds = [how.rounds(k) for k, _, _ in samples]
     # What a link carries in all rounds, which are one after another.
-    carried = [how.rounds(k) * size / how.parts(k) for k, size, _ in samples]
+    carried = [how.carried(k) * size / how.parts(k) for k, size, _ in samples]
     return fit_line(carried, [seconds for _, _, seconds in samples], rounds)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
@@ -70,12 +71,21 @@ def by_content(trace: Trace, shared: Frame) -> Series:
 
 def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
     """What each device sends by content; collectives as their algorithms have it."""
-    message, device, size = shares(trace.messages, _collective(trace))
+    message, device, size = shares(trace.messages, _collective(trace), _ran(trace))
     found = {}
     for number in np.union1d(devices(trace), device).tolist():
         rows = np.flatnonzero(device == number)
         found[number] = _over_time(trace, message[rows], size[rows], shared)
     return found
+
+
+def _ran(trace: Trace) -> list[Algorithm | None] | None:
+    """The algorithm of each row of messages, where the trace has its run."""
+    if trace.run is None or not len(trace.run.costs.runs_by):
+        return None
+    known: list[Algorithm | None] = [*trace.run.costs.algorithms, None]
+    rows = trace.message_nodes - len(trace.run.program.tasks)
+    return [known[number] for number in trace.run.costs.runs_by[rows].tolist()]
 
 
 def _collective(trace: Trace) -> str:
@@ -137,7 +147,10 @@ def _algorithm(trace: Trace) -> str:
     """How collectives are done, where there are some: the rest by binomial trees, as everywhere."""
     if (trace.messages["op"] == "all_reduce").any():
         return f", all-reduces by {label(_collective(trace))}"
-    return ", collectives by binomial trees" if _collectives([trace]) else ""
+    if not _collectives([trace]):
+        return ""
+    in_parts = _collective(trace) in ("halving-doubling", "best")
+    return f", collectives by {label(_collective(trace))}" if in_parts else ", collectives by binomial trees"
 
 
 def _mean(trace: Trace, shared: Frame) -> str:
