@@ -205,6 +205,8 @@ def gradients_are_summed_once(run: Run) -> Iterator[str]:
     program, tasks, messages, first = run.program, run.program.tasks, run.program.messages, len(run.program.tasks)
     if ((messages.content == Content.STATE) & (messages.versions > 0)).any():
         return  # inside a state that travels gradients are summed where it is: there is nothing to follow
+    if run.request.get("expand_collectives"):
+        return  # a message of an expanded collective carries some parts of a sum, and does not say which
     gradient = messages.content == Content.GRADIENT
     gives = np.concatenate([tasks.kind == Kind.B, gradient])
     takes = np.concatenate([tasks.kind == Kind.U, gradient])
@@ -278,6 +280,8 @@ def senders_hold_what_they_send(run: Run) -> Iterator[str]:
     """While parameters are on their way, the device that they come from holds them."""
     messages, first = run.program.messages, len(run.program.tasks)
     rows = np.flatnonzero(messages.content == Content.PARAMETERS)
+    if run.request.get("expand_collectives"):
+        return  # who hands parts on may not have all of them yet
     start, end = run.start[first + rows], run.end[first + rows]
     holds = _holds(run, messages.src[rows], messages.stage[rows], messages.step[rows] + 1, start, end)
     yield from _names(run, first + rows[~holds], "sends a version that its device does not hold")

@@ -10,10 +10,11 @@ from cdpsim import presets
 from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import ALL_REDUCE
+from cdpsim.collectives import COLLECTIVES
 from cdpsim.costs import Times, price, reached
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.expand import expand as expanded
 from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model
@@ -40,13 +41,15 @@ def simulate(
     model: str | Path | Model = "unit",
     cluster: str | Path | Cluster = "unit",
     collective: str = "recursive-doubling",
+    expand: bool = False,
     seed: int = 0,
     ignore_memory: bool = False,
     max_memory: str | float | None = None,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
-    `n` may be left out where the model says how many stages there are. `max_memory` is what this machine may spend on
+    `n` may be left out where the model says how many stages there are. `expand` runs every collective as the messages
+    of its algorithm (`--expand-collectives`). `max_memory` is what this machine may spend on
     the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices.
     """
     schedule = find_schedule(schedule)
@@ -54,7 +57,7 @@ def simulate(
     steps = whole("steps", steps, at_least=1)
     prefetch = whole("prefetch", prefetch, at_least=0)
     seed = whole("seed", seed, at_least=0)
-    choose("collective", collective, ALL_REDUCE)
+    choose("collective", collective, COLLECTIVES)
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
         refuse_too_large(n, n, steps, engine, max_memory)
@@ -79,6 +82,10 @@ def simulate(
     done(1)
     check_columns(program)
     costs = price(program, model, cluster, collective)
+    if expand:
+        program = expanded(program, costs)
+        check_columns(program)
+        costs = price(program, model, cluster, collective)
     done(1)
     start, end = runner(program, costs)
     if not ignore_memory:
@@ -86,6 +93,7 @@ def simulate(
     done(0)
     request = {"schedule": schedule.name, "n": model.n, "m": m, "steps": steps, "rule": _recorded(rule, model.n, m)}
     request |= {"prefetch": prefetch, "slot_order": slot_order or SLOT_ORDERS[0], "collective": collective}
+    request |= {"expand_collectives": True} if expand else {}
     request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
     return Trace(Run(program, costs, start, end, collective, request))
 
@@ -109,6 +117,7 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: request[name] for name in ("schedule", "n", "m", "steps", "prefetch", "collective", "seed")}
     if request["slot_order"] != SLOT_ORDERS[0]:
         asked["slot_order"] = request["slot_order"]
+    asked["expand"] = bool(request.get("expand_collectives", False))
     rule = request["rule"]
     asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
     for part, form in (("model", Model), ("cluster", Cluster)):

@@ -1,13 +1,17 @@
 """Costs by hand: times of tasks, of messages by latency and bandwidth, of collectives by rounds, of releases."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cdpsim import Cluster, Model, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.collectives import COLLECTIVES
 from cdpsim.program import Kind
 from cdpsim.units import Work
 
+SHORT = Link(latency=1e-5, bandwidth=1e9)
 SLOW = Link(latency=0.5, bandwidth=100.0)
 TWO = Model(
     stages=(
@@ -78,6 +82,54 @@ def test_broadcasts_and_reductions_are_trees() -> None:
         message = rows(trace, "messages", op=op)
         assert set(message["rounds"].tolist()) == {2}
         assert np.allclose(message["end"] - message["start"], 2 * (0.5 + size / 100))
+
+
+def two_nodes_of_four() -> Cluster:
+    """Eight devices: inside a node 1 us and 100 GB/s, between nodes 10 us and 1 GB/s."""
+    inside = [(a, b) for node in (range(4), range(4, 8)) for a in node for b in node if a < b]
+    links = tuple(PairLink(between=pair, latency=1e-6, bandwidth=1e11) for pair in inside)
+    return Cluster(link=SHORT, links=links)
+
+
+def test_a_hierarchical_all_reduce_uses_the_links_inside_nodes() -> None:
+    """Two rounds down and two up inside, all of it; a ring of two between, two halves."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**6),) * 8)
+    trace = simulate("multi-dp", 8, model=model, cluster=two_nodes_of_four(), collective="hierarchical")
+    expected = 4 * (1e-6 + 1e6 / 1e11) + 2 * (1e-5 + 0.5e6 / 1e9)
+    assert np.allclose(trace.messages["end"] - trace.messages["start"], expected, rtol=1e-9)
+    assert set(trace.messages["rounds"].tolist()) == {6}
+    # Three of a node reach its first member, one of them by way of another; that one sends two halves, and back to two.
+    sent = [row["bytes"] / (3 * 8 * 10**6) for row in trace.summary()["bytes_sent"]]
+    assert sent == [3.0, 2.0, 1.0, 1.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "cluster", "like"),
+    [
+        (1_000, Cluster(link=SHORT), "recursive-doubling"),  # latency counts: log2 8 rounds
+        (100_000_000, Cluster(link=SHORT), "halving-doubling"),  # bandwidth counts
+        (1_000, two_nodes_of_four(), "hierarchical"),
+        (100_000_000, two_nodes_of_four(), "hierarchical"),
+    ],
+    ids=["small", "large", "small in nodes", "large in nodes"],
+)
+def test_the_best_collective_is_the_cheapest_for_its_size(size: int, cluster: Cluster, like: str) -> None:
+    """No other name takes less time."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=size),) * 8)
+    wanted: dict[str, Any] = {"model": model, "cluster": cluster, "steps": 1}
+    traces = {name: simulate("multi-dp", 8, **wanted, collective=name) for name in COLLECTIVES}
+    taken = {name: float((t.messages["end"] - t.messages["start"]).max()) for name, t in traces.items()}
+    assert taken["best"] == min(taken.values()) == taken[like]
+    assert traces["best"].summary()["bytes_sent"] == traces[like].summary()["bytes_sent"]
+
+
+def test_broadcasts_choose_too() -> None:
+    """In parts if they are large: 2 rounds more, and 2 * 7/8 instead of 3 payloads."""
+    for size, rounds in ((1_000, 3), (100_000_000, 6)):
+        model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=size),) * 8)
+        cluster = Cluster(link=SHORT)
+        trace = simulate("zero-dp", 8, model=model, cluster=cluster, collective="best")
+        assert set(trace.messages["rounds"].tolist()) == {rounds}
 
 
 def test_a_pair_may_have_a_link_of_its_own() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # What these options ask for, beside n.
 RUN = ("steps", "engine", "collective", "max_memory")
-REQUEST = ("model", "cluster", "ignore_memory", "rule", "m", "chunks", "prefetch", "slot_order")
+REQUEST = ("model", "cluster", "expand_collectives", "ignore_memory", "rule", "m", "chunks", "prefetch", "slot_order")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,8 @@ def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None
         "--collective",
         default="recursive-doubling",
         metavar="NAME",
-        help="how all-reduces run: recursive-doubling (default), ring or tree",
+        help="how all-reduces run: recursive-doubling (default), ring, tree, halving-doubling, double-tree, "
+        "hierarchical, or best: the fastest for each size, group and link (table1: one of the first three)",
     )
     parser.add_argument(
         "--max-memory",
@@ -48,6 +49,9 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
     parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
     parser.add_argument(
         "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
+    )
+    parser.add_argument(
+        "--expand-collectives", action="store_true", help="run every collective as the messages of its algorithm"
     )
     if must_fit:
         parser.add_argument(
@@ -115,6 +119,7 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
         model=options.model,
         cluster=options.cluster,
         collective=options.collective,
+        expand=options.expand_collectives,
         seed=whole("seed", seed, at_least=0),
         ignore_memory=options.ignore_memory,
         max_memory=options.max_memory,
