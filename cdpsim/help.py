@@ -68,6 +68,8 @@ examples:
   cdpsim simulate mp-cdp -n 4 -o traces
   cdpsim simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
+  cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o dp --collective best
+  cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
 
 toy.toml                        box.toml
   [[stages]]                      [devices]

@@ -110,7 +110,8 @@ def test_nothing_is_lost_on_the_way(request: dict[str, Any]) -> None:
     )
     series = by_content(trace, shared)
     spans = np.ones(len(series.time)) if shared.at_once else np.diff(np.append(series.time, shared.end))
-    assert (series.value * spans).sum() == pytest.approx(size, rel=1e-6)
+    unseen = 1e-9 * float(series.value.max(initial=0) * end)  # rates that small beside the peak count as rounding
+    assert (series.value * spans).sum() == pytest.approx(size, rel=1e-6, abs=unseen)
     if shared.at_once:
         sent = [found.value.sum() for _, found in sorted(by_sender(trace, shared).items())]
         assert sent == pytest.approx([row["bytes"] for row in trace.summary()["bytes_sent"]], abs=1)
