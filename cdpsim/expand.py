@@ -167,6 +167,7 @@ def _edges(program: Program, number: Ints, places: list[_Place], located: Ints) 
     edges = program.edges
     stay = (number[edges.before] >= 0) & (number[edges.after] >= 0)
     parts = [(number[edges.before[stay]], number[edges.after[stay]], edges.kind[stay])]
+    assert (number[edges.before] >= 0)[number[edges.after] < 0].all(), "no collective waits for another one"
     into, out_of = _by_collective(edges.after, number), _by_collective(edges.before, number)
     for place in places:
         layout, first = place.layout, place.first
