@@ -80,13 +80,14 @@ def _message_times(
     latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
     times[single] = latency + messages.size[single] / bandwidth
     together = np.flatnonzero(messages.op != Op.P2P)
+    by_node = collective in ("hierarchical", "best")
     numbers: dict[Algorithm, int] = {}
     alike = sort_by(messages.dst[together], messages.op[together])
     first = heads(messages.dst[together[alike]], messages.op[together[alike]])
     for rows in np.split(together[alike], first[1:]) if len(together) else []:
         op, members = Op(int(messages.op[rows[0]])), program.groups[messages.dst[rows[0]]]
         k = len(members)
-        allowed = candidates(op, collective, k, _nodes(cluster, members, collective))
+        allowed = candidates(op, collective, k, _nodes(cluster, members) if by_node else ())
         costs = np.array([_fixed_and_by_byte(how, members, cluster) for how in allowed])
         seconds = costs[:, :1] + costs[:, 1:] * (payload(op, k) * messages.size[rows])
         best = seconds.argmin(axis=0)  # of equals, the first
@@ -109,20 +110,7 @@ def _fixed_and_by_byte(how: Algorithm, members: Ints, cluster: Cluster) -> tuple
     return fixed + slowest, by_byte + narrowest
 
 
-def _nodes(cluster: Cluster, members: Ints, collective: str) -> Nodes:
-    """Which members are joined by the widest links of their group, directly or through others: those in one node."""
-    own = (tuple(range(len(members))),)
-    if collective not in ("hierarchical", "best") or not cluster.links or len(members) == 1:
-        return own
-    src, dst = (each.ravel() for each in np.meshgrid(members, members, indexing="ij"))
-    _, bandwidth = cluster.link_costs(src, dst)
-    bandwidth[src == dst] = 0
-    near = (bandwidth == bandwidth.max()).reshape(len(members), -1)
-    node = np.arange(len(members))
-    for _ in own[0]:
-        joined = np.where(near | near.T, node, len(members)).min(axis=1)
-        lower = np.minimum(node, joined)
-        if (lower == node).all():
-            break
-        node = lower
-    return tuple(tuple(np.flatnonzero(node == first).tolist()) for first in np.unique(node).tolist())
+def _nodes(cluster: Cluster, members: Ints) -> Nodes:
+    """The members in each node, as their numbers in the group."""
+    node = cluster.nodes(members)
+    return tuple(tuple(np.flatnonzero(node == one).tolist()) for one in np.unique(node))

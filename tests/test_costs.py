@@ -9,6 +9,7 @@ from cdpsim import Cluster, Model, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.program import Kind
+from cdpsim.topology import Cable, Topology
 from cdpsim.units import Work
 
 SHORT = Link(latency=1e-5, bandwidth=1e9)
@@ -86,9 +87,9 @@ def test_broadcasts_and_reductions_are_trees() -> None:
 
 def two_nodes_of_four() -> Cluster:
     """Eight devices: inside a node 1 us and 100 GB/s, between nodes 10 us and 1 GB/s."""
-    inside = [(a, b) for node in (range(4), range(4, 8)) for a in node for b in node if a < b]
-    links = tuple(PairLink(between=pair, latency=1e-6, bandwidth=1e11) for pair in inside)
-    return Cluster(link=SHORT, links=links)
+    wide, narrow = Cable(latency=5e-7, bandwidth=1e11), Cable(latency=5e-6, bandwidth=1e9)  # two hops by a switch
+    topology = Topology(kind="nodes", per_node=4, link=wide, network=narrow, nics=4)
+    return Cluster(devices=(Devices(count=8),), topology=topology)
 
 
 def test_a_hierarchical_all_reduce_uses_the_links_inside_nodes() -> None:

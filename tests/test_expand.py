@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.check import check
-from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.cluster import Devices, Link
 from cdpsim.collectives import COLLECTIVES, algorithm
 from cdpsim.expand import expand, unroll
 from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.simulate import reopen
+from cdpsim.topology import Cable, Topology
 from cdpsim.units import Work
 from tests.strategies import requests, seconds
 
@@ -110,8 +111,9 @@ def test_each_all_reduce_lasts_as_long_as_its_algorithm(n: int, collective: str)
 
 def test_stages_of_a_hierarchy_follow_one_another() -> None:
     """Wide links inside nodes of three and one, narrow ones between them: as in one piece."""
-    inside = tuple(PairLink(between=pair, latency=1e-6, bandwidth=1e11) for pair in ((0, 1), (0, 2), (1, 2)))
-    cluster = Cluster(link=Link(latency=1e-5, bandwidth=1e9), links=inside)
+    wide, narrow = Cable(latency=5e-7, bandwidth=1e11), Cable(latency=5e-6, bandwidth=1e9)
+    topology = Topology(kind="nodes", per_node=3, link=wide, network=narrow)
+    cluster = Cluster(devices=(Devices(count=6),), topology=topology)
     wanted: dict[str, Any] = {"model": evenly(4, [1.0] * 4), "cluster": cluster, "collective": "hierarchical"}
     whole, parts = (simulate("multi-dp", 4, **wanted, expand=expanded) for expanded in (False, True))
     assert np.isclose(whole.summary()["makespan"], parts.summary()["makespan"], rtol=1e-12)
