@@ -1,7 +1,10 @@
 """What is trained: the time and the bytes of one micro-batch through each stage."""
 
-from itertools import chain, groupby, repeat
+from fractions import Fraction
+from itertools import chain, groupby, pairwise, repeat
+from math import lcm
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -9,51 +12,38 @@ import numpy as np
 import numpy.typing as npt
 
 from cdpsim import fileform
-from cdpsim.errors import RequestError
-from cdpsim.fileform import Cost, Name, Size
+from cdpsim.errors import RequestError, choose
+from cdpsim.fileform import Name
+from cdpsim.partition import Cuts, balanced
+from cdpsim.stage import SIZES, Stage, merged
 from cdpsim.units import MOST_SECONDS, Work
 
+__all__ = ["OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage"]
+
 MOST_STAGES = 1_000_000
+MOST_LAYERS = 2_000  # that are grouped: exact cuts take time as their square
 MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in float64
 
-SIZES = (
-    "activation",
-    "kept_output",
-    "forward_transient",
-    "backward_transient",
-    "boundary",
-    "parameters",
-    "gradients",
-    "optimizer",
-)
+# What a number weighs; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
+PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
+OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
+RECOMPUTE = ("none", "full", "sqrt")
 
 
-class Stage(fileform.Table, frozen=True, kw_only=True):
-    """One micro-batch through one stage: seconds or `Work`, and bytes."""
+class Recipe(fileform.Table, frozen=True, kw_only=True):
+    """How a model is trained, as far as that costs bytes and time; `cdpsim.recipe` says what it costs."""
 
-    forward: Cost
-    backward: Cost
-    weight_backward: Cost | None = None
-    activation: Size = 0  # held from forward to backward, the stage's input included
-    kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
-    forward_transient: Size = 0  # what a forward needs beyond that while it runs
-    backward_transient: Size = 0  # what a backward needs beyond that and its output's gradient
-    boundary: Size = 0
-    parameters: Size = 0
-    gradients: Size | None = None  # None: as parameters
-    optimizer: Size = 0
+    optimizer: str = ""  # one of OPTIMIZERS; none: what the stages themselves say
+    mixed_precision: bool = False  # a master copy of the weights, and the optimizer's state, in fp32
+    recompute: str = "none"  # which activations are computed again in the backward
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
-        if self.kept_output > min(self.activation, self.boundary):
-            raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
-        part, whole = self.weight_backward, self.backward
-        if part is None:
-            return
-        if isinstance(part, Work) != isinstance(whole, Work):
-            raise RequestError("weight_backward", "must be a time where backward is one, and work where it is work")
-        if not part < whole:
-            raise RequestError("weight_backward", "must be less than backward, of which it is a part")
+        if self.optimizer:
+            choose("optimizer", self.optimizer, OPTIMIZERS)
+        choose("recompute", self.recompute, RECOMPUTE)
+        if self.mixed_precision and not self.optimizer:
+            raise RequestError("mixed_precision", "what is kept in fp32 depends on the optimizer; name one")
 
 
 class _Run(Stage, frozen=True, kw_only=True):
@@ -65,6 +55,8 @@ class _Run(Stage, frozen=True, kw_only=True):
 
 class _ModelFile(fileform.Table, frozen=True, kw_only=True):
     name: Name = ""
+    precision: str = ""
+    training: Recipe = Recipe()
     stages: Annotated[tuple[_Run, ...], msgspec.Meta(min_length=1)]
 
 
@@ -74,9 +66,15 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
     name: Name = ""
     is_unit: bool = False  # its times are slots and its sizes stages' worth
+    precision: str = ""  # one of PRECISIONS: what its bytes and its FLOP are in
+    training: Recipe = Recipe()  # what `cdpsim.recipe.apply` adds to its stages
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
+        if self.precision:
+            choose("precision", self.precision, PRECISIONS)
+        if self.training.optimizer and self.size("optimizer").any():
+            raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
         for kind in SIZES:
             if self._column(kind, np.float64).sum() > MOST_BYTES_IN_ALL:
                 raise RequestError("stages", f"{kind} sums to more than 9 PB; check the units and `repeat`")
@@ -99,6 +97,34 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def n(self) -> int:
         """The number of stages."""
         return len(self.stages)
+
+    def cuts(self, n: int) -> Cuts:
+        """Say with which stages groups begin: of n groups, the largest has as few FLOP, or seconds, as can be."""
+        if n > self.n:
+            problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
+            raise RequestError(f"n={n}", problem)
+        if n == self.n:
+            return tuple(range(1, n))
+        if self.is_unit or self.n > MOST_LAYERS:
+            which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
+            raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give as many")
+        if len({isinstance(cost, Work) for stage in self.stages for cost in (stage.forward, stage.backward)}) > 1:
+            raise RequestError(f"n={n}", f"the {self.n} stages cost work and time, and cannot be grouped; give one")
+        costs = [Fraction(stage.forward) + Fraction(stage.backward) for stage in self.stages]
+        unit = lcm(*(cost.denominator for cost in costs))  # in which all are whole
+        return balanced([int(cost * unit) for cost in costs], n)
+
+    def groups(self, n: int) -> list[tuple[int, tuple[Stage, ...]]]:
+        """Give the stages of each group, and what the stage before sends it."""
+        ends = pairwise((0, *self.cuts(n), self.n))
+        return [(self.stages[begin - 1].boundary if begin else 0, self.stages[begin:end]) for begin, end in ends]
+
+    def grouped(self, n: int) -> Self:
+        """Make n consecutive stages of the model's own, as one device would run each."""
+        if n == self.n:
+            return self
+        stages = tuple(merged(layers, given) for given, layers in self.groups(n))
+        return msgspec.structs.replace(self, stages=stages)
 
     def forward_time(self, speed: float | None) -> npt.NDArray[Any]:
         """Say what each stage's forward takes on a device of that speed: seconds, or int64 slots."""
@@ -147,15 +173,17 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
         try:
-            return cls(name=form.name, stages=tuple(stages))
+            return cls(name=form.name, stages=tuple(stages), precision=form.precision, training=form.training)
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 
     def table(self) -> dict[str, object]:
         """Give what a file says of this model."""
-        name: dict[str, object] = {"name": self.name} if self.name else {}
+        said: dict[str, object] = {"name": self.name, "precision": self.precision}
+        said["training"] = fileform.encode(self.training)
+        top = {key: value for key, value in said.items() if value}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
-        return name | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}
+        return top | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}
 
     def _column(self, kind: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         def weigh(stage: Stage) -> int:

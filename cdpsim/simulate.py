@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cdpsim import presets
@@ -17,9 +18,10 @@ from cdpsim.errors import RequestError, choose, nearest
 from cdpsim.expand import expand as expanded
 from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
-from cdpsim.model import Model
+from cdpsim.model import Model, Recipe
 from cdpsim.program import Program
 from cdpsim.progress import ticker
+from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES, Rule, find_rule, matrix_rule
 from cdpsim.trace import TABLES, Columns, Run, Trace, load
@@ -45,11 +47,15 @@ def simulate(
     seed: int = 0,
     ignore_memory: bool = False,
     max_memory: str | float | None = None,
+    optimizer: str | None = None,
+    mixed_precision: bool | None = None,
+    recompute: str | None = None,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
-    `n` may be left out where the model says how many stages there are. `expand` runs every collective as the messages
-    of its algorithm (`--expand-collectives`). `max_memory` is what this machine may spend on
+    `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
+    trained (`optimizer`, `mixed_precision`, `recompute`) is what its file says, where None. `expand` runs every
+    collective as the messages of its algorithm (`--expand-collectives`). `max_memory` is what this machine may spend on
     the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices.
     """
     schedule = find_schedule(schedule)
@@ -61,7 +67,8 @@ def simulate(
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
         refuse_too_large(n, n, steps, engine, max_memory)
-    model, cluster = _find_model(model, n), _find_cluster(cluster)
+    training = {"optimizer": optimizer, "mixed_precision": mixed_precision, "recompute": recompute}
+    model, cluster = _find_model(model, n, training), _find_cluster(cluster)
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
     refuse_too_large(model.n, m, steps, engine, max_memory, slots=model.is_unit and cluster.is_free)
     refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
@@ -185,16 +192,16 @@ def refuse_untaken(
             raise RequestError(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
 
 
-def _find_model(model: str | Path | Model, n: int | None) -> Model:
-    """A model by name or file; `n`, where given, must be its number of stages."""
+def _find_model(model: str | Path | Model, n: int | None, training: Mapping[str, object]) -> Model:
+    """A model by name or file, in n stages where n is given, and trained as asked, or as it says itself."""
+    asked = {name: value for name, value in training.items() if value is not None}
     if isinstance(model, str) and model == "unit":
-        return Model.unit(whole("n", n, at_least=1))
+        return apply(Model.unit(whole("n", n, at_least=1)), Recipe(**asked))  # type: ignore[arg-type]
     if isinstance(model, str) and model in presets.names("models"):
         model = presets.model(model)
     found = model if isinstance(model, Model) else Model.load(_existing("model", model))
-    if n is not None and whole("n", n, at_least=1) != found.n:
-        raise RequestError("n", f"n={n}, but the model has {found.n} stages; leave n out, or change the model")
-    return found
+    recipe = msgspec.structs.replace(found.training, **asked)
+    return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
 
 
 def _find_cluster(cluster: str | Path | Cluster) -> Cluster:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # What these options ask for, beside n.
 RUN = ("steps", "engine", "collective", "max_memory")
 REQUEST = ("model", "cluster", "expand_collectives", "ignore_memory", "rule", "m", "chunks", "prefetch", "slot_order")
+TRAINING = ("optimizer", "mixed_precision", "recompute")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
         )
     else:
         parser.set_defaults(ignore_memory=True)
+    _add_training(parser)
     group = parser.add_argument_group(
         "options that change the schedule (`cdpsim schedules` says which one takes which)"
     )
@@ -80,6 +82,24 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
     )
 
 
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    """Add how a model is trained."""
+    group = parser.add_argument_group("how a --model is trained (default: as its file says)")
+    group.add_argument("--optimizer", metavar="NAME", help="whose state is held: sgd, momentum, adam or adafactor")
+    group.add_argument(
+        "--mixed-precision",
+        action="store_true",
+        default=None,
+        help="hold a copy of the parameters and the optimizer's state in fp32; the model is in bf16 or fp16",
+    )
+    group.add_argument(
+        "--recompute",
+        metavar="HOW",
+        help="compute activations again in the backward: none, full (a stage keeps its input), or sqrt (a stage of l "
+        "layers keeps the inputs of the square root of l segments)",
+    )
+
+
 def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
     """Add the file to write, in one of `forms`."""
     parser.add_argument("-o", required=True, metavar="FILE", dest="output", help=f"what to write: {forms}")
@@ -93,7 +113,7 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
 
     if name in SCHEDULES or not ("/" in name or Path(name).is_dir()):
         return simulated(options, name)
-    for option in ("n", *RUN, *REQUEST):
+    for option in ("n", *RUN, *REQUEST, *TRAINING):
         if getattr(options, option) != parser.get_default(option):
             flag = f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
             raise RequestError(flag, f"is of a run, but {name!r} is a folder with one; leave it out")
@@ -123,4 +143,5 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
         seed=whole("seed", seed, at_least=0),
         ignore_memory=options.ignore_memory,
         max_memory=options.max_memory,
+        **{name: getattr(options, name) for name in TRAINING},
     )

@@ -18,16 +18,17 @@ from cdpsim import files, tables
 from cdpsim.console import add_command, write
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model, Stage
+from cdpsim.partition import Cuts
 from cdpsim.simulate import whole
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
-from validation.profile.partition import Cuts
 from validation.profile.peak import whole_peak
 from validation.profile.tracker import granularity
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
 from validation.training.stages import Architecture, cut
 
+PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,7 +65,8 @@ def profile(
         stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
         peak = whole_peak(architecture, device, block)
     name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
-    return Profile(Model(name=name, stages=stages), cuts, count, peak)
+    found = Model(name=name, stages=stages, precision=PRECISIONS[dtype])
+    return Profile(found, cuts, count, peak)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Stage
+from cdpsim.partition import Cuts, balanced, check_stages
 from validation.profile.footprints import profile_stages
-from validation.profile.partition import PARTITIONS, Cuts, authors, balanced, check_stages, read_cuts
+from validation.profile.partition import PARTITIONS, authors, read_cuts
 from validation.training.forms import Form, zeros
 from validation.training.optimizer import Optimizer
 from validation.training.passes import backward, forward, one_thread

@@ -1,0 +1,122 @@
+"""What a way of training costs: optimizer state, mixed precision, recomputation; bytes exactly, time as more work.
+
+Optimizer state, in multiples of a stage's parameters P, in their type:
+
+    sgd 0 · momentum P, the velocity · adam 2 P, two moments (Kingma & Ba 2015, algorithm 1)
+    adafactor  for each matrix its row and column sums, for a vector all of it (Shazeer & Stern 2018, algorithm 4;
+               without its optional momentum), which only a profile can tell: `Stage.factored`. Of a tensor of more
+               dimensions, the last two are rows and columns of many matrices, as in torch.optim.Adafactor.
+
+torch keeps 4 bytes for each tensor besides, a count of steps, for adam and adafactor; they are left out here.
+
+Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
+and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with
+Adam 2 + 2 + 12 = 16 bytes a parameter). What is kept for the update counts as optimizer state and travels with it.
+
+Recomputation (Chen et al. 2016): a segment keeps only its input and computes its forward again before its backward.
+`full` makes each stage one segment, `sqrt` cuts its l layers into the least number of segments that is at least their
+square root (section 4.3 there), as even in layers as can be. The second forward adds its work to the backward. Of the
+last stage the loss is computed again, too.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isqrt
+
+from msgspec.structs import replace
+
+from cdpsim.errors import RequestError
+from cdpsim.model import PRECISIONS, Model, Recipe
+from cdpsim.stage import Stage, merged, total
+
+WIDE = 4  # bytes of a number of the master copy and of the state beside it
+
+
+def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
+    """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
+
+    Cuts are the model's own, whatever the recipe.
+    """
+    recipe = model.training if recipe is None else recipe
+    n = model.n if n is None else n
+    if recipe == Recipe():
+        grouped = model.grouped(n)
+        return grouped if grouped.training == recipe else replace(grouped, training=recipe)
+    if model.is_unit:
+        raise RequestError("training", "the slot model has no bytes and no layers; give a model")
+    if recipe.optimizer:
+        scale = _widening(model) if recipe.mixed_precision else 1
+        weighed = tuple(
+            replace(stage, optimizer=state_bytes(stage, recipe, scale, f"stage {j}"))
+            for j, stage in enumerate(model.stages)
+        )
+        model = replace(model, stages=weighed, training=Recipe())
+    stages = tuple(_stage(layers, given, recipe.recompute, j) for j, (given, layers) in enumerate(model.groups(n)))
+    return replace(model, stages=stages, training=Recipe())
+
+
+def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
+    """Say what an optimizer keeps of a stage, each number `scale` times as large as one of its parameters."""
+    parameters = stage.parameters
+    if recipe.optimizer == "adafactor" and parameters and not stage.factored:
+        problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
+        raise RequestError(name, f"{problem}, or take another optimizer")
+    state = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters, "adafactor": stage.factored}[recipe.optimizer]
+    return scale * (parameters + state) if recipe.mixed_precision else state
+
+
+def _widening(model: Model) -> int:
+    """How many times as large as a parameter its master copy is; refuses what is not half as large."""
+    if not model.precision or PRECISIONS[model.precision] != WIDE // 2:
+        shown = f"in {model.precision}" if model.precision else "in it does not say what"
+        problem = f"the model's bytes are {shown}; give a model in bf16 or fp16 (profile it with --dtype bfloat16)"
+        raise RequestError("mixed precision", problem)
+    return WIDE // PRECISIONS[model.precision]
+
+
+def _stage(layers: Sequence[Stage], given: int, how: str, j: int) -> Stage:
+    """One stage of these layers, and what it computes again."""
+    whole = merged(layers, given)
+    if how == "none":
+        return whole
+    count = 1 if how == "full" else _root(len(layers))
+    ends = [k * len(layers) // count for k in range(count + 1)]
+    inputs = [given, *(layers[begin - 1].boundary for begin in ends[1:-1])]
+    segments = [merged(layers[begin:end], own) for (begin, end), own in zip(pairwise(ends), inputs, strict=True)]
+    for segment, own in zip(segments, inputs, strict=True):
+        if segment.activation < own + segment.data:
+            problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
+            raise RequestError(f"stage {j}", problem)
+    return _recomputed(whole, segments, inputs)
+
+
+def _root(layers: int) -> int:
+    """The square root, rounded up."""
+    return isqrt(layers - 1) + 1
+
+
+def _recomputed(whole: Stage, segments: Sequence[Stage], inputs: Sequence[int]) -> Stage:
+    """A stage that keeps its segments' inputs and its data; transients are highest moments less that.
+
+    A forward passes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
+    segment again beside the inputs of those before it, and beside the gradient of the segment's output; that of the
+    stage's own output is held in any case.
+    """
+    kept = sum(inputs) + whole.data
+    forward = backward = kept
+    before = whole.data
+    for k, (segment, own) in enumerate(zip(segments, inputs, strict=True)):
+        other = before - segment.data
+        gradient = segment.boundary if k < len(segments) - 1 else 0
+        again = segment.activation + max(segment.forward_transient, segment.backward_transient)
+        forward = max(forward, other + segment.passing)
+        backward = max(backward, other + gradient + again)
+        before += own
+    return replace(
+        whole,
+        backward=total([whole.backward, whole.forward]),
+        activation=kept,
+        kept_output=0,
+        forward_transient=forward - kept,
+        backward_transient=backward - kept,
+    )

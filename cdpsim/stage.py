@@ -1,0 +1,113 @@
+"""One micro-batch through one stage: what it takes and what it holds; and stages merged into one."""
+
+from collections.abc import Sequence
+from math import fsum
+
+from cdpsim import fileform
+from cdpsim.errors import RequestError
+from cdpsim.fileform import Cost, Size
+from cdpsim.units import Work
+
+SIZES = (
+    "activation",
+    "kept_output",
+    "forward_transient",
+    "backward_transient",
+    "boundary",
+    "parameters",
+    "gradients",
+    "optimizer",
+)
+
+
+class Stage(fileform.Table, frozen=True, kw_only=True):
+    """One micro-batch through one stage: seconds or `Work`, and bytes."""
+
+    forward: Cost
+    backward: Cost
+    weight_backward: Cost | None = None
+    activation: Size = 0  # held from forward to backward, the stage's input included
+    kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
+    forward_transient: Size = 0  # what a forward needs beyond that while it runs
+    backward_transient: Size = 0  # what a backward needs beyond that and its output's gradient
+    boundary: Size = 0
+    parameters: Size = 0
+    gradients: Size | None = None  # None: as parameters
+    optimizer: Size = 0
+    # What only a recipe asks for:
+    data: Size = 0  # the part of the activation that a micro-batch brings: the first input, the targets
+    inference: Size | None = None  # all that a forward which keeps nothing holds at most; None: as one that keeps
+    factored: Size = 0  # what sums over its matrices' rows and columns weigh, in the type of its parameters
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        if self.kept_output > min(self.activation, self.boundary):
+            raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
+        if self.data > self.activation:
+            raise RequestError("data", "must be at most activation, of which it is a part")
+        part, whole = self.weight_backward, self.backward
+        if part is None:
+            return
+        if isinstance(part, Work) != isinstance(whole, Work):
+            raise RequestError("weight_backward", "must be a time where backward is one, and work where it is work")
+        if not part < whole:
+            raise RequestError("weight_backward", "must be less than backward, of which it is a part")
+
+    @property
+    def passing(self) -> int:
+        """Say what a forward that keeps nothing for a backward holds at most, its input included."""
+        return self.activation + self.forward_transient if self.inference is None else self.inference
+
+
+def merged(layers: Sequence[Stage], given: int) -> Stage:
+    """Make one stage of consecutive ones, as one device runs it; `given` is what the stage before sends it.
+
+    What layers keep adds up, but for an output that its layer keeps and that the next one has as its input. A transient
+    is the highest moment of all layers less what the stage holds then in any case: all that it keeps, and while its
+    backward runs, the gradient of its output.
+    """
+    if len(layers) == 1:
+        return layers[0]
+    weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
+    gradients = [layer.parameters if layer.gradients is None else layer.gradients for layer in layers]
+    return Stage(
+        forward=total([layer.forward for layer in layers]),
+        backward=total([layer.backward for layer in layers]),
+        weight_backward=total(weights) if weights else None,
+        kept_output=layers[-1].kept_output,
+        boundary=layers[-1].boundary,
+        parameters=sum(layer.parameters for layer in layers),
+        gradients=None if all(layer.gradients is None for layer in layers) else sum(gradients),
+        optimizer=sum(layer.optimizer for layer in layers),
+        data=sum(layer.data for layer in layers),
+        inference=None if all(layer.inference is None for layer in layers) else _inference(layers, given),
+        factored=sum(layer.factored for layer in layers),
+        **_held(layers),
+    )
+
+
+def _held(layers: Sequence[Stage]) -> dict[str, int]:
+    """What a stage of these layers keeps, and what it needs beyond that at its worst moments."""
+    held = forward = backward = shared = 0
+    for k, layer in enumerate(layers):
+        held += layer.activation - shared
+        shared = layer.kept_output
+        forward = max(forward, held + layer.forward_transient)
+        gradient = layer.boundary if k < len(layers) - 1 else 0
+        backward = max(backward, held + gradient + layer.backward_transient)
+    return {"activation": held, "forward_transient": forward - held, "backward_transient": backward - held}
+
+
+def _inference(layers: Sequence[Stage], given: int) -> int:
+    """What a forward holds at most that keeps only what is given: the first layer's input, and the data."""
+    data = sum(layer.data for layer in layers)
+    levels = [data - layer.data + layer.passing for layer in layers]
+    return max(levels[0], *(given + level for level in levels[1:]))
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """Add times, or work; one cannot be added to the other."""
+    work = {isinstance(cost, Work) for cost in costs}
+    if len(work) > 1:
+        raise RequestError("stages", "some cost work and some time, which cannot be added; give all in one of them")
+    return Work(fsum(costs)) if True in work else fsum(costs)
