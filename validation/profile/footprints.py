@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -14,11 +15,11 @@ from cdpsim.model import Model, Stage
 from cdpsim.progress import progress
 from cdpsim.units import Work
 from validation.profile.flops import Flops
-from validation.profile.tracker import Tracker, is_alive, storage_of
+from validation.profile.tracker import Reference, Tracker, is_alive, storage_of
 from validation.training.forms import zeros
 from validation.training.optimizer import Optimizer
-from validation.training.passes import backward, forward
-from validation.training.stages import Training, imitate
+from validation.training.passes import backward, forward, on_its_own
+from validation.training.stages import Training, imitate, leaves
 
 _EVERY_MODULES = frozenset(vars(nn.Module()))
 
@@ -32,6 +33,8 @@ class Footprint(NamedTuple):
     backward_transient: int
     forward_flops: int
     backward_flops: int
+    data: int
+    inference: int
 
 
 def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1) -> Model:
@@ -74,10 +77,8 @@ def _comparable(value: object) -> Hashable:
 
 def with_unit_times(model: Model) -> Model:
     """Give the same model with a second for each task: seconds are slots then, in which a replay's clock counts."""
-    return Model(
-        name=model.name,
-        stages=tuple(msgspec.structs.replace(stage, forward=1.0, backward=1.0) for stage in model.stages),
-    )
+    stages = tuple(msgspec.structs.replace(stage, forward=1.0, backward=1.0) for stage in model.stages)
+    return msgspec.structs.replace(model, stages=stages)
 
 
 def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
@@ -96,8 +97,10 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
         y, kept = forward(training, stage, theta, x, target, 1)
     forward_peak, forward_flops = tracker.peak, flops.count
     sent = None if y is None else storage_of(y)
+    brought = [storage_of(tensor) for tensor in (None if stage else x, target) if tensor is not None]
     del x, y, target
     activation = tracker.level
+    data = sum(_weight(storage, granularity) for storage in brought)
     kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
     above = None if stage == last else zeros(training.boundary(stage), training.device)
     tracker.see([] if above is None else [above])
@@ -112,7 +115,45 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
         tracker.peak - before,
         forward_flops,
         flops.count - forward_flops,
+        data,
+        _inference(training, stage, granularity),
     )
+
+
+def _weight(storage: Reference, granularity: int) -> int:
+    """Say what a storage weighs, as a tracker counts it; one that has ended, nothing."""
+    alive = storage()
+    return 0 if alive is None else -(-alive.nbytes() // granularity) * granularity
+
+
+def _inference(training: Training, stage: int, granularity: int) -> int:
+    """Run a stage's forward without a backward to come, and see what it holds at most."""
+    tracker, last = Tracker(granularity), training.n - 1
+    theta = zeros(training.parameters(stage), training.device)
+    tracker.ignore([theta, *training.buffers[stage].values()])
+    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
+    target = zeros(training.targets.form, training.device) if stage == last else None
+    tracker.see([x] if target is None else [x, target])
+    with torch.no_grad(), tracker:
+        y = training.apply(stage, leaves(training.stages[stage], theta), x)
+        y = on_its_own(y) if target is None else training.loss(y, target, 1)
+    return tracker.peak
+
+
+def factored(stage: nn.Module) -> int:
+    """Say what sums over rows and columns of a stage's parameters weigh, a vector counting as it is.
+
+    Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
+    """
+    return sum(
+        parameter.element_size() * (parameter.numel() if parameter.dim() < 2 else _sums(parameter))
+        for parameter in stage.parameters()
+    )
+
+
+def _sums(parameter: nn.Parameter) -> int:
+    *_, rows, columns = parameter.shape
+    return parameter.numel() // max(1, columns) + parameter.numel() // max(1, rows)
 
 
 def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
@@ -130,6 +171,9 @@ def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footp
                 boundary=training.boundary(j).nbytes if j < training.n - 1 else 0,
                 parameters=parameters.nbytes,
                 optimizer=optimizer.nbytes(parameters),
+                data=footprint.data,
+                inference=footprint.inference,
+                factored=factored(training.stages[j]),
             )
         )
     return tuple(stages)

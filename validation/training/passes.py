@@ -63,7 +63,7 @@ def forward(
             assert target is not None, "only the last stage has a loss"
             y = training.loss(y, target, micro_batches)
         else:
-            y = _on_its_own(y)
+            y = on_its_own(y)
     kept = Pass(stage, get_gradient_edge(y), x, list(parameters.values()), lent)
     _return(kept)
     return (None if stage == training.n - 1 else y.detach()), kept
@@ -86,7 +86,7 @@ def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None
     below, kept.x.grad = kept.x.grad, None
     if below is None:
         raise RequestError(f"stage {kept.stage}", "does not depend on its input; cut the model elsewhere")
-    return _on_its_own(below)
+    return on_its_own(below)
 
 
 def _return(kept: Pass) -> None:
@@ -96,7 +96,7 @@ def _return(kept: Pass) -> None:
         parameter.data, parameter.grad = parameter.new_empty(0), None
 
 
-def _on_its_own(tensor: Tensor) -> Tensor:
+def on_its_own(tensor: Tensor) -> Tensor:
     """Give a tensor that fills its storage in the order of its indices: it is to travel, and not to keep more alive."""
     tensor = tensor.contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

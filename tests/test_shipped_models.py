@@ -1,0 +1,72 @@
+"""Models that ship with the package are what the commands in their first comments make; and what is known of them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cdpsim import presets
+from cdpsim.model import PRECISIONS, Model
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+NAMES = ("gpt2", "llama3-8b", "resnet50", "vit-b16")
+FILES = Path(presets.__file__).parent / "models"
+# As their papers say: layers; an output layer of a language model has weights of its own here.
+KNOWN = {
+    # torchvision 0.20's table of models: 25,557,032; a stem, 16 bottlenecks, a head.
+    "resnet50": (18, 25_557_032),
+    # torchvision 0.20's table of models: 86,567,656; 12 blocks.
+    "vit-b16": (14, 86_567_656),
+    # Radford et al. 2019, table 2: 12 layers, width 768; 50,257 tokens, 1,024 places. Twelve blocks of 12 d^2 + 13 d.
+    "gpt2": (14, (2 * 50_257 + 1024) * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768),
+    # Grattafiori et al. 2024, table 3: 32 layers, width 4,096, 8 of 32 heads for keys, 14,336 inside; 128,256 tokens.
+    "llama3-8b": (
+        34,
+        2 * 128_256 * 4096 + 32 * ((2 + 2 / 4) * 4096**2 + 3 * 4096 * 14_336 + 2 * 4096) + 4096,
+    ),
+}
+
+
+def command(name: str) -> list[str]:
+    first, *_ = (FILES / f"{name}.toml").read_text().splitlines()
+    assert first.startswith(f"# made by: python -m validation profile {name} ")
+    return shlex.split(first.removeprefix("# made by: python -m validation "))
+
+
+def test_these_ship() -> None:
+    assert presets.names("models") == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_says_what_its_numbers_are_in(name: str) -> None:
+    model = presets.model(name)
+    words = command(name)
+    dtype = words[words.index("--dtype") + 1] if "--dtype" in words else "float32"
+    assert model.precision == {"bfloat16": "bf16", "float32": "fp32"}[dtype]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> None:
+    model = presets.model(name)
+    layers, parameters = KNOWN[name]
+    assert model.n == layers
+    assert model.size("parameters").sum() == parameters * PRECISIONS[model.precision]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from cdpsim.console import dispatch, parser_of
+    from validation.profile.command import add_parser
+
+    parser, commands = parser_of("python -m validation", "about", "examples")
+    add_parser(commands)
+    words = command(name)
+    assert words[-2:] == ["-o", f"{name}.toml"]
+    made = tmp_path / f"{name}.toml"
+    assert dispatch(parser, commands, [*words[:-1], str(made)]) == 0
+    assert Model.load(made) == Model.load(FILES / f"{name}.toml")
+    shipped = (FILES / f"{name}.toml").read_text()
+    assert made.read_text() == "".join(line for line in shipped.splitlines(True) if not line.startswith("#"))
