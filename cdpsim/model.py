@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cdpsim import fileform
 from cdpsim.errors import RequestError, choose
 from cdpsim.fileform import Name
-from cdpsim.partition import Cuts, balanced
+from cdpsim.partition import Cuts, balanced, check_stages
 from cdpsim.stage import SIZES, Stage, merged
 from cdpsim.units import MOST_SECONDS, Work
 
@@ -103,13 +103,16 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         if n > self.n:
             problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
             raise RequestError(f"n={n}", problem)
+        check_stages(n, self.n)
         if n == self.n:
             return tuple(range(1, n))
         if self.is_unit or self.n > MOST_LAYERS:
             which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
             raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give as many")
         if len({isinstance(cost, Work) for stage in self.stages for cost in (stage.forward, stage.backward)}) > 1:
-            raise RequestError(f"n={n}", f"the {self.n} stages cost work and time, and cannot be grouped; give one")
+            raise RequestError(
+                f"n={n}", f"the {self.n} stages cost work and time, and cannot be grouped; give all in one"
+            )
         costs = [Fraction(stage.forward) + Fraction(stage.backward) for stage in self.stages]
         unit = lcm(*(cost.denominator for cost in costs))  # in which all are whole
         return balanced([int(cost * unit) for cost in costs], n)

@@ -68,9 +68,9 @@ def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage
 def _widening(model: Model) -> int:
     """How many times as large as a parameter its master copy is; refuses what is not half as large."""
     if not model.precision or PRECISIONS[model.precision] != WIDE // 2:
-        shown = f"in {model.precision}" if model.precision else "in it does not say what"
-        problem = f"the model's bytes are {shown}; give a model in bf16 or fp16 (profile it with --dtype bfloat16)"
-        raise RequestError("mixed precision", problem)
+        shown = f"the model's bytes are in {model.precision}"
+        problem = shown if model.precision else "the model does not say what its bytes are in"
+        raise RequestError("mixed precision", f"{problem}; give one in bf16 or fp16 (profile with --dtype bfloat16)")
     return WIDE // PRECISIONS[model.precision]
 
 
@@ -99,8 +99,8 @@ def _recomputed(whole: Stage, segments: Sequence[Stage], inputs: Sequence[int]) 
     """A stage that keeps its segments' inputs and its data; transients are highest moments less that.
 
     A forward passes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
-    segment again beside the inputs of those before it, and beside the gradient of the segment's output; that of the
-    stage's own output is held in any case.
+    segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken
+    to be there until the segment is done; that of the stage's own output is held in any case.
     """
     kept = sum(inputs) + whole.data
     forward = backward = kept

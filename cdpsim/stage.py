@@ -34,8 +34,9 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
     optimizer: Size = 0
-    # What only a recipe asks for:
+    # What only grouping and recipes ask for:
     data: Size = 0  # the part of the activation that a micro-batch brings: the first input, the targets
+    unused_input: Size = 0  # the part of it that is its input where no backward reads that: between layers it is let go
     inference: Size | None = None  # all that a forward which keeps nothing holds at most; None: as one that keeps
     factored: Size = 0  # what sums over its matrices' rows and columns weigh, in the type of its parameters
 
@@ -45,6 +46,8 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
         if self.data > self.activation:
             raise RequestError("data", "must be at most activation, of which it is a part")
+        if self.unused_input > self.activation:
+            raise RequestError("unused_input", "must be at most activation, of which it is a part")
         part, whole = self.weight_backward, self.backward
         if part is None:
             return
@@ -80,19 +83,27 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
         gradients=None if all(layer.gradients is None for layer in layers) else sum(gradients),
         optimizer=sum(layer.optimizer for layer in layers),
         data=sum(layer.data for layer in layers),
-        inference=None if all(layer.inference is None for layer in layers) else _inference(layers, given),
+        unused_input=layers[0].unused_input,
+        inference=_inference(layers, given),
         factored=sum(layer.factored for layer in layers),
         **_held(layers),
     )
 
 
 def _held(layers: Sequence[Stage]) -> dict[str, int]:
-    """What a stage of these layers keeps, and what it needs beyond that at its worst moments."""
-    held = forward = backward = shared = 0
+    """What a stage of these layers keeps, and what it needs beyond that at its worst moments.
+
+    The data of all layers are there from the beginning, and until their layer's backward. An input that its layer does
+    not read again is there while its forward runs, and longer only if the layer before keeps it.
+    """
+    held = forward = backward = 0
+    data = sum(layer.data for layer in layers)  # of the layers to come
     for k, layer in enumerate(layers):
-        held += layer.activation - shared
-        shared = layer.kept_output
-        forward = max(forward, held + layer.forward_transient)
+        shared = layers[k - 1].kept_output if k else 0
+        passing = layer.unused_input if k and not shared else 0
+        held += layer.activation - shared - passing
+        data -= layer.data
+        forward = max(forward, held + passing + data + layer.forward_transient)
         gradient = layer.boundary if k < len(layers) - 1 else 0
         backward = max(backward, held + gradient + layer.backward_transient)
     return {"activation": held, "forward_transient": forward - held, "backward_transient": backward - held}

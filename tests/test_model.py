@@ -1,7 +1,7 @@
 """A model survives its file, and a wrong file is refused with the field's path."""
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdpsim import presets, simulate
+from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.model import SIZES, Model, Stage
 from cdpsim.units import Work
@@ -254,6 +256,8 @@ LAST = "$.stages[1]"
             },
             "$.stages: stage 1 has the kept_output of stage 0 as its input; its activation must not be less",
         ),
+        (_stage(activation=2, data=3), f"{LAST}: data: must be at most activation, of which it is a part"),
+        (_stage(activation=2, unused_input=3), f"{LAST}: unused_input: must be at most activation"),
         (_stage(weight_backward=0), f"{LAST}.weight_backward: 0: not between"),
         (
             _stage(weight_backward=2),
@@ -346,3 +350,107 @@ def test_a_stage_that_costs_the_same_in_work_is_another_stage() -> None:
     assert Stage(forward=1.0, backward=2.0) != Stage(forward=Work(1), backward=2.0)
     table = Model(stages=(PLAIN, Stage(forward=Work(1), backward=2.0))).to_builtins()
     assert table == {"stages": [{"forward": "1 s", "backward": "2 s"}, {"forward": "1 FLOP", "backward": "2 s"}]}
+
+
+# Fewer stages than the model's own
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Model:
+    """Stages that cost work, with or without outputs that they keep."""
+    made = []
+    for _ in range(draw(st.integers(1, 7))):
+        kept = draw(st.just(0) | st.integers(1, 50))
+        boundary = kept if kept else draw(st.integers(0, 50))
+        sizes = {kind: draw(st.integers(0, 99)) for kind in ("forward_transient", "backward_transient", "parameters")}
+        forward, backward = (Work(draw(st.integers(1, 20))) for _ in range(2))
+        activation = 50 + draw(st.integers(0, 99))
+        held = {"activation": activation, "kept_output": kept, "boundary": boundary}
+        made.append(Stage(forward=forward, backward=backward, **held, **sizes))
+    return Model(stages=tuple(made))
+
+
+def peak(model: Model) -> int:
+    """What one device holds of activations, at most, that runs one micro-batch through all stages."""
+    trace = simulate("multi-dp", model=model, cluster=Cluster(devices=(Devices(speed=1e12),)), steps=1)
+    return max(int(device["activations"]) for device in trace.summary()["peak_memory"])
+
+
+@given(layers(), st.data())
+def test_a_device_holds_as_much_of_grouped_stages(model: Model, data: st.DataObject) -> None:
+    """And the gradient of a group's output as long as the group's backward runs."""
+    n = data.draw(st.integers(1, model.n))
+    grouped, ends = model.grouped(n), [*model.cuts(n), model.n]
+    held, moments = 0, [peak(model)]
+    for j, stage in enumerate(model.stages):
+        held += stage.activation - (model.stages[j - 1].kept_output if j else 0)
+        end = next(end for end in ends if end > j)
+        if j + 1 < end < model.n:
+            gradients = stage.boundary + model.stages[end - 1].boundary
+            moments.append(held + gradients + stage.backward_transient)
+    assert peak(grouped) == max(moments)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit-b16", "gpt2", "llama3-8b"])
+def test_all_stages_of_a_real_model_in_one_hold_as_much(name: str) -> None:
+    """But for what stands between stages and not inside one: inputs that are not read again, and targets."""
+    model = presets.model(name)
+    first, last = model.stages[0], model.stages[-1]
+    inner = model.size("boundary")[:-1].sum()
+    unused = sum(stage.unused_input for before, stage in pairwise(model.stages) if not before.kept_output)
+    assert unused <= inner
+    least = peak(model) - unused
+    assert least <= peak(model.grouped(1)) <= peak(model) + first.data + last.data
+
+
+@given(layers(), st.data())
+def test_what_adds_up_adds_up(model: Model, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, model.n))
+    grouped, ends = model.grouped(n), (0, *model.cuts(n), model.n)
+    assert grouped.n == n
+    for begin, end, stage in zip(ends, ends[1:], grouped.stages, strict=False):
+        own = model.stages[begin:end]
+        assert stage.parameters == sum(layer.parameters for layer in own)
+        assert (stage.boundary, stage.kept_output) == (own[-1].boundary, own[-1].kept_output)
+        assert float(stage.backward) == sum(layer.backward for layer in own)
+        assert isinstance(stage.forward, Work)
+    every = [sum(s.forward + s.backward for s in model.stages[a:b]) for a, b in pairwise(ends)]
+    others = combinations(range(1, model.n), n - 1)
+    costs = [stage.forward + stage.backward for stage in model.stages]
+    assert max(every) == min(max(sum(costs[a:b]) for a, b in pairwise((0, *cuts, model.n))) for cuts in others)
+
+
+def test_fields_that_are_not_given_stay_so_where_none_is(toy: Model) -> None:
+    plain = Model(stages=(PLAIN, PLAIN, PLAIN)).grouped(1).stages[0]
+    assert (plain.forward, plain.backward, plain.weight_backward, plain.gradients) == (3.0, 6.0, None, None)
+    some = Stage(forward=0.1, backward=0.2, weight_backward=0.1, parameters=5, gradients=7, optimizer=3)
+    mixed = Model(stages=(some, Stage(forward=0.2, backward=0.3, parameters=2, optimizer=1))).grouped(1).stages[0]
+    assert (mixed.weight_backward, mixed.gradients, mixed.optimizer) == (0.1, 9, 4)
+
+
+def test_more_stages_than_there_are_and_other_groups_are_refused(toy: Model) -> None:
+    assert toy.grouped(3) is toy
+    refused: list[tuple[Callable[[], Model], str]] = [
+        (lambda: toy.grouped(4), "n=4: the model has 3 stages, which can be grouped and not split; lower n"),
+        (lambda: toy.grouped(2), "n=2: the 3 stages cost work and time, and cannot be grouped; give all in one"),
+        (lambda: toy.grouped(0), "n=0: must be at least 1 and at most 3"),
+        (lambda: Model.unit(3).grouped(2), "n=2: the model has 3 stages, and the slot model's are not grouped"),
+        (
+            lambda: Model(stages=(PLAIN,) * 2001).grouped(2),
+            "n=2: the model has 2001 stages, and more than 2000 are not",
+        ),
+    ]
+    for group, problem in refused:
+        with pytest.raises(RequestError) as refusal:
+            group()
+        assert str(refusal.value).startswith(problem)
+
+
+def test_a_file_says_its_precision(tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text('precision = "bf16"\n' + TOY)
+    model = Model.load(tmp_path / "toy.toml")
+    assert model.precision == "bf16"
+    assert model.table()["precision"] == "bf16"
+    (tmp_path / "toy.toml").write_text('precision = "fp31"\n' + TOY)
+    with pytest.raises(RequestError, match=r"toy.toml: \$.precision: unknown precision 'fp31'; did you mean 'fp32'\?"):
+        Model.load(tmp_path / "toy.toml")

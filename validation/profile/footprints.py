@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.model import Model, Stage
 from cdpsim.progress import progress
@@ -34,6 +35,7 @@ class Footprint(NamedTuple):
     forward_flops: int
     backward_flops: int
     data: int
+    unused_input: int
     inference: int
 
 
@@ -116,6 +118,9 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
         forward_flops,
         flops.count - forward_flops,
         data,
+        0
+        if stage == 0 or _reads_input(training, stage)
+        else _granular(training.boundary(stage - 1).nbytes, granularity),
         _inference(training, stage, granularity),
     )
 
@@ -123,7 +128,11 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
 def _weight(storage: Reference, granularity: int) -> int:
     """Say what a storage weighs, as a tracker counts it; one that has ended, nothing."""
     alive = storage()
-    return 0 if alive is None else -(-alive.nbytes() // granularity) * granularity
+    return 0 if alive is None else _granular(alive.nbytes(), granularity)
+
+
+def _granular(nbytes: int, granularity: int) -> int:
+    return -(-nbytes // granularity) * granularity
 
 
 def _inference(training: Training, stage: int, granularity: int) -> int:
@@ -138,6 +147,22 @@ def _inference(training: Training, stage: int, granularity: int) -> int:
         y = training.apply(stage, leaves(training.stages[stage], theta), x)
         y = on_its_own(y) if target is None else training.loss(y, target, 1)
     return tracker.peak
+
+
+def _reads_input(training: Training, stage: int) -> bool:
+    """Say whether a stage's backward reads its input: whether autograd saves it."""
+    x = zeros(training.boundary(stage - 1), training.device).requires_grad_()
+    storages: set[int] = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages.add(tensor.untyped_storage()._cdata)
+        return tensor.detach()
+
+    theta = zeros(training.parameters(stage), training.device)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = training.apply(stage, leaves(training.stages[stage], theta), x)
+    del y
+    return x.untyped_storage()._cdata in storages
 
 
 def factored(stage: nn.Module) -> int:
@@ -172,6 +197,7 @@ def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footp
                 parameters=parameters.nbytes,
                 optimizer=optimizer.nbytes(parameters),
                 data=footprint.data,
+                unused_input=footprint.unused_input,
                 inference=footprint.inference,
                 factored=factored(training.stages[j]),
             )

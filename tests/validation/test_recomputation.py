@@ -1,0 +1,160 @@
+"""Recomputation against torch.utils.checkpoint on fake tensors, optimizers' state against torch's, groups profiled."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
+
+from cdpsim import presets
+from cdpsim.model import OPTIMIZERS, Model, Recipe
+from cdpsim.recipe import apply
+from validation.profile.command import profile, without_weights
+from validation.profile.peak import imitate_module
+from validation.profile.tracker import Tracker
+from validation.training.models import make_architecture
+from validation.training.stages import Loss
+
+CASES = [("resnet-mini", "float32"), ("gpt2-mini", "float32"), ("llama-mini", "bfloat16")]
+
+
+class Held(NamedTuple):
+    """What a stage keeps, and needs at most beyond that."""
+
+    activation: int
+    forward: int
+    backward: int
+
+
+class WithLoss(nn.Module):
+    """Layers and what comes after the last of them."""
+
+    def __init__(self, layers: list[nn.Module], loss: Loss, target: Tensor) -> None:
+        super().__init__()
+        self.layers, self.loss, self.target = nn.Sequential(*layers), loss, target
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.layers(x), self.target)
+
+
+def torchs(name: str, dtype: str, begin: int, end: int, segments: list[tuple[int, int]]) -> Held:
+    """Run layers on fake tensors, each segment under a checkpoint of its own."""
+    built = without_weights(name, 1, batch=2, dtype=getattr(torch, dtype))
+    layers, tracker = list(built.layers), Tracker()
+    net = nn.Sequential(*layers)
+    with FakeTensorMode():
+        imitate_module(net)
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        tracker.ignore([*net.parameters(), *gradients, *net.buffers()])
+        with torch.no_grad():
+            x = torch.zeros(built.inputs.form.shape, dtype=built.inputs.form.dtype)
+            for layer in layers[:begin]:
+                x = layer(x)
+            form = x
+            for layer in layers[begin:end]:
+                form = layer(form)
+        x = torch.zeros(x.shape, dtype=x.dtype, requires_grad=begin > 0)
+        target = torch.zeros(built.targets.form.shape, dtype=built.targets.form.dtype)
+        last = end == len(layers)
+        tracker.see([x, target] if last else [x])
+        with tracker:
+            y = x
+            for k, (first, past) in enumerate(segments):
+                own = layers[first:past]
+                closing = last and k == len(segments) - 1
+                run = WithLoss(own, built.loss, target) if closing else nn.Sequential(*own)
+                y = checkpoint(run, y, use_reentrant=False, preserve_rng_state=False)
+        peak, edge = tracker.peak, get_gradient_edge(y)
+        del y
+        kept = tracker.level
+        above = None if last else torch.zeros(form.shape, dtype=form.dtype)
+        tracker.see([] if above is None else [above])
+        tracker.reset_peak()
+        before = tracker.level
+        with tracker:
+            torch.autograd.backward(edge, above)
+    return Held(kept, peak - kept, tracker.peak - before)
+
+
+@cache
+def layers_of(name: str, dtype: str) -> Model:
+    return profile(name, batch=2, dtype=dtype).model
+
+
+@pytest.mark.parametrize("how", ["full", "sqrt"])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_recomputed_stages_hold_what_torch_holds(name: str, dtype: str, how: str) -> None:
+    """To the byte after the forward and at its peak. In the backward, but for what is held a moment longer or shorter.
+
+    That is: the targets, which `torchs` never lets go of; a vector of gradients of parameters, and the loss's; and in
+    a ResNet the gradients of a layer's and of a segment's output, which its first operation (ReLU) uses up, and which
+    cdpsim holds until layer and segment are done.
+    """
+    model = layers_of(name, dtype)
+    ends = (0, *model.cuts(3), model.n)
+    for (begin, end), stage in zip(pairwise(ends), apply(model, Recipe(recompute=how), 3).stages, strict=True):
+        count = 1 if how == "full" else next(k for k in range(1, 9) if k * k >= end - begin)
+        cuts = [begin + k * (end - begin) // count for k in range(count + 1)]
+        real = torchs(name, dtype, begin, end, list(pairwise(cuts)))
+        assert (stage.activation, stage.forward_transient) == (real.activation, real.forward)
+        inner = max([layer.boundary for layer in model.stages[begin : end - 1]], default=0)
+        more = 4 * 32 + (2 * inner if name == "resnet-mini" else 0)
+        targets = model.stages[-1].data if end == model.n else 0
+        assert -targets - 4 <= stage.backward_transient - real.backward <= more
+
+
+@pytest.mark.parametrize(("name", "batch"), [("resnet-mini", 2), ("llama-mini", 2), ("vit-b16", 32)])
+def test_grouped_stages_are_those_of_a_profile(name: str, batch: int) -> None:
+    """To the byte; but in the last stage, whose loss lets go of its layer's input, and holds its own gradient.
+
+    In a ResNet's, the mean over places has a gradient of one number for all of them, and is written out only between
+    stages. A layer without products counts as one FLOP.
+    """
+    layers = layers_of(name, "float32") if batch == 2 else presets.model(name)
+    found = profile(name, 4, batch=batch)
+    assert found.cuts == layers.cuts(4)
+    for j, (mine, theirs) in enumerate(zip(layers.grouped(4).stages, found.model.stages, strict=True)):
+        free = ("forward", "backward", *(("forward_transient", "inference", "backward_transient") if j == 3 else ()))
+        same = {field: getattr(theirs, field) for field in free}
+        assert msgspec.structs.replace(mine, **same) == theirs
+        assert 0 <= mine.forward - theirs.forward <= 1
+        assert 0 <= mine.backward - theirs.backward <= 1
+        inner = max(layer.boundary for layer in layers.stages)
+        assert 0 <= mine.forward_transient - theirs.forward_transient <= inner
+        assert 0 <= mine.passing - theirs.passing <= inner
+        assert -4 <= mine.backward_transient - theirs.backward_transient <= (inner if name == "resnet-mini" else 0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "dtype"), [("resnet-mini", "float32"), ("llama-mini", "bfloat16")])
+def test_an_optimizer_keeps_what_torchs_keeps(name: str, dtype: str, optimizer: str) -> None:
+    """All but its count of steps."""
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "momentum": partial(torch.optim.SGD, momentum=0.9),
+        "adam": torch.optim.Adam,
+        "adafactor": torch.optim.Adafactor,
+    }
+    built = make_architecture(name, 1, batch=2, dtype=getattr(torch, dtype))
+    stages = apply(layers_of(name, dtype), Recipe(optimizer=optimizer)).stages
+    for layer, stage in zip(built.layers, stages, strict=True):
+        parameters = list(layer.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        own = kinds[optimizer](parameters, lr=0.1)
+        own.step()
+        state = [entry for kept in own.state.values() for name, entry in kept.items() if name != "step"]
+        assert stage.optimizer == sum(entry.nbytes for entry in state if entry is not None)
