@@ -70,8 +70,7 @@ examples:
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
   cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o dp --collective best
   cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
-  cdpsim simulate multi-cdp -n 4 --model toy.toml --cluster box.toml \
-      --optimizer adam --recompute sqrt -o less
+  cdpsim simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less
 
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also

@@ -102,7 +102,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         """Say with which stages groups begin: of n groups, the largest has as few FLOP, or seconds, as can be."""
         if n > self.n:
             problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
-            raise RequestError(f"n={n}", problem)
+            raise RequestError("n", f"n={n}, but {problem}")
         check_stages(n, self.n)
         if n == self.n:
             return tuple(range(1, n))

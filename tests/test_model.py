@@ -431,7 +431,7 @@ def test_fields_that_are_not_given_stay_so_where_none_is(toy: Model) -> None:
 def test_more_stages_than_there_are_and_other_groups_are_refused(toy: Model) -> None:
     assert toy.grouped(3) is toy
     refused: list[tuple[Callable[[], Model], str]] = [
-        (lambda: toy.grouped(4), "n=4: the model has 3 stages, which can be grouped and not split; lower n"),
+        (lambda: toy.grouped(4), "n: n=4, but the model has 3 stages, which can be grouped and not split; lower n"),
         (lambda: toy.grouped(2), "n=2: the 3 stages cost work and time, and cannot be grouped; give all in one"),
         (lambda: toy.grouped(0), "n=0: must be at least 1 and at most 3"),
         (lambda: Model.unit(3).grouped(2), "n=2: the model has 3 stages, and the slot model's are not grouped"),
