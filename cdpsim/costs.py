@@ -49,7 +49,7 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
     """Give the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
     works = any(isinstance(stage.forward, Work) or isinstance(stage.backward, Work) for stage in model.stages)
-    return cluster.speeds(count, getattr(model, "precision", "") if works else None)
+    return cluster.speeds(count, model.precision if works else None)
 
 
 def _compute_times(program: Program, model: Model, cluster: Cluster) -> Times:

@@ -72,7 +72,7 @@ def _model_row(name: str, model: "Model") -> Row:
     return {
         "name": name,
         "stages": model.n,
-        "precision": getattr(model, "precision", ""),
+        "precision": model.precision,
         "forward_flop": sum(float(stage.forward) for stage in model.stages),
         "backward_flop": sum(float(stage.backward) for stage in model.stages),
         "parameters_bytes": int(model.size("parameters").sum()),
