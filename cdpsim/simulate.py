@@ -14,7 +14,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.costs import Times, price, reached
 from cdpsim.engine import find_engine
-from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.errors import RequestError, choose
 from cdpsim.expand import expand as expanded
 from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
@@ -197,25 +197,10 @@ def _find_model(model: str | Path | Model, n: int | None, training: Mapping[str,
     asked = {name: value for name, value in training.items() if value is not None}
     if isinstance(model, str) and model == "unit":
         return apply(Model.unit(whole("n", n, at_least=1)), Recipe(**asked))  # type: ignore[arg-type]
-    if isinstance(model, str) and model in presets.names("models"):
-        model = presets.model(model)
-    found = model if isinstance(model, Model) else Model.load(_existing("model", model))
+    found = presets.find_model(model)
     recipe = msgspec.structs.replace(found.training, **asked)
     return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
 
 
 def _find_cluster(cluster: str | Path | Cluster) -> Cluster:
-    if isinstance(cluster, str) and cluster == "unit":
-        return Cluster.unit()
-    if isinstance(cluster, str) and cluster in presets.names("clusters"):
-        return presets.cluster(cluster)
-    return cluster if isinstance(cluster, Cluster) else Cluster.load(_existing("cluster", cluster))
-
-
-def _existing(option: str, name: str | Path) -> str | Path:
-    """Tell a misspelt name from a file that is not there."""
-    text = str(name)
-    if "." not in text and "/" not in text and not Path(text).exists():
-        known = ["unit", *presets.names(f"{option}s")]
-        raise RequestError(option, f"unknown {option} {text!r}; {nearest(text, known)} (or give a .toml or .json file)")
-    return name
+    return Cluster.unit() if isinstance(cluster, str) and cluster == "unit" else presets.find_cluster(cluster)

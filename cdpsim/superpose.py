@@ -244,15 +244,8 @@ def check(axis: str, contents: str) -> None:
 
 
 def find_model(model: str | Path | Model) -> Model:
-    """A model that ships with the package, by its name, or that of a file."""
-    if isinstance(model, Model):
-        if model.is_unit:
-            raise RequestError("model", "is of slots, which have no bytes; give stages with sizes")
-        return model
-    known = presets.names("models")
-    if str(model) in known:
-        return presets.model(str(model))
-    if "." not in str(model) and "/" not in str(model) and not Path(model).exists():
-        hint = f"{nearest(str(model), known)} (or give a .toml or .json file)"
-        raise RequestError("model", f"unknown model {str(model)!r}; {hint}")
-    return Model.load(model)
+    """A model that ships with the package, by its name, or that of a file, or itself."""
+    found = presets.find_model(model, beside=())
+    if found.is_unit:
+        raise RequestError("model", "is of slots, which have no bytes; give stages with sizes")
+    return found

@@ -47,10 +47,13 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
 
     What does not fit into its devices is refused unless that is to be ignored, or need not be (`must_fit`).
     """
-    parser.add_argument("--model", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file")
-    parser.add_argument(
-        "--cluster", default="unit", metavar="NAME|FILE", help="unit (default), or a .toml or .json file"
-    )
+    for part in ("model", "cluster"):
+        parser.add_argument(
+            f"--{part}",
+            default="unit",
+            metavar="NAME|FILE",
+            help=f"unit (default), one that `cdpsim {part}s` lists, or a .toml or .json file",
+        )
     parser.add_argument(
         "--expand-collectives", action="store_true", help="run every collective as the messages of its algorithm"
     )

@@ -1,8 +1,11 @@
 """Models and clusters that ship with the package: files as users write them, each with a comment that says whence."""
 
+from collections.abc import Sequence
 from importlib.resources import as_file, files
+from pathlib import Path
 
 from cdpsim.cluster import Cluster
+from cdpsim.errors import RequestError, nearest
 from cdpsim.model import Model
 
 KINDS = ("models", "clusters")
@@ -37,3 +40,26 @@ def cluster(name: str) -> Cluster:
 def text(kind: str, name: str) -> str:
     """Give the file of a model or cluster that ships with the package, as it is."""
     return (files("cdpsim.presets") / kind / f"{name}.toml").read_text("utf-8")
+
+
+def find_model(given: str | Path | Model, beside: Sequence[str] = ("unit",)) -> Model:
+    """A model by its name here, that of a file, or itself; what is unknown may be meant for a name `beside`, too."""
+    if isinstance(given, Model):
+        return given
+    return model(str(given)) if str(given) in names("models") else Model.load(_existing("model", given, beside))
+
+
+def find_cluster(given: str | Path | Cluster, beside: Sequence[str] = ("unit",)) -> Cluster:
+    """A cluster, as `find_model` finds models."""
+    if isinstance(given, Cluster):
+        return given
+    return cluster(str(given)) if str(given) in names("clusters") else Cluster.load(_existing("cluster", given, beside))
+
+
+def _existing(option: str, given: str | Path, beside: Sequence[str]) -> str | Path:
+    """Tell a misspelt name from a file that is not there."""
+    name = str(given)
+    if "." not in name and "/" not in name and not Path(name).exists():
+        known = [*beside, *names(f"{option}s")]
+        raise RequestError(option, f"unknown {option} {name!r}; {nearest(name, known)} (or give a .toml or .json file)")
+    return given
