@@ -10,7 +10,8 @@ check: ## Format, lint, types, then the tests with coverage: what CI runs
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest --cov --cov-report=term-missing:skip-covered
+	$(PYTHON) -m pytest --cov --cov-report=term-missing:skip-covered --ignore=tests/validation
+	$(PYTHON) -m pytest tests/validation
 
 test: ## The tests alone, as in the README
 	$(PYTHON) -m pytest -q

@@ -280,7 +280,7 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
 
 def test_too_little_memory_is_one_line(replay: Replay) -> None:
     """More than a process can address, for samples that only the replay really draws."""
-    check_refused(replay("--batch", str(1_500_000_000_000)), "memory: there is not enough")
+    check_refused(replay("--batch", str(300_000_000_000)), "memory: there is not enough")
 
 
 # Its help
