@@ -8,8 +8,6 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, nearest
 from cdpsim.model import Model
 
-KINDS = ("models", "clusters")
-
 
 def names(kind: str) -> list[str]:
     """What there is of `models` or `clusters`."""
