@@ -1,6 +1,7 @@
 """Schedules side by side: time, idleness, memory, bytes, devices."""
 
 from dataclasses import asdict, dataclass
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ def _idleness(run: Run) -> tuple[float, float]:
     length = np.minimum(parts["end"], high) - np.maximum(parts["begin"], low)
     length = np.maximum(length, 0)
     whole = (high - low) * (len(program.lane_start) - 1)
-    return float(length.sum() / whole), float(length[parts["reason"] == Reason.MESSAGE].sum() / whole)
+    waits = length[parts["reason"] == Reason.MESSAGE]
+    return fsum(length) / whole, fsum(waits) / whole  # rounded once: a part is never more than all
 
 
 def _sent(trace: Trace, run: Run) -> float:

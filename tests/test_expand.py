@@ -17,6 +17,7 @@ from cdpsim.program import Op
 from cdpsim.simulate import reopen
 from cdpsim.topology import Cable, Topology
 from cdpsim.units import Work
+from tests.conftest import examples
 from tests.strategies import requests, seconds
 
 WHOLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
@@ -53,7 +54,7 @@ def bytes_sent(trace: Trace) -> list[int]:
 
 
 @given(alike())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]) -> None:
     """To the last round, and every byte is sent by the device that sent it in one piece."""
     whole, parts = simulate(**wanted), simulate(**wanted, expand=True)
@@ -64,7 +65,7 @@ def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]
 
 
 @given(requests())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     """With uneven stages, devices and links; both engines agree, and payloads are cut with a rest, too."""
     wanted["collective"] = "tree" if "model" not in wanted else wanted["collective"]  # one part: it goes into slots

@@ -18,6 +18,7 @@ from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
 from cdpsim.schedules import State
 from cdpsim.trace import Run
+from tests.conftest import examples
 from tests.strategies import requests
 
 
@@ -27,7 +28,7 @@ def run_of(trace: Trace) -> Run:
     return trace.run
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 @given(requests())
 def test_both_engines_give_the_same_times_to_the_last_bit(request: dict[str, Any]) -> None:
     """Longest paths and the event loop are two readings of one program."""

@@ -14,6 +14,7 @@ from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
 from cdpsim.errors import RequestError
 from cdpsim.graph import Graph, draw
 from cdpsim.routes import Routes
+from tests.conftest import examples
 
 latencies = st.integers(0, 3).map(float)
 bandwidths = st.sampled_from([1.0, 2.0, 8.0, inf])
@@ -71,7 +72,7 @@ def oracle(graph: Graph) -> nx.DiGraph:
 
 
 @given(joined() | shaped())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_route_has_the_fewest_edges_and_of_these_the_least_latency(cluster: Cluster) -> None:
     """Held against networkx: all shortest ways, and the fastest of them."""
     graph = cluster.graph

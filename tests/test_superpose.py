@@ -34,7 +34,7 @@ from cdpsim.superpose import (
 )
 from cdpsim.units import Work
 from tests import strategies
-from tests.conftest import Command
+from tests.conftest import Command, examples
 from tests.test_cli import here, refuse
 
 __all__ = ["here"]  # a fixture
@@ -71,7 +71,7 @@ def mean(curve: Curve) -> Fraction:
 
 
 @given(steps, st.integers(1, 12), st.sampled_from([1, 7, 2**70]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, scale: int) -> None:
     """At every moment at which anything changes, also where 64 bits do not do."""
     curve = curve_of(rows, scale)
@@ -87,7 +87,7 @@ def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, 
 
 
 @given(steps, st.integers(1, 40), st.integers(1, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_laws(rows: list[tuple[int, int]], n: int, times: int) -> None:
     curve = curve_of(rows)
     most, average = int(curve.size.max()), mean(curve)

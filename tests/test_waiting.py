@@ -16,6 +16,7 @@ from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Kind
 from cdpsim.trace import Run
 from cdpsim.units import Work
+from tests.conftest import examples
 from tests.strategies import requests
 
 MESSAGE, DEPENDENCY, NOTHING = Reason
@@ -123,7 +124,7 @@ def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
     assert rows(simulate("multi-cdp", n)) == sorted(first + last)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(requests())
 def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:
     """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
@@ -143,7 +144,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
     assert share == pytest.approx(utilisation.bubble(program, run.start, run.end), abs=1e-9)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(requests())
 def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
     """Walk back from each task, one node at a time: what ended last is what it waited for."""

@@ -42,7 +42,7 @@ def test_too_few_ranks_end_at_once() -> None:
 
 def test_what_goes_wrong_under_torchrun_is_told_once() -> None:
     """By rank 0, of all ranks, and of all that wait."""
-    found = torchrun("multi-cdp", 2, "raises", 3)
+    found = torchrun("multi-cdp", 2, "raises", 10)
     lines = [line for line in found.stderr.splitlines() if line.startswith("error:")]
     assert found.returncode != 0
     assert len(lines) == 1
