@@ -158,7 +158,7 @@ layers. N workers that go simultaneously (DP) need the highest of it each; N tha
 cyclically (CDP) are 1/N of a pass apart, and the most that they hold together at any
 moment is shared out among them. The superposition is exact. MODEL is one that ships
 with cdpsim, such as resnet50 or vit-b16, or a file that says what each layer holds.
-A file does not say what a model's input weighs: there it counts as an activation.
+What a model's input weighs is the `data` of its first stage.
 
 How far a layer brings a micro-batch on its way through a pass:
   flops            its floating point operations

@@ -58,11 +58,6 @@ DEVICES = MappingProxyType(
 )
 AXES = ("flops", "roofline", "measured")
 CONTENTS = ("activations", "gradients", "constants")
-# What a micro-batch of a shipped model is: 32 images of 3 x 224 x 224 float32. A file does not say it; there the input
-# is a part of what the first stage holds.
-INPUTS = MappingProxyType(dict.fromkeys(("resnet50", "vit-b16"), 32 * 3 * 224 * 224 * 4))
-
-
 # What the paper says of its models (Fig. 4 and section 5).
 PAPER = MappingProxyType({"resnet50": "30 % less at N = 32", "vit-b16": "from 3.9 GB to 2.3 GB, 42 % less at N = 32"})
 
@@ -121,9 +116,8 @@ def superpose(
 def worker_curve(model: str | Path | Model, *, axis: str = "flops", contents: str = "activations") -> Curve:
     """Give one worker's memory over one pass; the request as `superpose` takes it."""
     check(axis, contents)
-    given = INPUTS.get(model, 0) if isinstance(model, str) else 0
     model = find_model(model)
-    return Curve(held(model, contents, given), whole(passing(model, axis)))
+    return Curve(held(model, contents), whole(passing(model, axis)))
 
 
 def fold(curve: Curve, n: int) -> tuple[Exact, Exact]:
@@ -158,8 +152,8 @@ def whole(costs: Sequence[float]) -> Exact:
     return np.array([numerator * (scale // denominator) for numerator, denominator in ratios], dtype=object)
 
 
-def held(model: Model, contents: str, given: int = 0) -> Ints:
-    """Simulate one worker and give what it holds during each task; `given` bytes of it are the model's input.
+def held(model: Model, contents: str) -> Ints:
+    """Simulate one worker and give what it holds during each task; its input is the `data` of the first stage.
 
     CDP-v1's rule has the parameters updated after the whole pass, as a training loop does. How long tasks take makes no
     difference to what is held during each: here a slot.
@@ -172,7 +166,7 @@ def held(model: Model, contents: str, given: int = 0) -> Ints:
     curves = memory.curves(program, start, end)
     size = _during(curves, Category.ACTIVATIONS, 2 * model.n)
     if contents == "activations":
-        return size - given
+        return size - model.stages[0].data
     size = size + _during(curves, Category.GRADIENTS, 2 * model.n)
     return size if contents == "gradients" else size + model.size("parameters").sum()
 
