@@ -123,6 +123,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Give how many tasks each of the first `count` devices runs side by side."""
         return np.array([group.lanes for group in self.devices], np.int64)[self._groups(count)]
 
+    def overlaps(self, count: int) -> list[str]:
+        """Give what of its messages each of the first `count` devices does beside its tasks: full, stream or none."""
+        return [self.devices[group].overlap for group in self._groups(count)]
+
     def link_costs(self, src: Indices, dst: Indices) -> tuple[Floats, Floats]:
         """Give latency and bandwidth of each message between two different devices."""
         if self.is_joined:

@@ -18,11 +18,11 @@ class Measured:
     """What a run comes to: slots and stages' worth under unit costs, else seconds and bytes.
 
     `step` is the time from the end of one training step to that of the next. `bubble` is the share of the lanes' time
-    in which they do nothing, `exposed` the part of it in which they wait for a message that is on its way; both while
-    all micro-batches are under way, so without the first one's start and the last one's end. `memory` is the most that
-    one device holds, the categories the most of each on one device, and a run `fits` if no device needs more than it
-    has. `sent` is what all devices put on the wire for one training step, and `rate` the micro-batches per unit of
-    time.
+    in which they do nothing, `exposed` the part of it in which they wait for a message that is on its way, or for a
+    stream that messages block; both while all micro-batches are under way, so without the first one's start and the
+    last one's end. `memory` is the most that one device holds, the categories the most of each on one device, and a
+    run `fits` if no device needs more than it has. `sent` is what all devices put on the wire for one training step,
+    and `rate` the micro-batches per unit of time.
     """
 
     schedule: str
@@ -87,7 +87,7 @@ def _idleness(run: Run) -> tuple[float, float]:
     length = np.minimum(parts["end"], high) - np.maximum(parts["begin"], low)
     length = np.maximum(length, 0)
     whole = (high - low) * (len(program.lane_start) - 1)
-    waits = length[parts["reason"] == Reason.MESSAGE]
+    waits = length[np.isin(parts["reason"], (Reason.MESSAGE, Reason.STREAM))]
     return fsum(length) / whole, fsum(waits) / whole  # rounded once: a part is never more than all
 
 

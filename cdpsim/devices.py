@@ -5,11 +5,14 @@ from typing import Annotated
 import msgspec
 
 from cdpsim import fileform
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, choose
 from cdpsim.fileform import Size, Speed
 from cdpsim.topology import MOST_DEVICES
 
 UNLIMITED_LANES = 1_000_000_000
+# What of a device's messages runs beside what: all of them beside everything; one after another in a stream of their
+# own, beside its tasks; or in one stream with its tasks, nothing beside anything.
+OVERLAPS = FULL, STREAM, NONE = "full", "stream", "none"
 
 
 class Speeds(fileform.Table, frozen=True, kw_only=True):
@@ -43,6 +46,7 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
     achieved: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None  # the share of either that is reached; None: all
     memory: Size | None = None  # None: unlimited
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
+    overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
@@ -50,6 +54,7 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("speed", "and speeds both say how fast it is; keep one")
         if self.achieved is not None and self.speed is None and self.speeds is None:
             raise RequestError("achieved", "is a share of speed or speeds; give one")
+        choose("overlap", self.overlap, OVERLAPS)
 
     def speed_in(self, precision: str | None) -> float | None:
         """Give the FLOP/s that are reached; None asks for a speed whatever the precision, and says that there is none.

@@ -105,24 +105,14 @@ class _Place:
 
 def expand(program: Program, costs: Costs) -> Program:
     """Replace each collective by the messages of the algorithm that it was costed with."""
-    count, messages = len(program.tasks), program.messages
-    groups = np.array([len(members) for members in program.groups], dtype=np.int64)
-    several = messages.op != Op.P2P
-    several[several] = groups[messages.dst[several]] > 1  # over one device it is free, and stays
+    count, several = len(program.tasks), _has_messages(program)
     if not several.any():
         return program
     kept = np.flatnonzero(~several)
     number = np.full(program.nodes, -1, dtype=np.int64)
     number[:count] = np.arange(count)
     number[count + kept] = count + np.arange(len(kept))
-    places, first = [], count + len(kept)
-    for row in np.flatnonzero(several).tolist():
-        members, root = program.groups[messages.dst[row]], messages.src[row]
-        if root >= 0:
-            members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
-        layout = unroll(costs.algorithms[costs.runs_by[row]], len(members))
-        places.append(_Place(count + row, first, members, layout, Op(int(messages.op[row]))))
-        first += len(layout.src)
+    places = _places(program, costs, several)
     located = _locate(program)
     return replace(
         program,
@@ -130,6 +120,35 @@ def expand(program: Program, costs: Costs) -> Program:
         edges=_edges(program, number, places, located),
         buffers=_buffers(program, number, places),
     )
+
+
+def origins(program: Program, costs: Costs) -> Ints:
+    """The node that each node of the expanded program was, or was part of, before."""
+    count, several = len(program.tasks), _has_messages(program)
+    parts = [np.full(len(place.layout.src), place.node) for place in _places(program, costs, several)]
+    return np.concatenate([np.arange(count), count + np.flatnonzero(~several), *parts])
+
+
+def _has_messages(program: Program) -> np.ndarray:
+    """Which messages are collectives of several devices: over one device one is free, and stays."""
+    size = np.array([len(members) for members in program.groups], dtype=np.int64)
+    several: np.ndarray = program.messages.op != Op.P2P
+    several[several] = size[program.messages.dst[several]] > 1
+    return several
+
+
+def _places(program: Program, costs: Costs, several: np.ndarray) -> list[_Place]:
+    """Where collectives stand, and where their messages will."""
+    count, messages = len(program.tasks), program.messages
+    places, first = [], count + int((~several).sum())
+    for row in np.flatnonzero(several).tolist():
+        members, root = program.groups[messages.dst[row]], messages.src[row]
+        if root >= 0:
+            members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
+        layout = unroll(costs.algorithms[costs.runs_by[row]], len(members))
+        places.append(_Place(count + row, first, members, layout, Op(int(messages.op[row]))))
+        first += len(layout.src)
+    return places
 
 
 def _locate(program: Program) -> Ints:

@@ -71,10 +71,16 @@ examples:
   cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o dp --collective best
   cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
   cdpsim simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less
+  cdpsim simulate pp-cdp --model toy.toml --cluster box.toml --defer-receives -o late
 
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also
 stand in its file: [training] with optimizer, mixed_precision = true, recompute.
+
+A receive is posted where a run in slots would begin its message; behind it, in a
+stream of its device, others wait (overlap in a cluster file: `cdpsim clusters
+--help`). With --defer-receives it is posted when the task before its reader has
+ended: nothing waits behind it in vain, and it overlaps with nothing of its device.
 
 toy.toml                        box.toml
   [[stages]]                      [devices]
@@ -142,8 +148,9 @@ COMPARE = """columns (under unit costs in slots and stages' worth, else in secon
   step           from the end of one training step to that of the next
   micro-batches  how many a slot, or a second
   bubble         the share of time in which devices do nothing ...
-  exposed        ... and the part of it in which what they need is on its way; both
-                 without the first micro-batches' start and the last ones' end
+  exposed        ... and the part of it in which what they need is on its way, or
+                 messages block their stream; both without the first micro-batches'
+                 start and the last ones' end
   memory         the most that one device holds; then, whether that fits into every
                  device, and by category the most of each
   sent           what all devices put on wires for one training step
@@ -186,6 +193,15 @@ is the share of it that training reaches, which runs reckon with; `links` is wha
 message between two devices meets: the smallest bandwidth on its way, and its latency.
 Where `devices` is any, there are as many nodes as the schedule needs; `count` in a
 copy of the file fixes them. Sources are at the top of each file, and in json.
+
+In [devices], `overlap` says what of a device's messages runs beside what:
+  full    (default) all of them beside each other and beside its tasks
+  stream  one after another in a stream of their own, beside its tasks
+  none    one after another in one stream with its tasks, beside nothing
+Streams keep the order in which messages are posted: that of a run in slots. A message
+whose data is late holds up what is behind it. What is posted at one moment is one
+batch and runs side by side, but for collectives and for several from one device to
+another.
 
 A cluster file has [link] for all pairs, or a topology. Its kinds are ring, mesh,
 switch, nodes and fat-tree, with [topology.link] between neighbours or to switches;

@@ -66,6 +66,11 @@ def barriers_hold(run: Run) -> Iterator[str]:
     yield from _waits(run, Edge.BARRIER, "has reached the barrier")
 
 
+def streams_keep_their_order(run: Run) -> Iterator[str]:
+    """Nothing starts before what its device's stream has before it."""
+    yield from _waits(run, Edge.STREAM, "has left the stream of their device")
+
+
 def lanes_do_one_task_at_a_time(run: Run) -> Iterator[str]:
     """In the order of the program."""
     before, after = run.program.lane_edges
@@ -329,6 +334,7 @@ INVARIANTS: dict[str, Invariant] = {
         data_is_there,
         pulled_messages_find_room,
         barriers_hold,
+        streams_keep_their_order,
         lanes_do_one_task_at_a_time,
         releases_are_kept,
         nothing_waits_without_cause,

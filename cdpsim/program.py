@@ -59,11 +59,12 @@ class Category(IntEnum):
 
 
 class Edge(IntEnum):
-    """Why one node waits for another: it needs its data, room at the receiver, or the end of a step to come."""
+    """Why one node waits for another: for its data, for room at the receiver, for the end of a step, or its turn."""
 
     DATA = 0
     ROOM = 1
     BARRIER = 2
+    STREAM = 3  # of a device, which has the other one before it
 
 
 @dataclass(frozen=True, eq=False)

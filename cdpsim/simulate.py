@@ -13,9 +13,11 @@ from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.costs import Times, price, reached
+from cdpsim.devices import FULL
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose
 from cdpsim.expand import expand as expanded
+from cdpsim.expand import origins
 from cdpsim.limits import refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model, Recipe
@@ -24,6 +26,7 @@ from cdpsim.progress import ticker
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES, Rule, find_rule, matrix_rule
+from cdpsim.streams import deferred, posted, streamed
 from cdpsim.trace import TABLES, Columns, Run, Trace, load
 
 SLOT_ORDERS = ("forward-first", "backward-first")
@@ -50,12 +53,14 @@ def simulate(
     optimizer: str | None = None,
     mixed_precision: bool | None = None,
     recompute: str | None = None,
+    defer_receives: bool = False,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
     trained (`optimizer`, `mixed_precision`, `recompute`) is what its file says, where None. `expand` runs every
-    collective as the messages of its algorithm (`--expand-collectives`). `max_memory` is what this machine may spend on
+    collective as the messages of its algorithm (`--expand-collectives`), `defer_receives` posts a receive of a boundary
+    only right before the task that reads it. `max_memory` is what this machine may spend on
     the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices.
     """
     schedule = find_schedule(schedule)
@@ -87,12 +92,19 @@ def simulate(
     )
     cluster.require(program.devices)
     done(1)
+    if defer_receives:
+        program = deferred(program)
     check_columns(program)
     costs = price(program, model, cluster, collective)
+    overlaps = cluster.overlaps(program.devices)
+    turn = posted(program) if set(overlaps) != {FULL} else None
     if expand:
+        turn = turn if turn is None else turn[origins(program, costs)]
         program = expanded(program, costs)
         check_columns(program)
         costs = price(program, model, cluster, collective)
+    if turn is not None:
+        program = streamed(program, overlaps, turn)
     done(1)
     start, end = runner(program, costs)
     if not ignore_memory:
@@ -101,6 +113,7 @@ def simulate(
     request = {"schedule": schedule.name, "n": model.n, "m": m, "steps": steps, "rule": _recorded(rule, model.n, m)}
     request |= {"prefetch": prefetch, "slot_order": slot_order or SLOT_ORDERS[0], "collective": collective}
     request |= {"expand_collectives": True} if expand else {}
+    request |= {"defer_receives": True} if defer_receives else {}
     request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
     return Trace(Run(program, costs, start, end, collective, request))
 
@@ -125,6 +138,7 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["slot_order"] != SLOT_ORDERS[0]:
         asked["slot_order"] = request["slot_order"]
     asked["expand"] = bool(request.get("expand_collectives", False))
+    asked["defer_receives"] = bool(request.get("defer_receives", False))
     rule = request["rule"]
     asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
     for part, form in (("model", Model), ("cluster", Cluster)):

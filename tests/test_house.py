@@ -19,7 +19,7 @@ DRAWN = """
     program collectives.rounds collectives.double_tree collectives check
     schedules.rule schedules.order schedules.placement schedules
     assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
-    costs expand
+    costs expand streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from cdpsim import Cluster, Model, Stage, simulate
-from cdpsim.cluster import Devices
+from cdpsim.cluster import Devices, Link
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.program import Category, Edge, Edges, Program
@@ -115,6 +115,12 @@ def overlapping_tasks() -> Run:
     return lasting(shifted(run, name, start=-0.5), name, 0.5)
 
 
+def streaming() -> Run:
+    """The first gradient that stage 1's device receives stands behind an activation that is late."""
+    model = Model(stages=tuple(Stage(forward=f, backward=2 * f) for f in (6.0, 1.0, 1.0)))
+    return sound("mp-cdp", model=model, cluster=Cluster(devices=(Devices(overlap="stream"),), link=Link(latency=0.5)))
+
+
 def stages_swapped() -> Run:
     """A lane does stage 1 before stage 0, and nothing says that it may not."""
     run = sound("single-dp", 3)
@@ -199,6 +205,7 @@ FAULTS: dict[str, Fault] = {
     "data_is_there": lambda: shifted(sound(), "p2p gradient(t=2,j=0) 0->1", start=-1, end=-1),
     "pulled_messages_find_room": lambda: shifted(sound(), "p2p parameters(t=0,j=2) 0->1", start=-1, end=-1),
     "barriers_hold": lambda: shifted(sound(rule="cdp-v1"), "U(t=2,j=2)", start=-1, end=-1),
+    "streams_keep_their_order": lambda: shifted(streaming(), "p2p activation_gradient(t=0,i=0,j=2) 4->3", -1, -1),
     "lanes_do_one_task_at_a_time": overlapping_tasks,
     "releases_are_kept": released_later,
     "nothing_waits_without_cause": lambda: shifted(sound(), "U(t=2,j=0)", start=1, end=1),

@@ -19,7 +19,7 @@ from cdpsim.units import Work
 from tests.conftest import examples
 from tests.strategies import requests
 
-MESSAGE, DEPENDENCY, NOTHING = Reason
+MESSAGE, STREAM, DEPENDENCY, NOTHING = Reason
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
 
 

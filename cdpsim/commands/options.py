@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 # What these options ask for, beside n.
 RUN = ("steps", "engine", "collective", "max_memory")
-REQUEST = ("model", "cluster", "expand_collectives", "ignore_memory", "rule", "m", "chunks", "prefetch", "slot_order")
+REQUEST = (
+    *("model", "cluster", "expand_collectives", "defer_receives", "ignore_memory"),
+    *("rule", "m", "chunks", "prefetch", "slot_order"),
+)
 TRAINING = ("optimizer", "mixed_precision", "recompute")
 
 
@@ -56,6 +59,11 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
         )
     parser.add_argument(
         "--expand-collectives", action="store_true", help="run every collective as the messages of its algorithm"
+    )
+    parser.add_argument(
+        "--defer-receives",
+        action="store_true",
+        help="post a receive of an activation or its gradient only right before the task that reads it",
     )
     if must_fit:
         parser.add_argument(
@@ -143,6 +151,7 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
         cluster=options.cluster,
         collective=options.collective,
         expand=options.expand_collectives,
+        defer_receives=options.defer_receives,
         seed=whole("seed", seed, at_least=0),
         ignore_memory=options.ignore_memory,
         max_memory=options.max_memory,

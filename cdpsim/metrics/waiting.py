@@ -1,23 +1,25 @@
-"""Why lanes stand idle: a message is on its way, something elsewhere still has to end, or there is nothing to do."""
+"""Why lanes stand idle: a message is on its way or held up, something else has to end, or there is nothing to do."""
 
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, heads
 from cdpsim.costs import Times
-from cdpsim.program import Kind, Program
+from cdpsim.program import Edge, Kind, Program
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Reason(IntEnum):
-    """What an idle lane waits for: what it needs is on its way, is not yet made, or is there and not yet due."""
+    """What an idle lane waits for: what it needs is on its way, stands in a stream, is not yet made, or not yet due."""
 
     MESSAGE = 0
-    DEPENDENCY = 1
-    NOTHING = 2
+    STREAM = 1
+    DEPENDENCY = 2
+    NOTHING = 3
 
 
 def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
@@ -25,26 +27,31 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
 
     Looking back from the task that a gap comes before: from its release back to the end of what it waited for last
     there is nothing to do; while that was on its way, in one message or in several that passed it on, the lane waits
-    for a message; before, for the task or update that it comes from. After its last task a lane has nothing to do.
-    An update on the waiting device takes no time, so what counts is what the update itself waited for.
+    for a message; before, for the task or update that it comes from. Where one of these messages could have gone
+    earlier, or the task could have begun, but for others that its device's stream had before it, the lane waits for a
+    stream. After its last task a lane has nothing to do. An update on the waiting device takes no time, so what
+    counts is what the update itself waited for.
     """
     task, lane, begin = _gaps(program, start, end)
-    made, there = _path(program, end, task)
     lanes = len(program.lane_start) - 1
     ends = end[program.lane_tasks[program.lane_start[1:] - 1]]
+    last = len(task) + np.arange(lanes)  # numbers of the gaps behind lanes' last tasks
     lane, begin = np.append(lane, np.arange(lanes)), np.append(begin, ends)
     until = np.append(start[task], np.full(lanes, end.max(initial=0), dtype=end.dtype))
-    bounds = np.stack([begin, np.append(made, ends), np.append(there, ends), until], axis=1)
-    bounds = np.clip(bounds, begin[:, None], until[:, None])[np.lexsort((begin, lane))]
-    low, high = bounds[:, :-1].ravel(), bounds[:, 1:].ravel()
+    parts = [*_path(program, start, end, task), (last, ends, until[last], Reason.NOTHING)]
+    gap, low, high = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
+    reason = np.repeat(np.array([part[3] for part in parts], dtype=np.int8), [len(part[0]) for part in parts])
+    low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
     some = np.flatnonzero(low < high)
-    lane = np.sort(lane)[some // 3]
+    some = some[np.lexsort((low[some], lane[gap[some]]))]
+    gap, low, high, reason = (column[some] for column in (gap, low, high, reason))
+    first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
     return {
-        "lane": lane,
-        "device": program.tasks.device[program.lane_tasks[program.lane_start[lane]]],
-        "begin": low[some],
-        "end": high[some],
-        "reason": np.array([Reason.DEPENDENCY, Reason.MESSAGE, Reason.NOTHING], dtype=np.int8)[some % 3],
+        "lane": lane[gap[first]],
+        "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
+        "begin": low[first],
+        "end": high[np.append(first[1:], len(gap)) - 1] if len(gap) else high,
+        "reason": reason[first],
     }
 
 
@@ -74,9 +81,10 @@ def _gaps(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times
     return task[some], np.searchsorted(first, some, side="right") - 1, begin[some]
 
 
-def _critical(program: Program, end: Times) -> Ints:
+def _critical(program: Program, end: Times, kinds: Collection[Edge] = tuple(Edge)) -> Ints:
     """Of what each node depends on, what ended last; of several a message rather than a task. -1: on nothing."""
-    before, after = program.edges.before, program.edges.after
+    rows = np.flatnonzero(np.isin(program.edges.kind, [*kinds])) if len(kinds) < len(Edge) else slice(None)
+    before, after = program.edges.before[rows], program.edges.after[rows]
     latest = np.zeros(program.nodes, dtype=end.dtype)
     ended = end[before]
     np.maximum.at(latest, after, ended)
@@ -86,15 +94,25 @@ def _critical(program: Program, end: Times) -> Ints:
     return critical
 
 
-def _path(program: Program, end: Times, task: Ints) -> tuple[Times, Times]:
-    """When what each task waited for last had been made, and when it was there."""
-    critical = _critical(program, end)
-    node = critical[task]
-    there = np.where(node >= 0, end[node], 0)
-    passing = np.arange(len(task))
+def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tuple[Ints, Times, Times, Reason]]:
+    """What tasks waited for, back from their starts: the numbers of tasks, and since when and until when for what."""
+
+    def ended(node: Ints) -> Times:
+        times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
+        return times
+
+    critical = _critical(program, end, set(Edge) - {Edge.STREAM})
+    node, passing = critical[task], np.arange(len(task))
+    there, free = ended(node), ended(_critical(program, end, {Edge.STREAM})[task])
+    yield passing, np.maximum(there, free), start[task], Reason.NOTHING
+    yield passing, there, free, Reason.STREAM
     while len(passing := passing[_passes(program, node[passing], task[passing])]):
-        node[passing] = critical[node[passing]]
-    return np.where(node >= 0, end[node], 0).astype(end.dtype), there.astype(end.dtype)
+        through, before = node[passing], critical[node[passing]]
+        yield passing, start[through], end[through], Reason.MESSAGE
+        yield passing, ended(before), start[through], Reason.STREAM
+        node[passing] = before
+    made = ended(node)
+    yield np.arange(len(task)), np.zeros_like(made), made, Reason.DEPENDENCY
 
 
 def _passes(program: Program, node: Ints, task: Ints) -> Flags:

@@ -136,7 +136,7 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
     waiter = np.flatnonzero(waited >= 0)
     device, y = _places(trace, rows)
     # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
-    seen = (y[edges.before] != y[edges.after]) & (edges.kind != Edge.ROOM)
+    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (Edge.DATA, Edge.BARRIER))
     update = np.append(program.tasks.kind == Kind.U, np.zeros(len(program.messages), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
     for gid, width, size, before, after in (

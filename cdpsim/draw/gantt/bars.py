@@ -24,6 +24,7 @@ NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66}
 MARKS = dict(zip(Content, "^vosD", strict=True))
 IDLE = {
     Reason.MESSAGE: ("waiting for a message", "....."),
+    Reason.STREAM: ("waiting for a stream", "-----"),
     Reason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
     Reason.NOTHING: ("nothing to do", ""),
 }
