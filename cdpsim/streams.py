@@ -41,17 +41,34 @@ def deferred(program: Program) -> Program:
 def posted(program: Program) -> Ints:
     """Give each node its turn: lower ones are posted first, messages of equal turn by both ends together.
 
-    Turns follow the unit-cost run: by slots; in a slot messages before tasks, those that need others after them;
+    Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
     collectives one by one, in the order of their numbers. Point-to-point messages that begin at one moment are one
     batch (as torch's `batch_isend_irecv` makes it): were each posted by itself, a ring in which all devices send and
-    receive at once would go round one after another.
+    receive at once would go round one after another. Of those with the same two ends the second is in another batch.
 
-    Every edge of the program leads to a higher turn: what waits for a task, which takes a slot, comes in a later one;
-    what waits for a message or an update comes later, or is deeper in the same slot, or is a task.
+    No edge of the program leads to a lower turn, and none but from an update keeps one: what waits for a task, which
+    takes a slot, comes in a later one; what waits for a message comes later, or is deeper in the same slot, or a task.
     """
-    compute, tasks, edges = len(program.lane_tasks), len(program.tasks), program.edges
+    time, depth = _unit_run(program)
+    messages, first = program.messages, len(program.tasks)
+    among = np.zeros(program.nodes, dtype=np.int64)
+    single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
+    among[first + together] = len(messages) + together
+    ends = (time[first + single], depth[first + single], messages.src[single], messages.dst[single])
+    order = sort_by(*ends, single)
+    begins = heads(*(column[order] for column in ends))
+    among[first + single[order]] = np.arange(len(single)) - begins[runs(begins, len(single))]
+    order = sort_by(time, depth, among)
+    turn = np.empty(program.nodes, dtype=np.int64)
+    turn[order] = runs(heads(time[order], depth[order], among[order]), len(order))
+    return turn
+
+
+def _unit_run(program: Program) -> tuple[Ints, Ints]:
+    """When each node begins if a task takes a slot and nothing else any time, and after how many messages of then."""
+    compute, edges = len(program.lane_tasks), program.edges
     waits = [share * program.phases for _, share in program.releases]
-    slot = lcm(*(wait.denominator for wait in waits))
+    slot = lcm(*(wait.denominator for wait in waits))  # so that all moments are whole
     duration, earliest = np.zeros(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
     duration[:compute] = slot
     for (task, _), wait in zip(program.releases, waits, strict=True):
@@ -60,25 +77,19 @@ def posted(program: Program) -> Ints:
     if reached < program.nodes:
         refuse_deadlock(program)
     inside = (edges.before >= compute) & (edges.after >= compute) & (time[edges.before] == time[edges.after])
-    ones, zeros = np.ones(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
-    depth, _, _ = longest(edges.before[inside], edges.after[inside], ones, zeros)
+    counted = np.zeros(program.nodes, dtype=np.int64)
+    counted[len(program.tasks) :] = 1  # an update is no post of its own
+    depth, _, _ = longest(edges.before[inside], edges.after[inside], counted, np.zeros_like(counted))
     depth[:compute] = depth.max(initial=0) + 1
-    alone = np.zeros(program.nodes, dtype=np.int64)
-    together = np.flatnonzero(program.messages.op != Op.P2P)
-    alone[tasks + together] = 1 + together
-    order = sort_by(time, depth, alone)
-    first = heads(time[order], depth[order], alone[order])
-    turn = np.empty(program.nodes, dtype=np.int64)
-    turn[order] = runs(first, len(order))
-    return turn
+    return time, depth
 
 
 def streamed(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
     """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
-    their order themselves, as those of one collective do. This closes no circle: the edges of a program lead to higher
-    turns (`posted`), or from one message of a collective to another, and all new ones lead to higher turns.
+    their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower turn
+    (`posted`; those inside a collective keep it), and all new ones lead to higher ones.
     """
     own = np.array([word != FULL for word in overlaps])
     if not own.any():

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
+from cdpsim.devices import OVERLAPS
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.units import Work
 
@@ -84,4 +86,18 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
         request["model"], request["cluster"] = draw(models(n)), draw(clusters())
     elif draw(st.booleans()):
         request["cluster"] = Cluster(devices=(Devices(lanes=draw(st.integers(1, 3))),), link=draw(links()))
+    return request
+
+
+@st.composite
+def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
+    """Keywords for `simulate` whose devices overlap computing and communicating each in its own way."""
+    request = draw(requests(most))
+    cluster = request.get("cluster", Cluster.unit())
+    overlaps = draw(st.lists(st.sampled_from(OVERLAPS), min_size=4, max_size=4))
+    groups = [
+        msgspec.structs.replace(group, overlap=word) for group, word in zip(cluster.devices, overlaps, strict=False)
+    ]
+    request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
+    request["defer_receives"] = draw(st.booleans())
     return request

@@ -205,7 +205,7 @@ FAULTS: dict[str, Fault] = {
     "data_is_there": lambda: shifted(sound(), "p2p gradient(t=2,j=0) 0->1", start=-1, end=-1),
     "pulled_messages_find_room": lambda: shifted(sound(), "p2p parameters(t=0,j=2) 0->1", start=-1, end=-1),
     "barriers_hold": lambda: shifted(sound(rule="cdp-v1"), "U(t=2,j=2)", start=-1, end=-1),
-    "streams_keep_their_order": lambda: shifted(streaming(), "p2p activation_gradient(t=0,i=0,j=2) 4->3", -1, -1),
+    "streams_keep_their_order": lambda: shifted(streaming(), "p2p parameters(t=0,j=1) 1->0", -0.25, -0.25),
     "lanes_do_one_task_at_a_time": overlapping_tasks,
     "releases_are_kept": released_later,
     "nothing_waits_without_cause": lambda: shifted(sound(), "U(t=2,j=0)", start=1, end=1),

@@ -13,11 +13,11 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.engine import fast
 from cdpsim.metrics import utilisation, waiting
 from cdpsim.metrics.waiting import Reason
-from cdpsim.program import Kind
+from cdpsim.program import Edge, Kind
 from cdpsim.trace import Run
 from cdpsim.units import Work
 from tests.conftest import examples
-from tests.strategies import requests
+from tests.strategies import requests, streamed_requests
 
 MESSAGE, STREAM, DEPENDENCY, NOTHING = Reason
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
@@ -125,7 +125,7 @@ def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
 
 
 @settings(max_examples=examples(100))
-@given(requests())
+@given(requests() | streamed_requests())
 def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:
     """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
     run = run_of(simulate(**request))
@@ -145,7 +145,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
 
 
 @settings(max_examples=examples(100))
-@given(requests())
+@given(requests() | streamed_requests())
 def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
     """Walk back from each task, one node at a time: what ended last is what it waited for."""
     run = run_of(simulate(**request))
@@ -171,24 +171,35 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     if run.start[task] <= since:
         return [], -1
 
-    def before(node: int) -> int:
-        return max(program.edges.before[program.edges.after == node], key=lambda b: (run.end[b], b), default=-1)
+    def before(node: int, kinds: set[Edge]) -> int:
+        mine = (program.edges.after == node) & np.isin(program.edges.kind, list(kinds))
+        return max(program.edges.before[mine], key=lambda b: (run.end[b], b), default=-1)
+
+    def ended(node: int) -> float:
+        return float(run.end[node]) if node >= 0 else 0.0
 
     def is_own_update(node: int) -> bool:
         return 0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task]
 
-    node = before(task)
-    while is_own_update(node):
-        node = before(node)
-    waited = node if node >= 0 and run.end[node] > since else -1
-    there = run.end[node] if node >= 0 else 0
+    everything, needs = set(Edge), {Edge.DATA, Edge.ROOM, Edge.BARRIER}
+    last = before(task, everything)
+    while is_own_update(last):
+        last = before(last, everything)
+    node, until = before(task, needs), float(run.start[task])
+    free = max(ended(before(task, {Edge.STREAM})), ended(node))
+    bounds = [(NOTHING, until, free), (STREAM, free, ended(node))]
     while node >= count or is_own_update(node):
-        node = before(node)
-    made = run.end[node] if node >= 0 else 0
-    times = [since, max(made, since), max(there, since), run.start[task]]
-    reasons = (DEPENDENCY, MESSAGE, NOTHING)
-    parts = [(a, b, int(r)) for a, b, r in zip(times, times[1:], reasons, strict=False) if a < b]
-    return parts, int(waited)
+        earlier = before(node, needs)
+        bounds += [(MESSAGE, ended(node), run.start[node]), (STREAM, run.start[node], ended(earlier))]
+        node = earlier
+    parts: list[tuple[float, float, int]] = []
+    for reason, high, low in [*bounds, (DEPENDENCY, ended(node), 0.0)]:
+        low, high = max(low, since), min(high, until)
+        if low < high and parts and parts[0][2] == reason:
+            parts[0] = (low, parts[0][1], reason)
+        elif low < high:
+            parts.insert(0, (low, high, int(reason)))
+    return parts, int(last) if ended(last) > since else -1
 
 
 @settings(max_examples=50)

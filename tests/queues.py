@@ -1,0 +1,157 @@
+"""Devices that post messages into streams, played event by event: what `cdpsim.streams` and the engines must come to.
+
+Written from the rules alone: who needs whom is taken from a program without streams, all the rest is done again here
+with dicts, lists and the standard library's topological sort. Nobody waits along an edge that stands for a stream:
+devices keep queues and look at what is at their heads.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from cdpsim.program import Content, Op, Program
+from cdpsim.trace import Run
+
+Place = tuple[Fraction, int, int, int]  # moment, wave, whether collective, number among those
+
+
+class Queues:
+    """Who needs whom, and in which places of which devices' queues all messages stand."""
+
+    def __init__(self, program: Program, overlaps: Sequence[str], defer: bool) -> None:
+        self.program, self.overlaps, self.count = program, overlaps, len(program.tasks)
+        self.needs: dict[int, set[int]] = {node: set() for node in range(program.nodes)}
+        for before, after in zip(*(ends.tolist() for ends in program.waits()), strict=True):
+            self.needs[after].add(before)
+        if defer:
+            self._defer()
+        self.moment, self.wave = self._unit_run()
+        self.place = self._places()
+
+    def is_task(self, node: int) -> bool:
+        """Whether it takes a slot."""
+        return node < len(self.program.lane_tasks)
+
+    def _defer(self) -> None:
+        """A message of a boundary needs the end of the task before its reader, which its contents tell, too."""
+        messages, program = self.program.messages, self.program
+        bounds = program.lane_start.tolist()
+        lanes = [program.lane_tasks[low:high].tolist() for low, high in pairwise(bounds)]
+        before = {task: earlier for lane in lanes for earlier, task in pairwise(lane)}
+        for row in range(len(messages)):
+            content, j = messages.content[row], int(messages.stage[row])
+            if content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
+                phase = j + 1 if content == Content.ACTIVATION else 2 * program.n - j
+                first = (int(messages.step[row]) * program.m + int(messages.micro_batch[row])) * 2 * program.n
+                if first + phase in before:
+                    self.needs[self.count + row].add(before[first + phase])
+
+    def _unit_run(self) -> tuple[dict[int, Fraction], dict[int, int]]:
+        """When each node would begin if tasks took one slot and messages none, and after how many messages of that moment."""
+        release = {task: share * self.program.phases for task, share in self.program.releases}
+        moment: dict[int, Fraction] = {}
+        wave: dict[int, int] = {}
+        for node in TopologicalSorter(self.needs).static_order():
+            over = {before: moment[before] + self.is_task(before) for before in self.needs[node]}
+            moment[node] = max([*over.values(), release.get(node, Fraction(0))])
+            now = [wave[before] + (before >= self.count) for before in over if moment[before] == moment[node]]
+            wave[node] = max(now, default=0)
+        return moment, wave
+
+    def _places(self) -> dict[int, Place]:
+        messages, place = self.program.messages, {}
+        pairs: dict[tuple[Fraction, int, int, int], int] = defaultdict(int)
+        for row in range(len(messages)):
+            node = self.count + row
+            at = self.moment[node], self.wave[node]
+            if messages.op[row] == Op.P2P:
+                pair = (*at, int(messages.src[row]), int(messages.dst[row]))
+                place[node] = (*at, 0, pairs[pair])
+                pairs[pair] += 1
+            else:
+                place[node] = (*at, 1, row)
+        return place
+
+    def devices(self, node: int) -> list[int]:
+        """The devices of a message with a stream to keep to."""
+        messages, row = self.program.messages, node - self.count
+        single = messages.op[row] == Op.P2P
+        ends = [messages.src[row], messages.dst[row]] if single else self.program.groups[messages.dst[row]]
+        return [int(device) for device in ends if self.overlaps[device] != "full"]
+
+
+def play(run: Run, overlaps: Sequence[str], defer: bool) -> tuple[list[float], list[float]]:
+    """When every node of a run without streams starts and ends if devices have some."""
+    queues = Queues(run.program, overlaps, defer)
+    return _Play(queues, run).times()
+
+
+class _Play:
+    """The clock, what is under way, and what of its queue each device has not yet done."""
+
+    def __init__(self, queues: Queues, run: Run) -> None:
+        self.queues, self.duration = queues, run.costs.duration.tolist()
+        self.release = dict(zip((task for task, _ in run.program.releases), run.costs.release.tolist(), strict=True))
+        self.start: dict[int, float] = {}
+        self.end: dict[int, float] = {}
+        self.messages: dict[int, set[int]] = defaultdict(set)  # by device, not yet over
+        self.tasks: dict[int, set[int]] = defaultdict(set)
+        for node in queues.place:
+            for device in queues.devices(node):
+                self.messages[device].add(node)
+        for task, device in enumerate(run.program.tasks.device.tolist()[: len(run.program.lane_tasks)]):
+            if queues.overlaps[device] == "none":
+                self.tasks[device].add(task)
+
+    def may_start(self, node: int) -> bool:
+        """Whether all that it needs is over, and all that its devices have before it in their queues."""
+        queues = self.queues
+        if any(before not in self.end for before in queues.needs[node]):
+            return False
+        if queues.is_task(node):
+            device = int(queues.program.tasks.device[node])
+            mine = self.messages[device] if queues.overlaps[device] == "none" else set()
+            return not any(queues.moment[other] <= queues.moment[node] for other in mine)
+        if node < queues.count:
+            return True
+        place = queues.place[node]
+        return not any(
+            any(queues.place[other] < place for other in self.messages[device])
+            or any(queues.moment[task] < place[0] for task in self.tasks[device])
+            for device in queues.devices(node)
+        )
+
+    def finish(self, node: int, now: float) -> None:
+        """It is over: whoever queues behind it may see."""
+        self.end[node] = now
+        for waiting in (*self.messages.values(), *self.tasks.values()):
+            waiting.discard(node)
+
+    def times(self) -> tuple[list[float], list[float]]:
+        """Play until everything is over."""
+        left, under_way = set(self.queues.needs), [(time, -1) for time in self.release.values()]
+        under_way.sort()
+        now: float = 0
+        while left:
+            begun = [node for node in left if self.release.get(node, 0) <= now and self.may_start(node)]
+            left -= set(begun)
+            for node in begun:
+                self.start[node] = now
+                if self.duration[node]:
+                    heappush(under_way, (now + self.duration[node], node))
+                else:
+                    self.finish(node, now)
+            if not begun:
+                assert under_way, "everybody waits"
+                now, node = heappop(under_way)
+                if node >= 0:
+                    self.finish(node, now)
+                while under_way and under_way[0][0] == now:
+                    _, other = heappop(under_way)
+                    if other >= 0:
+                        self.finish(other, now)
+        nodes = range(len(self.start))
+        return [self.start[node] for node in nodes], [self.end[node] for node in nodes]
