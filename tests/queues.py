@@ -50,7 +50,7 @@ class Queues:
                     self.needs[self.count + row].add(before[first + phase])
 
     def _unit_run(self) -> tuple[dict[int, Fraction], dict[int, int]]:
-        """When each node would begin if tasks took one slot and messages none, and after how many messages of that moment."""
+        """When each node would begin if tasks took one slot and messages none, and after how many messages of then."""
         release = {task: share * self.program.phases for task, share in self.program.releases}
         moment: dict[int, Fraction] = {}
         wave: dict[int, int] = {}
