@@ -88,8 +88,8 @@ def streamed(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
     """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
-    their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower turn
-    (`posted`; those inside a collective keep it), and all new ones lead to higher ones.
+    their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower
+    turn (`posted`; those inside a collective keep it), and all new ones lead to higher ones.
     """
     own = np.array([word != FULL for word in overlaps])
     if not own.any():

@@ -116,9 +116,10 @@ def overlapping_tasks() -> Run:
 
 
 def streaming() -> Run:
-    """The first gradient that stage 1's device receives stands behind an activation that is late."""
-    model = Model(stages=tuple(Stage(forward=f, backward=2 * f) for f in (6.0, 1.0, 1.0)))
-    return sound("mp-cdp", model=model, cluster=Cluster(devices=(Devices(overlap="stream"),), link=Link(latency=0.5)))
+    """Under cdp-v1 device 1 has both new versions at 9 s, and sends one after another, long before they are read."""
+    model, devices = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2), (Devices(overlap="stream"),)
+    cluster = Cluster(devices=devices, link=Link(latency=0.5))
+    return sound("multi-cdp", 2, model=model, cluster=cluster, rule="cdp-v1", prefetch=9)
 
 
 def stages_swapped() -> Run:
