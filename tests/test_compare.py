@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
-from cdpsim.cluster import Link
+from cdpsim.cluster import Devices, Link
 from cdpsim.compare import CATEGORIES, measure
 from tests.conftest import Command
 from tests.drawn import read
@@ -56,6 +56,16 @@ def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     assert one.bubble == one.exposed
     assert one.rate == pytest.approx(2 / 7)
     assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
+
+
+def test_what_a_stream_blocks_is_exposed() -> None:
+    """The same in one stream with the tasks: one reduction of 1 s after another, and no task beside the second."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 2)
+    cluster = Cluster(devices=(Devices(overlap="none"),), link=Link(bandwidth=1e9))
+    one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
+    assert one.step == pytest.approx(8)
+    assert one.exposed == pytest.approx(4 * 2 / (5 * 8 - 2))
+    assert one.bubble == one.exposed
 
 
 @given(requests(most=4))

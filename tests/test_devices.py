@@ -86,3 +86,12 @@ def test_wrong_speeds_are_refused(content: object, problem: str) -> None:
 def test_a_model_computes_in_its_precision() -> None:
     model = SimpleNamespace(stages=(Stage(forward=Work(1.0), backward=1.0),), precision="bf16")
     assert reached(Cluster(devices=(Devices(speeds=A100, achieved=0.5),)), 1, cast(Model, model)) == [156e12]
+
+
+def test_groups_differ_in_what_overlaps() -> None:
+    groups = (Devices(count=1, overlap="none"), Devices(count=2), Devices(count=1, overlap="stream"))
+    cluster = Cluster(devices=groups)
+    assert cluster.overlaps(4) == ["none", "full", "full", "stream"]
+    assert cluster.overlaps(2) == ["none", "full"]
+    assert Cluster.from_builtins(cluster.to_builtins(), "box") == cluster
+    assert Cluster().overlaps(3) == ["full"] * 3

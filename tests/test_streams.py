@@ -150,6 +150,33 @@ def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
     assert np.array_equal(run.start, again.start) and np.array_equal(run.end, again.end)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
+    """For the pipeline, torch's own lowering of each device's tasks has its sends and receives in order of turns."""
+    lowering = pytest.importorskip("torch.distributed.pipelining.schedules")
+    action, types = lowering._Action, lowering._ComputationType
+    program = run_of(simulate("pp-cdp", n)).program
+    tasks, messages, first = program.tasks, program.messages, len(program.tasks)
+    computes: dict[int, list[Any]] = {device: [] for device in range(n)}
+    for task in program.lane_tasks.tolist():
+        kind = types.FORWARD if tasks.kind[task] == Kind.F else types.FULL_BACKWARD
+        number = int(tasks.step[task]) * n + int(tasks.micro_batch[task])
+        computes[int(tasks.device[task])].append(action(int(tasks.stage[task]), kind, number))
+    turn, turns = streams.posted(program), {}
+    for row in range(len(messages)):
+        forth = messages.content[row] == Content.ACTIVATION
+        ends = ((messages.src[row], "SEND"), (messages.dst[row], "RECV"))
+        number = int(messages.step[row]) * n + int(messages.micro_batch[row])
+        for device, word in ends:
+            kind = getattr(types, f"{word}_{'F' if forth else 'B'}")
+            turns[action(int(device), kind, number)] = int(turn[first + row])
+    lowered = lowering._add_send_recv({d: list(some) for d, some in computes.items()}, lambda stage: stage, n)
+    for device, actions in lowered.items():
+        order = [turns[one] for one in actions if one not in computes[device]]
+        assert len(order) == sum(one.stage_index == device for one in turns)
+        assert order == sorted(order)
+
+
 @given(streamed_requests(), st.booleans())
 @settings(max_examples=examples(150), deadline=None)
 def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None:

@@ -80,6 +80,23 @@ def test_an_all_reduce_by_hand() -> None:
     assert set(named(trace).values()) == {"all_reduce gradient(t=0,j=0)"}
 
 
+def test_streams_by_hand() -> None:
+    """Two all-reduces, 2 s each, go one after another: from 6 to 8 s and to 10 s.
+
+    A device that can compute meanwhile goes on at 8 with stage 0, and at 9 waits for stage 1 while that is on its way.
+    One that cannot has all that it needs at 8, but its stream not before 10. At the end both reductions are done at
+    once with nobody waiting: there is nothing to do any more.
+    """
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2)
+    for overlap, parts in (
+        ("stream", [(6.0, 8.0, MESSAGE), (9.0, 10.0, MESSAGE), (15.0, 19.0, NOTHING)]),
+        ("none", [(6.0, 8.0, MESSAGE), (8.0, 10.0, STREAM), (16.0, 20.0, NOTHING)]),
+    ):
+        cluster = Cluster(devices=(Devices(overlap=overlap),), link=Link(latency=2.0))
+        trace = simulate("multi-dp", 2, steps=2, model=model, cluster=cluster)
+        assert rows(trace) == [(device, device, *part) for device in range(2) for part in parts]
+
+
 def test_a_slow_member_of_an_all_reduce_by_hand() -> None:
     """Device 1 is half as fast: device 0 waits 6 s for it, then both for the message."""
     model = Model(stages=(Stage(forward=Work(1e12), backward=Work(2e12), parameters=3),) * 2)
