@@ -101,7 +101,8 @@ def streamed(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
         of_tasks = batches.beside_tasks(program, alone, turn)
         before, after = np.concatenate([before, of_tasks[0]]), np.concatenate([after, of_tasks[1]])
     # The same two collectives follow each other on all their members.
-    both = np.unique(before.astype(np.int64) * program.nodes + after)
+    both = np.sort(before.astype(np.int64) * program.nodes + after)
+    both = both[heads(both)]
     return _linked(program, both // program.nodes, both % program.nodes, Edge.STREAM)
 
 
