@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cdpsim import fileform, graph
 from cdpsim.devices import UNLIMITED_LANES, Devices, Speeds
+from cdpsim.disorder import Disorder, Slow, Stop
 from cdpsim.errors import RequestError
 from cdpsim.fileform import Name
 from cdpsim.graph import Graph
@@ -33,6 +34,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     links: tuple[PairLink, ...] = ()
     topology: Topology | None = None
     edges: tuple[Edge, ...] = ()
+    disorder: Disorder = Disorder()
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
@@ -196,7 +198,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         form = fileform.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
-            parts = {name: getattr(form, name) for name in ("name", "link", "links", "topology", "edges")}
+            parts = {name: getattr(form, name) for name in ("name", "link", "links", "topology", "edges", "disorder")}
             return cls(devices=groups, **parts)
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
@@ -210,6 +212,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             "links": [fileform.encode(pair) for pair in self.links],
             "topology": fileform.encode(self.topology) if self.topology is not None else {},
             "edges": [fileform.encode(edge) for edge in self.edges],
+            "disorder": fileform.encode(self.disorder),
         }
         # Never all of them: an empty file is one that was not written to its end.
         return {key: value for key, value in table.items() if value or key == "devices"}
@@ -257,9 +260,10 @@ class _ClusterFile(fileform.Table, frozen=True, kw_only=True):
     links: tuple[PairLink, ...] = ()
     topology: Topology | None = None
     edges: tuple[Edge, ...] = ()
+    disorder: Disorder = Disorder()
 
 
-_TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge)
+_TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
 
 
 def _without_speed(group: Devices, precision: str | None) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from cdpsim.cluster import Cluster
 from cdpsim.metrics import communication, memory, traffic, utilisation
 from cdpsim.metrics.waiting import Reason, idle
+from cdpsim.montecarlo import spread
 from cdpsim.program import Category
 from cdpsim.trace import Run, Trace
 
@@ -41,17 +42,18 @@ class Measured:
     communication: int
     sent: float
     rate: float | None
+    steps: dict[str, float] | None = None  # of many runs, the quantiles of `step`
 
     def to_builtins(self) -> dict[str, Any]:
         """Give all of it by name."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "steps" or value is not None}
 
 
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
 
 
-def measure(trace: Trace) -> Measured:
-    """Measure a run."""
+def measure(trace: Trace, runs: int | None = None) -> Measured:
+    """Measure a run; of so many runs of its request, beside it, how long their steps take."""
     run = trace.run
     assert run is not None, "what is loaded has no lanes"
     program = run.program
@@ -74,6 +76,7 @@ def measure(trace: Trace) -> Measured:
         **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
         sent=_sent(trace, run),
         rate=program.m / step if step else None,
+        steps=None if runs is None else spread(trace, runs).summary()["period"],
     )
 
 
@@ -86,8 +89,12 @@ def _idleness(run: Run) -> tuple[float, float]:
     parts = idle(program, run.start, run.end)
     length = np.minimum(parts["end"], high) - np.maximum(parts["begin"], low)
     length = np.maximum(length, 0)
-    whole = (high - low) * (len(program.lane_start) - 1)
     waits = length[np.isin(parts["reason"], (Reason.MESSAGE, Reason.STREAM))]
+    if run.costs.calendar is not None:  # in the midst of a task, too
+        tasks = np.arange(len(program.lane_tasks))
+        begin, until = run.costs.calendar.pauses(tasks, run.start[tasks], run.end[tasks])
+        length = np.append(length, np.maximum(np.minimum(until, high) - np.maximum(begin, low), 0))
+    whole = (high - low) * (len(program.lane_start) - 1)
     return fsum(length) / whole, fsum(waits) / whole  # rounded once: a part is never more than all
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, NoReturn
 
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, Stalled, nearest
 from cdpsim.version import __version__
 
 
@@ -42,6 +42,9 @@ def run(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = Non
         return serve(list(sys.argv[1:] if arguments is None else arguments))
     except RequestError as error:
         problem = str(error)
+    except Stalled as answer:
+        say(str(answer))
+        return 1
     except MemoryError:
         problem = "memory: there is not enough of it; take fewer stages or steps"
     except OSError as error:

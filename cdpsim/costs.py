@@ -11,6 +11,7 @@ from cdpsim.collectives import ALL_REDUCE, Algorithm, Nodes, candidates, payload
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Kind, Op, Program
+from cdpsim.stops import Calendar
 from cdpsim.units import Work
 
 Times = NDArray[Any]  # integers or floats
@@ -25,6 +26,7 @@ class Costs:
     release: Times  # of the program's releases, in their order
     algorithms: tuple[Algorithm, ...] = ()  # those that collectives run by
     runs_by: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each message's; -1 for point to point
+    calendar: Calendar | None = None  # when devices do nothing
 
 
 def price(program: Program, model: Model, cluster: Cluster, collective: str) -> Costs:

@@ -1,4 +1,4 @@
-"""The one error that a user can cause, and the hint that helps to mend it."""
+"""What cannot be served, and the hint that helps to mend it; and what was served, and ends nowhere."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -13,6 +13,10 @@ class RequestError(ValueError):
         # The remedy stands at the end: what is too long is cut in its middle.
         super().__init__(clean if len(clean) <= 1000 else f"{clean[:600]} ... {clean[-395:]}")
         self.subject = subject
+
+
+class Stalled(Exception):
+    """A run that does not end: the answer is no, and one line says who waits for whom."""
 
 
 def choose(subject: str, value: object, known: Iterable[str]) -> str:

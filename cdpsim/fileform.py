@@ -118,7 +118,9 @@ def _encode(value: Any, kind: Any) -> object:
         return units.text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
     if isinstance(value, Table):
         return encode(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [encode(part) if isinstance(part, Table) else part for part in value]
+    return value
 
 
 def _lower(message: str) -> str:

@@ -38,8 +38,12 @@ def times_are_finite(run: Run) -> Iterator[str]:
 
 
 def nodes_last_their_cost(run: Run) -> Iterator[str]:
-    """Whatever starts ends after its own duration."""
-    yield from _names(run, np.flatnonzero(run.end != run.start + run.costs.duration), "does not last what it costs")
+    """Whatever starts ends after its own duration, and the time in which its device stands still."""
+    end = run.start + run.costs.duration
+    if run.costs.calendar is not None:
+        start, end = run.costs.calendar.worked(np.arange(run.program.nodes), run.start, run.costs.duration)
+        yield from _names(run, np.flatnonzero(run.start != start), "starts while its device stands still")
+    yield from _names(run, np.flatnonzero(run.end != end), "does not last what it costs")
 
 
 def _waits(run: Run, kind: Edge, problem: str) -> Iterator[str]:
@@ -92,6 +96,8 @@ def nothing_waits_without_cause(run: Run) -> Iterator[str]:
         cause[task] = release
     for before, after in ((program.edges.before, program.edges.after), program.lane_edges):
         np.maximum.at(cause, after, run.end[before])
+    if run.costs.calendar is not None:
+        cause, _ = run.costs.calendar.worked(np.arange(program.nodes), cause, run.costs.duration)
     yield from _names(run, np.flatnonzero(run.start > cause), "waits for nothing")
 
 

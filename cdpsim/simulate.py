@@ -1,6 +1,6 @@
 """The front door: names and files in, trace out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.costs import Times, price, reached
 from cdpsim.devices import FULL
+from cdpsim.disorder import Disorder, disorder_of
+from cdpsim.disturb import disturbed
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose
 from cdpsim.expand import expand as expanded
@@ -26,6 +28,7 @@ from cdpsim.progress import ticker
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES, Rule, find_rule, matrix_rule
+from cdpsim.stalled import refuse_stalled
 from cdpsim.streams import deferred, posted, streamed
 from cdpsim.trace import TABLES, Columns, Run, Trace, load
 
@@ -48,6 +51,11 @@ def simulate(
     collective: str = "recursive-doubling",
     expand: bool = False,
     seed: int = 0,
+    run: int = 0,
+    slow: Sequence[str] = (),
+    jitter: str | None = None,
+    link_jitter: str | None = None,
+    stop: Sequence[str] = (),
     ignore_memory: bool = False,
     max_memory: str | float | None = None,
     optimizer: str | None = None,
@@ -60,20 +68,26 @@ def simulate(
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
     trained (`optimizer`, `mixed_precision`, `recompute`) is what its file says, where None. `expand` runs every
     collective as the messages of its algorithm (`--expand-collectives`), `defer_receives` posts a receive of a boundary
-    only right before the task that reads it. `max_memory` is what this machine may spend on
-    the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices.
+    only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as
+    "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`,
+    `jitter`, `link_jitter`, `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and
+    the number of the `run` decide all that is random in it. A run that does not end raises `errors.Stalled`.
     """
     schedule = find_schedule(schedule)
     runner = find_engine(engine)
     steps = whole("steps", steps, at_least=1)
     prefetch = whole("prefetch", prefetch, at_least=0)
-    seed = whole("seed", seed, at_least=0)
+    seed, run = whole("seed", seed, at_least=0), whole("run", run, at_least=0)
     choose("collective", collective, COLLECTIVES)
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
         refuse_too_large(n, n, steps, engine, max_memory)
     training = {"optimizer": optimizer, "mixed_precision": mixed_precision, "recompute": recompute}
     model, cluster = _find_model(model, n, training), _find_cluster(cluster)
+    disorder = disorder_of(
+        cluster.disorder, slow=slow, jitter=jitter, link_jitter=link_jitter, stop=stop, slots=model.is_unit
+    )
+    cluster = msgspec.structs.replace(cluster, disorder=Disorder())
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
     refuse_too_large(model.n, m, steps, engine, max_memory, slots=model.is_unit and cluster.is_free)
     refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
@@ -91,6 +105,7 @@ def simulate(
         speed=reached(cluster, 1, model)[0],
     )
     cluster.require(program.devices)
+    disorder.require(max(program.devices, cluster.count or 0))
     done(1)
     if defer_receives:
         program = deferred(program)
@@ -105,8 +120,10 @@ def simulate(
         costs = price(program, model, cluster, collective)
     if turn is not None:
         program = streamed(program, overlaps, turn)
+    costs = disturbed(program, costs, disorder, seed, run)
     done(1)
     start, end = runner(program, costs)
+    refuse_stalled(program, costs, start, end)
     if not ignore_memory:
         refuse_overflow(program, start, end, cluster)
     done(0)
@@ -114,6 +131,8 @@ def simulate(
     request |= {"prefetch": prefetch, "slot_order": slot_order or SLOT_ORDERS[0], "collective": collective}
     request |= {"expand_collectives": True} if expand else {}
     request |= {"defer_receives": True} if defer_receives else {}
+    request |= {"run": run} if run else {}
+    request |= {"disorder": disorder.to_builtins()} if disorder != Disorder() else {}
     request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
     return Trace(Run(program, costs, start, end, collective, request))
 
@@ -143,6 +162,10 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
     for part, form in (("model", Model), ("cluster", Cluster)):
         asked[part] = "unit" if request[part] == "unit" else form.from_builtins(request[part], part)
+    asked["run"] = request.get("run", 0)
+    if "disorder" in request:
+        disorder = Disorder.from_builtins(request["disorder"], "disorder")
+        asked["cluster"] = msgspec.structs.replace(_find_cluster(asked["cluster"]), disorder=disorder)
     return asked
 
 

@@ -1,12 +1,13 @@
 """The columns of a run, and the files that they are saved in and loaded from."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -149,7 +150,7 @@ class Trace:
             "messages": len(program.messages),
             "makespan": utilisation.makespan(program, run.end),
             "period": utilisation.period(program, run.end),
-            "bubble": utilisation.bubble(program, run.start, run.end),
+            "bubble": utilisation.bubble(program, run.start, run.end, run.costs.calendar),
             "mean_staleness": staleness.mean_staleness(program),
             "peak_memory": [
                 {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
@@ -162,9 +163,12 @@ class Trace:
         assert self.run is not None, "a loaded trace has its columns from its files"
         return self.run
 
-    def save(self, directory: str | Path, *, force: bool = False) -> None:
-        """Write tasks.csv, messages.csv, memory.csv and summary.json into a folder, whole or not at all."""
-        files = {f"{name}.csv": _lines(getattr(self, name)) for name in TABLES}
+    def save(
+        self, directory: str | Path, *, force: bool = False, more: Mapping[str, Iterable[str]] = MappingProxyType({})
+    ) -> None:
+        """Write tasks.csv, messages.csv, memory.csv, summary.json, and `more`, into a folder, whole or not at all."""
+        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _lines(getattr(self, name)) for name in TABLES}
+        files.update(more)
         write_folder(directory, files | {"summary.json": self._summary_text()}, force=force)
 
     def _summary_text(self) -> Iterator[str]:

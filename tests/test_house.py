@@ -14,16 +14,16 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version errors progress help console columns compiled paths files units fileform
-    partition stage model recipe topology graph routes devices cluster presets
+    version errors progress help console columns variates compiled stops paths files units fileform
+    partition stage model recipe topology graph routes devices disorder cluster presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.rule schedules.order schedules.placement schedules
     assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
-    costs expand streams
+    costs disturb expand streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine
-    trace invariants pyramid limits simulate compare superpose table1 tables table1_forms
+    stalled trace invariants pyramid limits simulate montecarlo compare superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot

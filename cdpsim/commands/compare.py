@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_format, add_request, add_run, simulated
+from cdpsim.commands.options import add_format, add_request, add_run, add_runs, runs_of, simulated
 from cdpsim.console import add_command, write
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ COLUMNS = (
     ("communication", "B", "communication"),
     ("sent", "B", "sent"),
 )
+# With --runs, beside the step.
+QUANTILES = (("5%", "s", "step 5%"), ("50%", "s", "step 50%"), ("95%", "s", "step 95%"))
 
 
 def add_compare(commands: Any) -> None:
@@ -39,6 +41,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("-o", metavar="FILE", dest="output", help="draw them, too: .svg, .png or .pdf")
     parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
     add_run(parser, steps="12")  # so that what drifts apart at first has come to rest
+    add_runs(parser, "add quantiles of the step; all else is of run 0")
     add_request(parser, must_fit=False)
     add_format(parser)
 
@@ -50,7 +53,9 @@ def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim.schedules import SCHEDULES
 
     form = tables.check_format(options.format)
-    fields = [field for field, _, _ in COLUMNS]
+    runs = runs_of(options)
+    columns = COLUMNS if runs is None else (*COLUMNS[:2], *QUANTILES, *COLUMNS[2:])
+    fields = [field for field, _, _ in columns]
     order = None if options.sort is None else choose("sort", options.sort, fields)
     if options.output is not None:
         pictures.check_picture(options.output, force=options.force)
@@ -58,24 +63,30 @@ def _serve_compare(options: argparse.Namespace) -> int:
     for name in names:
         choose("schedule", name, SCHEDULES)
     traces = [simulated(options, name) for name in names]
-    measured = [measure(trace) for trace in traces]
+    measured = [measure(trace, runs) for trace in traces]
     if order:
-        measured.sort(key=lambda one: (getattr(one, order) is None, getattr(one, order)))
+        measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
     if options.output is not None:
         pictures.compare(measured, options.output, in_slots=traces[0].in_slots, force=options.force)
     if form == "json":
         write(tables.as_json([one.to_builtins() for one in measured]))
         return 0
-    header = ("schedule", "rule", *(heading for _, _, heading in COLUMNS))
+    header = ("schedule", "rule", *(heading for _, _, heading in columns))
     cell = partial(_cell, in_slots=traces[0].in_slots)
-    rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in COLUMNS)) for one in measured]
+    rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
     write(tables.FORMATS[form](header, rows))
     return 0
 
 
+def _value(one: "Measured", field: str) -> Any:
+    if field.endswith("%"):
+        return None if one.steps is None else one.steps[field]
+    return getattr(one, field)
+
+
 def _cell(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
     """A number for people: whole where slots and stages' worth are, else with four digits and a unit."""
-    value = getattr(one, field)
+    value = _value(one, field)
     if value is None:
         return "-"
     if isinstance(value, bool):

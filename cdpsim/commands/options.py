@@ -16,6 +16,7 @@ REQUEST = (
     *("model", "cluster", "expand_collectives", "defer_receives", "ignore_memory"),
     *("rule", "m", "chunks", "prefetch", "slot_order"),
 )
+DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
 TRAINING = ("optimizer", "mixed_precision", "recompute")
 
 
@@ -72,6 +73,7 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
     else:
         parser.set_defaults(ignore_memory=True)
     _add_training(parser)
+    _add_disorder(parser)
     group = parser.add_argument_group(
         "options that change the schedule (`cdpsim schedules` says which one takes which)"
     )
@@ -111,6 +113,51 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_disorder(parser: argparse.ArgumentParser) -> None:
+    """Add what disturbs a run, and what decides its chances."""
+    group = parser.add_argument_group("what disturbs a run (default: as the --cluster file says)")
+    group.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="DEVICE:FACTOR",
+        help="a device whose tasks take FACTOR times as long; for several devices, several times",
+    )
+    group.add_argument(
+        "--jitter",
+        metavar="DISTRIBUTION:C",
+        help="let each task take a random number of times as long, of mean 1 and standard deviation C: uniform, "
+        "exponential (1 - C at least, and the rest exponential) or lognormal",
+    )
+    group.add_argument("--link-jitter", metavar="DISTRIBUTION:C", help="the same of each message")
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="DEVICE:AT[:FOR]",
+        help="a device that does nothing from AT on, FOR so long or for good, such as '3:2 s:500 ms', in slots 3:12:2; "
+        "its task under way goes on afterwards",
+    )
+    group.add_argument("--seed", default="0", metavar="S", help="what decides all that is random (default 0)")
+    group.add_argument("--run", default="0", metavar="R", help="which of the runs of that seed (default 0)")
+
+
+def add_runs(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add how often chance is asked."""
+    parser.add_argument("--runs", metavar="COUNT", help=f"with --jitter: run so often, and {what}")
+
+
+def runs_of(options: argparse.Namespace) -> int | None:
+    """How many runs the options ask for; None for the one."""
+    from cdpsim.simulate import whole
+
+    if options.runs is None:
+        return None
+    if options.run != "0":
+        raise RequestError("runs", "are those from 0 on, and --run asks for one of them; leave either out")
+    return whole("runs", options.runs, at_least=1)
+
+
 def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
     """Add the file to write, in one of `forms`."""
     parser.add_argument("-o", required=True, metavar="FILE", dest="output", help=f"what to write: {forms}")
@@ -124,14 +171,14 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
 
     if name in SCHEDULES or not ("/" in name or Path(name).is_dir()):
         return simulated(options, name)
-    for option in ("n", *RUN, *REQUEST, *TRAINING):
+    for option in ("n", *RUN, *REQUEST, *TRAINING, *DISORDER):
         if getattr(options, option) != parser.get_default(option):
             flag = f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
             raise RequestError(flag, f"is of a run, but {name!r} is a folder with one; leave it out")
     return reopen(name)
 
 
-def simulated(options: argparse.Namespace, schedule: str, steps: int | None = None, seed: str = "0") -> "Trace":
+def simulated(options: argparse.Namespace, schedule: str, steps: int | None = None) -> "Trace":
     """Run what the options of `add_run` and `add_request` ask for; `steps` instead of theirs."""
     from cdpsim.simulate import simulate, whole
 
@@ -152,7 +199,12 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
         collective=options.collective,
         expand=options.expand_collectives,
         defer_receives=options.defer_receives,
-        seed=whole("seed", seed, at_least=0),
+        seed=whole("seed", options.seed, at_least=0),
+        run=whole("run", options.run, at_least=0),
+        slow=options.slow,
+        jitter=options.jitter,
+        link_jitter=options.link_jitter,
+        stop=options.stop,
         ignore_memory=options.ignore_memory,
         max_memory=options.max_memory,
         **{name: getattr(options, name) for name in TRAINING},

@@ -1,10 +1,11 @@
 """What is written: the traces of a run."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_request, add_run, simulated
+from cdpsim.commands.options import add_request, add_run, add_runs, runs_of, simulated
 from cdpsim.console import add_command, say
 
 
@@ -17,7 +18,7 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     add_run(parser)
-    parser.add_argument("--seed", default="0", metavar="S", help="recorded with the run (default 0); nothing is random")
+    add_runs(parser, "write runs.csv, too: run, makespan, period; quantiles into summary.json")
     parser.add_argument(
         "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
     )
@@ -29,8 +30,9 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.invariants import INVARIANTS, violations
     from cdpsim.trace import FILES
 
-    files.check_writable(options.output, FILES, options.force)
-    trace = simulated(options, options.schedule, seed=options.seed)
+    runs = runs_of(options)
+    files.check_writable(options.output, (*FILES, *["runs.csv"] * (runs is not None)), options.force)
+    trace = simulated(options, options.schedule)
     if options.check and trace.run is not None:
         found = violations(trace.run)
         for name, problem in found.items():
@@ -38,5 +40,12 @@ def _serve_simulate(options: argparse.Namespace) -> int:
         if found:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
-    trace.save(options.output, force=options.force)
+    more: dict[str, Iterable[str]] = {}
+    if runs is not None:
+        from cdpsim.montecarlo import spread
+
+        several = spread(trace, runs)
+        trace.summary()["runs"] = several.summary()
+        more["runs.csv"] = several.lines()
+    trace.save(options.output, force=options.force, more=more)
     return 0

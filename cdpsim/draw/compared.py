@@ -21,23 +21,29 @@ PANELS = (
 
 
 def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
-    """Draw what runs come to; of the idle time, the part that waits for messages is darker."""
+    """Draw what runs come to; of the idle time, the part that waits for messages is darker.
+
+    Of many runs the median step is drawn, and a line from the 5 % quantile to that of 95 %.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.5, 0.9 + 0.28 * len(measured)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for k, (axes, (field, title, unit)) in enumerate(zip(panels, PANELS, strict=True)):
         plain(axes, title, size=9)
-        values = [getattr(one, field) or 0 for one in measured]
+        values = [_drawn(one, field) or 0 for one in measured]
         _bars(axes, values, COLOURS[4] if field == "bubble" else COLOURS[0], field)
         if field == "bubble":
             _bars(axes, [one.exposed for one in measured], COLOURS[0], "exposed")
         for row, one in enumerate(measured):
-            words, fits = _said(getattr(one, field), "" if in_slots and unit != "%" else unit), True
+            words, fits = _said(_drawn(one, field), "" if in_slots and unit != "%" else unit), True
+            beyond = values[row]
+            if field == "step" and one.steps is not None:
+                beyond = _spread(axes, row, one.steps)
             if field == "memory" and not one.fits:
                 words, fits = f"{words}, too much", False
             style = {"va": "center", "fontsize": 7.5, "color": INK if fits else COLOURS[5]}
-            axes.annotate(words, (values[row], row), xytext=(3, 0), textcoords="offset points", **style)
+            axes.annotate(words, (beyond, row), xytext=(3, 0), textcoords="offset points", **style)
         axes.set_xlim(0, 1.45 * max(values) or 1)
         axes.set_xticks([])
         axes.grid(visible=False)
@@ -46,9 +52,35 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
         if k == 0:
             axes.set_yticks(range(len(measured)), [_name(one, measured) for one in measured], fontsize=8.5)
             axes.set_ylim(len(measured) - 0.4, -0.6)
-    if any(one.exposed for one in measured):
-        figure.text(0.99, 0.005, "dark: waiting for a message", ha="right", fontsize=7.5, color=GREY)
+    dark = ["dark: waiting for a message"] * any(one.exposed for one in measured)
+    if any(one.steps for one in measured):
+        words = "; ".join(["time of a step: the median of the runs, and from their 5 % to their 95 % quantile", *dark])
+        figure.supxlabel(words, x=0.99, ha="right", fontsize=7.5, color=GREY)
+    elif dark:
+        figure.text(0.99, 0.005, *dark, ha="right", fontsize=7.5, color=GREY)
     return figure
+
+
+def _drawn(one: Measured, field: str) -> float | None:
+    if field == "step" and one.steps is not None:
+        return one.steps["50%"]
+    value: float | None = getattr(one, field)
+    return value
+
+
+def _spread(axes: "Axes", row: int, steps: dict[str, float]) -> float:
+    """A line from the 5 % to the 95 % quantile; where it ends."""
+    line = axes.errorbar(
+        steps["50%"],
+        row,
+        xerr=[[steps["50%"] - steps["5%"]], [steps["95%"] - steps["50%"]]],
+        color=INK,
+        linewidth=1.0,
+        capsize=2.5,
+    )
+    for part in line.lines[2]:
+        part.set_gid(f"step-{row}-from-5-to-95")
+    return steps["95%"]
 
 
 def _bars(axes: "Axes", values: Sequence[float], colour: str, field: str) -> None:

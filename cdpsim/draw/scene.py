@@ -6,6 +6,7 @@ import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
+from cdpsim.disorder import Disorder
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
@@ -45,7 +46,17 @@ def names(trace: Trace) -> list[str]:
     for part in ("model", "cluster"):
         given = request.get(part)
         words += [str(given.get("name") or f"a {part}")] if isinstance(given, dict) else []
-    return words
+    return words + disturbances(request.get("disorder"))
+
+
+def disturbances(given: object) -> list[str]:
+    """What disturbs a run, as its request says it: nobody has checked that of a loaded trace."""
+    if not isinstance(given, dict):
+        return []
+    try:
+        return Disorder.from_builtins(given, "disorder").words()
+    except RequestError:
+        return ["disturbed"]
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:

@@ -1,7 +1,8 @@
 """The event-driven engine: SimPy with one process for each lane of a device and one for each link.
 
 A lane does its tasks in the program's order, each as soon as everything it waits for has ended. A link takes messages
-as they become ready and delivers each after its own time; what takes no time has arrived as it is sent.
+as they become ready and delivers each after its own time; what takes no time has arrived as it is sent. A device that
+stops does so by its calendar: the times at which it goes on are events of the run.
 """
 
 import gc
@@ -11,13 +12,15 @@ from contextlib import contextmanager
 import numpy as np
 import simpy
 
-from cdpsim.check import refuse_deadlock
+from cdpsim.check import find_cycle, refuse_deadlock
 from cdpsim.costs import Costs, Times
 from cdpsim.paths import successors
 from cdpsim.program import Op, Program
 from cdpsim.progress import ticker
+from cdpsim.stops import Calendar
 
 Process = Generator[simpy.Event, object, None]
+_Pause = tuple[float, float, simpy.Event | None]  # from when until when, and the event that ends it
 _TICK = 1 << 14
 
 
@@ -76,7 +79,22 @@ class _Run:
         messages, single = program.messages, program.messages.op == Op.P2P
         self.pairs = list(zip(np.where(single, messages.src, -1).tolist(), messages.dst.tolist(), strict=True))
         self.links: dict[tuple[int, int], _Link] = {}
+        self.stops: dict[int, list[_Pause]] = {}  # of tasks whose device stops ...
+        self.work: dict[int, float] = {}  # ... and what they take: to begin takes no time
+        if costs.calendar is not None:
+            self._plan(costs.calendar)
         self.finish = self._finisher()
+
+    def _plan(self, calendar: Calendar) -> None:
+        """Lay out the stops of each device, with the event that ends each of them, if anything does."""
+        rows = []
+        for at, until in zip(calendar.at.tolist(), calendar.until.tolist(), strict=True):
+            pairs = [pair for pair in zip(at, until, strict=True) if pair[0] < calendar.never]
+            rows.append([(*pair, self.env.timeout(pair[1]) if pair[1] < calendar.never else None) for pair in pairs])
+        self.stops = {node: rows[row] for node, row in enumerate(calendar.row.tolist()) if rows[row]}
+        self.start, self.end = ([calendar.never] * len(self.end) for _ in range(2))
+        for task in self.stops:
+            self.work[task], self.duration[task] = self.duration[task], 0
 
     def carry(self, message: int) -> None:
         """Hand a message to its link."""
@@ -95,7 +113,7 @@ class _Run:
     def _finisher(self) -> Callable[[int], None]:
         """Make what is called when a node has ended: looking names up in a run would cost more than all the rest."""
         env, start, end, duration, waits_for = self.env, self.start, self.end, self.duration, self.waits_for
-        first, reach, asleep, compute = self.first, self.reach, self.asleep, self.compute
+        first, reach, asleep, compute, stops = self.first, self.reach, self.asleep, self.compute, self.stops
 
         def finish(node: int) -> None:
             now = env.now
@@ -115,11 +133,27 @@ class _Run:
                     start[after] = now
                     if duration[after]:
                         self.carry(after)
-                    else:  # an update, or a message that takes no time
+                    elif after not in stops or not self.put_off(after):  # an update, or a message that takes no time
                         pending.append(after)
             self.count(len(pending))
 
         return finish
+
+    def put_off(self, update: int) -> bool:
+        """Let an update whose device stands still wait until it goes on; say whether it has to."""
+        for at, until, awake in self.stops[update]:
+            if at <= self.env.now < until:
+
+                def later(_: simpy.Event) -> None:
+                    self.start[update] = self.env.now
+                    self.finish(update)
+
+                if awake is None:
+                    self.start[update] = until
+                else:
+                    awake.callbacks.append(later)
+                return True
+        return False
 
     def count(self, nodes: int) -> None:
         """Nodes have ended."""
@@ -141,6 +175,7 @@ class _Run:
     def lane(self, tasks: list[int]) -> Process:
         """Do tasks one after another."""
         env, duration, waits_for, start, finish = self.env, self.duration, self.waits_for, self.start, self.finish
+        stops = self.stops
         for task in tasks:
             if waits_for[task]:
                 self.asleep[task] = wait = _Wait(env)
@@ -148,7 +183,22 @@ class _Run:
             else:
                 start[task] = env.now
                 yield env.timeout(duration[task])
+            if task in stops:
+                yield from self.do(task)
             finish(task)
+
+    def do(self, task: int) -> Process:
+        """Do a task that is ready, but for the times in which its device does nothing."""
+        env, left = self.env, self.work[task]
+        for at, until, awake in self.stops[task]:
+            if at <= env.now < until:
+                self.start[task] = until
+            elif env.now < at < env.now + left:
+                left = max(left - (at - env.now), 0)
+            else:
+                continue
+            yield env.event() if awake is None else awake
+        yield env.timeout(left)
 
     def release(self, task: int, time: float) -> None:
         """Let a task wait for a time, too."""
@@ -173,13 +223,14 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
         for low, high in zip(program.lane_start[:-1].tolist(), program.lane_start[1:].tolist(), strict=True):
             state.env.process(state.lane(tasks[low:high]))
         for node in ready:  # messages of what was there at the start
+            state.start[node] = state.env.now
             if state.duration[node]:
                 state.carry(node)
             else:
                 state.finish(node)
         state.env.run()
         state.close()
-    if state.left:
+    if state.left and (costs.calendar is None or find_cycle(program)):
         refuse_deadlock(program)
     kind = costs.duration.dtype
     return np.array(state.start, dtype=kind), np.array(state.end, dtype=kind)

@@ -14,7 +14,8 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
     for (task, _), release in zip(program.releases, costs.release, strict=True):
         earliest[task] = release
     lanes = program.lane_tasks, program.lane_start
-    start, end, reached = longest(program.edges.before, program.edges.after, costs.duration, earliest, *lanes)
+    edges = program.edges.before, program.edges.after
+    start, end, reached = longest(*edges, costs.duration, earliest, *lanes, costs.calendar)
     if reached < program.nodes:
         refuse_deadlock(program)
     return start, end

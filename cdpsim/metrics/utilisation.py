@@ -1,7 +1,10 @@
 """How long a run takes, how often it repeats, and how idle its devices are."""
 
+import numpy as np
+
 from cdpsim.costs import Times
 from cdpsim.program import Program
+from cdpsim.stops import Calendar
 
 
 def makespan(program: Program, end: Times) -> float:
@@ -24,9 +27,15 @@ def period(program: Program, end: Times) -> float | None:
     return whole // steps if isinstance(whole, int) and whole % steps == 0 else whole / steps
 
 
-def bubble(program: Program, start: Times, end: Times) -> float:
-    """The share of the lanes' time, from the start of the run to its end, in which they do nothing."""
+def bubble(program: Program, start: Times, end: Times, calendar: Calendar | None = None) -> float:
+    """The share of the lanes' time, from the start of the run to its end, in which they do nothing.
+
+    By a `calendar`, devices do nothing in the midst of tasks, too.
+    """
     compute = len(program.lane_tasks)
     busy: float = (end[:compute] - start[:compute]).sum().item()
+    if calendar is not None:
+        begin, until = calendar.pauses(np.arange(compute), start[:compute], end[:compute])
+        busy -= (until - begin).sum().item()
     lanes = len(program.lane_start) - 1
     return 1 - busy / (lanes * makespan(program, end))
