@@ -85,10 +85,10 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
 
     def words(self) -> list[str]:
         """Say it in a picture's title."""
-        said = [f"device {one.device} {one.factor:g} times as slow" for one in self.slow]
+        said = [f"device {one.device} slow ×{one.factor:g}" for one in self.slow]
         said += [f"device {one.device} stops" for one in self.stop]
-        said += [f"{self.jitter} jitter"] * bool(self.jitter)
-        return said + [f"{self.link_jitter} jitter of links"] * bool(self.link_jitter)
+        said += [f"jitter {self.jitter}"] * bool(self.jitter)
+        return said + [f"link jitter {self.link_jitter}"] * bool(self.link_jitter)
 
 
 def read_jitter(option: str, text: str) -> tuple[str, float]:

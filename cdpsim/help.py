@@ -61,8 +61,17 @@ SIMULATE = """DIR will hold these, all of them or none:
   memory.csv    what a device holds of a category from a time on, a row per change
   summary.json  makespan, period, bubble, staleness, each device's peak memory and
                 bytes sent, and the request itself
+  runs.csv      with --runs: the makespan and the period of each run
 Times are slots and sizes stages' worth; with a model and a cluster, seconds and
 bytes.
+
+Clusters are not always orderly. A device may be slow, or stop; tasks and messages may
+take a random time, of the same mean: --jitter lognormal:0.1 gives it a standard
+deviation of 10 %. The seed and the number of the run decide what is drawn: of each
+task the same for all schedules, and for run 7 the same with --run 7 as among --runs.
+Releases and links do not know of it: a schedule starts when it would, and messages of
+a device that has stopped go on. A run that a stop for good lets not end exits with 1,
+and says who waits for whom.
 
 examples:
   cdpsim simulate mp-cdp -n 4 -o traces
@@ -72,6 +81,8 @@ examples:
   cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
   cdpsim simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less
   cdpsim simulate pp-cdp --model toy.toml --cluster box.toml --defer-receives -o late
+  cdpsim simulate multi-dp -n 4 --slow 3:4 -o slow
+  cdpsim simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs
 
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also
@@ -107,6 +118,7 @@ examples:
   cdpsim timeline multi-cdp -n 3 -o cdp.svg
   cdpsim timeline multi-dp --model toy.toml --cluster box.toml -o dp.html
   cdpsim timeline pp-cdp -n 4 --style gantt --dependencies -o pp.pdf
+  cdpsim timeline pp-cdp -n 4 --style gantt --stop 2:10:5 -o stopped.svg
   cdpsim timeline traces -o traces.json
 """
 FIGURE = """Figure 1 shows data parallelism and the two versions of its cyclic form over time;
@@ -136,16 +148,20 @@ PLOT = """WHAT is drawn over time:
             several the sums, with the paper's lines where they apply
   traffic   what is sent, by content or by schedule
   versions  how many versions of the parameters devices keep, and how old they are
+  steps     how long each training step takes; with --jitter and --runs the median of
+            the runs, and bands from their 5 % to their 95 % quantile
 NAME may also be a folder that `cdpsim simulate` wrote.
 
 examples:
   cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
   cdpsim plot traffic mp-cdp -n 4 -o traffic.png
   cdpsim plot versions pp-cdp -n 4 --rule cdp-v1 -o versions.pdf
+  cdpsim plot steps pp-cdp --model toy.toml --jitter lognormal:0.2 --runs 99 -o s.svg
 """
 COMPARE = """columns (under unit costs in slots and stages' worth, else in seconds and bytes):
   devices        how many
-  step           from the end of one training step to that of the next
+  step           from the end of one training step to that of the next; with --runs
+                 its quantiles over the runs, too (--format json has more of them)
   micro-batches  how many a slot, or a second
   bubble         the share of time in which devices do nothing ...
   exposed        ... and the part of it in which what they need is on its way, or
@@ -159,6 +175,7 @@ examples:
   cdpsim compare -n 8
   cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory -o compared.svg
   cdpsim compare --model toy.toml --cluster box.toml --format markdown
+  cdpsim compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99
 """
 SUPERPOSE = """One worker's memory over its forward and backward is simulated; MODEL is cut into its
 layers. N workers that go simultaneously (DP) need the highest of it each; N that go

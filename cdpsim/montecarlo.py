@@ -33,16 +33,18 @@ class Spread:
 
     makespan: Floats
     ends: Floats  # a row for each run, a column for each step
+    steady: Floats  # of each step, if nothing were random
 
     @cached_property
     def period(self) -> Floats | None:
         """How long a step takes in each run, on average over its last half; None for a single step."""
-        count = self.ends.shape[1]
-        if count < 2:
-            return None
-        steps = count // 2
-        period: Floats = (self.ends[:, -1] - self.ends[:, -1 - steps]) / steps
-        return period
+        return _period(self.ends)
+
+    @property
+    def steady_period(self) -> float | None:
+        """How long a step would take if nothing were random."""
+        period = _period(self.steady[None])
+        return None if period is None else period.item()
 
     def summary(self) -> dict[str, Any]:
         """Give how many runs there are, and quantiles of what they take."""
@@ -57,6 +59,15 @@ class Spread:
         period = [""] * len(self.makespan) if self.period is None else map(repr, self.period.tolist())
         for run, (makespan, one) in enumerate(zip(self.makespan.tolist(), period, strict=True)):
             yield f"{run},{makespan!r},{one}\n"
+
+
+def _period(ends: Floats) -> Floats | None:
+    """From one end to the next, on average over the last half, as `utilisation.period` has it."""
+    steps = ends.shape[1] // 2
+    if not steps:
+        return None
+    period: Floats = (ends[:, -1] - ends[:, -1 - steps]) / steps
+    return period
 
 
 def quantiles(values: Floats) -> dict[str, float]:
@@ -96,7 +107,8 @@ def spread(trace: Trace, runs: int) -> Spread:
         done(len(some))
     done(0)
     _refuse_endless(makespan)
-    return Spread(makespan, ends)
+    end = graph.sweep(steady.duration[graph.order, None], earliest[graph.order], steady.calendar)
+    return Spread(makespan, ends, end[place[firsts], 0].max(axis=1))
 
 
 def _disorder(request: Mapping[str, Any]) -> Disorder:

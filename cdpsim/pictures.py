@@ -1,6 +1,7 @@
 """The front door of pictures: traces and a file's name in, the file out; the name's ending picks its form."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 STYLES = ("paper", "gantt")
 EXPORTS = (".html", ".json", ".pftrace")
 TIMELINES = (*canvas.FORMS, *EXPORTS)
-PLOTS = ("memory", "traffic", "versions")
+PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURES = ("1", "2", "4")
 
 
@@ -126,15 +127,25 @@ def snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False
     _write(lambda: drawing.snapshot(trace, slot), path, force)
 
 
-def plot(what: str, traces: Sequence[Trace], path: str | Path, *, force: bool = False) -> None:
-    """Draw memory, traffic or versions over time, of one run in detail or of several on the same axes."""
+def plot(what: str, traces: Sequence[Trace], path: str | Path, *, runs: int | None = None, force: bool = False) -> None:
+    """Draw memory, traffic or versions over time, of one run in detail or of several on the same axes; or steps.
+
+    Steps are how long each training step takes, in each trace or in so many `runs` of its request.
+    """
     from cdpsim.draw import curves
 
-    check_picture(path, force=force)
+    check_plot(what, path, runs=runs, force=force)
     draw: dict[str, Callable[[Sequence[Trace]], Figure]]
     draw = {"memory": curves.memory, "traffic": curves.traffic, "versions": curves.versions}
-    chosen = draw[choose("plot", what, PLOTS)]
+    chosen = draw.get(what, partial(curves.step_times, runs=runs))
     _write(lambda: chosen(traces), path, force)
+
+
+def check_plot(what: str, path: str | Path, *, runs: int | None = None, force: bool = False) -> None:
+    """Refuse early what `plot` would refuse whatever the traces."""
+    if choose("plot", what, PLOTS) != "steps" and runs is not None:
+        raise RequestError("runs", f"are drawn by `plot steps`, not by `plot {what}`; leave them out")
+    check_picture(path, force=force)
 
 
 def compare(measured: Sequence[Measured], path: str | Path, *, in_slots: bool, force: bool = False) -> None:

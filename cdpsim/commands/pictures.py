@@ -1,11 +1,11 @@
-"""What is drawn: timelines, the paper's figures, devices at one slot, memory and traffic over time."""
+"""What is drawn: timelines, the paper's figures, devices at one slot, memory, traffic and steps over time."""
 
 import argparse
 from functools import partial
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_output, add_request, add_run, traced
+from cdpsim.commands.options import add_output, add_request, add_run, add_runs, runs_of, traced
 from cdpsim.commands.superpose import add_curve
 from cdpsim.console import add_command
 
@@ -99,10 +99,11 @@ def _serve_snapshot(options: argparse.Namespace) -> int:
 
 def add_plot(commands: Any) -> None:
     """Add the command that draws memory, traffic and versions over time."""
-    about = "draw memory, traffic or versions over time, of one schedule or of several"
+    about = "draw memory, traffic, versions or steps over time, of one schedule or of several"
     parser = add_command(commands, "plot", _serve_plot, about, help.PLOT)
-    parser.add_argument("what", metavar="WHAT", help="memory, traffic or versions")
+    parser.add_argument("what", metavar="WHAT", help="memory, traffic, versions or steps")
     _add_names(parser, "+")
+    add_runs(parser, "draw steps between their quantiles")
     add_output(parser, PICTURES)
     _add_asked(parser)
 
@@ -112,9 +113,10 @@ def _serve_plot(options: argparse.Namespace) -> int:
     from cdpsim.errors import choose
 
     choose("plot", options.what, pictures.PLOTS)
-    pictures.check_picture(options.output, force=options.force)
+    runs = runs_of(options)
+    pictures.check_plot(options.what, options.output, runs=runs, force=options.force)
     traces = [options.traced(options, name) for name in options.schedule]
-    pictures.plot(options.what, traces, options.output, force=options.force)
+    pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0
 
 

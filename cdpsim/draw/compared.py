@@ -57,7 +57,7 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
         words = "; ".join(["time of a step: the median of the runs, and from their 5 % to their 95 % quantile", *dark])
         figure.supxlabel(words, x=0.99, ha="right", fontsize=7.5, color=GREY)
     elif dark:
-        figure.text(0.99, 0.005, *dark, ha="right", fontsize=7.5, color=GREY)
+        figure.text(0.99, 0.005, dark[0], ha="right", fontsize=7.5, color=GREY)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Curves over time: memory of one trace by category and device, of several on the same axes; traffic and versions."""
+"""Over time: memory of one trace by category and device, of several on the same axes; traffic, versions; steps."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from cdpsim.draw.curves.panels import (
 )
 from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.curves.series import Series, changes, devices, held, held_by
+from cdpsim.draw.curves.step_times import step_times
 from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORIES
 from cdpsim.program import Category
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["memory", "traffic", "versions"]
+__all__ = ["memory", "step_times", "traffic", "versions"]
 
 # From below; what the paper counts comes first, so that its lines can be held against it.
 _HATCHES = {
