@@ -74,9 +74,15 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
                     remedy = f"take one from 0 to {count - 1}" if count > 1 else "the only one is 0"
                     raise RequestError(option, f"{problem}; {remedy}")
 
-    def to_builtins(self) -> dict[str, object]:
-        """Give what a file says of it."""
-        return fileform.encode(self)
+    def to_builtins(self, *, slots: bool = False) -> dict[str, object]:
+        """Give what a file says of it; in slots, times without a unit."""
+        said = fileform.encode(self)
+        if slots and self.stop:
+            said["stop"] = [
+                {"device": one.device, "at": int(one.at)} | ({} if one.lasts is None else {"lasts": int(one.lasts)})
+                for one in self.stop
+            ]
+        return said
 
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> "Disorder":

@@ -132,7 +132,8 @@ def simulate(
     request |= {"expand_collectives": True} if expand else {}
     request |= {"defer_receives": True} if defer_receives else {}
     request |= {"run": run} if run else {}
-    request |= {"disorder": disorder.to_builtins()} if disorder != Disorder() else {}
+    if disorder != Disorder():
+        request["disorder"] = disorder.to_builtins(slots=costs.duration.dtype.kind == "i")
     request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
     return Trace(Run(program, costs, start, end, collective, request))
 

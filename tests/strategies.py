@@ -101,3 +101,21 @@ def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
     request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
     request["defer_receives"] = draw(st.booleans())
     return request
+
+
+@st.composite
+def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
+    """What disturbs a run, as keywords of `simulate`: slow devices, stops and jitter, each of them perhaps."""
+    found: dict[str, Any] = {}
+    factors = st.integers(1, 4) if slots else st.sampled_from([0.5, 1.0, 1.7, 4.0])
+    if draw(st.booleans()):
+        found["slow"] = [f"0:{draw(factors)}"]
+    unit, most = ("", 30) if slots else ("s", 1000)
+    pairs = draw(st.lists(st.tuples(st.integers(0, most), st.integers(0, most // 2)), max_size=3))
+    if pairs:
+        found["stop"] = [f"0:{at}{unit}:{length}{unit}" for at, length in pairs]
+    if not slots:
+        for name in ("jitter", "link_jitter"):
+            kind = draw(st.sampled_from([None, "uniform:0.5", "exponential:1", "lognormal:0.3"]))
+            found |= {} if kind is None else {name: kind}
+    return found

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,37 @@ def test_a_picture_shows_each_schedule_in_its_row(command: Command, here: Path) 
     assert sum(words.endswith("too much") for words in picture.said()) == [one["fits"] for one in found].count(False)
     refuse(command, here, "compare -n 3 -o x.svg", "x.svg: already exists; --force overwrites")
     refuse(command, here, "compare -n 3 -o x.html", "its form is unknown; end its name in .png, .svg, .pdf")
+
+
+def test_many_runs_have_quantiles_of_their_steps(command: Command, here: Path) -> None:
+    """Those of as many single runs; all else is of run 0."""
+    line = "compare multi-dp pp-cdp --model toy.toml --cluster box.toml --steps 4 --jitter lognormal:0.3"
+    found = json.loads(command(*line.split(), "--runs", 20, "--format", "json").out)
+    alone = json.loads(command(*line.split(), "--format", "json").out)
+    for one, other in zip(found, alone, strict=True):
+        taken = one.pop("steps")
+        assert one == other
+        asked = {"model": here / "toy.toml", "cluster": here / "box.toml", "steps": 4, "jitter": "lognormal:0.3"}
+        periods = [simulate(one["schedule"], run=run, **asked).summary()["period"] for run in range(20)]
+        cuts = statistics.quantiles(periods, n=20, method="inclusive")
+        expected = [min(periods), *(cuts[k] for k in (0, 4, 9, 14, 18)), max(periods), statistics.mean(periods)]
+        assert list(taken.values()) == pytest.approx(expected)
+    rows = list(
+        csv.DictReader(io.StringIO(command(*line.split(), "--runs", 20, "--format", "csv", "--sort", "95%").out))
+    )
+    assert [name for name in rows[0] if name.startswith("step ")] == ["step 5%", "step 50%", "step 95%"]
+    once = command(*line.replace("4", "1").split(), "--runs", 20, "--format", "csv").out
+    assert {row["step 95%"] for row in csv.DictReader(io.StringIO(once))} == {"-"}
+
+
+def test_a_picture_of_many_runs_shows_where_their_steps_lie(command: Command, here: Path) -> None:
+    """The bar is the median, a line reaches from the 5 % to the 95 % quantile, in the same measure."""
+    line = "compare multi-dp pp-cdp --model toy.toml --cluster box.toml --jitter lognormal:0.5 --runs 20 --format json"
+    found = json.loads(command(*line.split(), "-o", "x.svg").out)
+    picture = read((here / "x.svg").read_bytes())
+    for row, one in enumerate(found):
+        bar, reach = picture.shapes[f"step-{row}"], picture.shapes[f"step-{row}-from-5-to-95"]
+        scale = (bar.right - bar.left) / one["steps"]["50%"]
+        assert reach.right - bar.left == pytest.approx(one["steps"]["95%"] * scale, abs=0.1)
+        assert reach.left - bar.left == pytest.approx(one["steps"]["5%"] * scale, abs=0.1)
+    assert any("the median of the runs" in words for words in picture.said())

@@ -28,7 +28,8 @@ DRAWN = """
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
-    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions draw.curves.step_times draw.curves
+    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions
+    draw.curves.step_times draw.curves
     draw.compared draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures

@@ -142,3 +142,24 @@ def test_without_compiled_code_everything_is_swept_in_numpy(
         assert trace.summary()["devices"] == 5
     finally:
         paths.compiled.cache_clear()
+
+
+@given(graphs(), st.integers(1, 3))
+def test_sweeping_runs_at_once_gives_the_ends_of_each(graph: tuple[Any, ...], runs: int) -> None:
+    """To the last bit those of one run after another, whose durations differ."""
+    before, after, duration, earliest = graph
+    several = np.stack([duration * (1 + run) for run in range(runs)], axis=1)
+    laid = paths.levels(before, after, len(duration))
+    ends = laid.sweep(several[laid.order], earliest[laid.order])
+    for run in range(runs):
+        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], earliest)
+        assert ends[np.argsort(laid.order), run].tolist() == expected.tolist()
+
+
+def test_levels_wait_only_for_lower_ones() -> None:
+    """A diamond with a tail: 0, then 1 and 2, then 3, which waits for both, then 4."""
+    before, after = (np.array(ends, dtype=np.int32) for ends in ([0, 0, 1, 2, 3], [1, 2, 3, 3, 4]))
+    laid = paths.levels(before, after, 5)
+    assert laid.order.tolist() == [0, 1, 2, 3, 4]
+    assert laid.first.tolist() == [0, 1, 3, 4, 5]
+    assert [[column.tolist() for column in level] for level in laid.waits] == [[], [[0, 0]], [[1], [2]], [[3]]]
