@@ -18,6 +18,7 @@ from cdpsim.stops import Calendar, merged, never
 from cdpsim.variates import DISTRIBUTIONS, Floats, uniforms
 
 TASKS, MESSAGES = 0, 1  # streams of random numbers
+AT_ONCE = 2**15  # of which so many stay in a processor's cache while they are made into factors
 
 
 def disturbed(program: Program, costs: Costs, disorder: Disorder, seed: int, run: int = 0) -> Costs:
@@ -55,10 +56,13 @@ def jittered(program: Program, duration: Times, disorder: Disorder, seed: int, r
         (disorder.link_jitter, MESSAGES, slice(count, None)),
     ):
         width = result[0, nodes].size
-        if text and width:
-            name, variation = read_jitter("jitter", text)
-            drawn = np.concatenate([uniforms(seed, run, stream, width) for run in runs])
-            result[:, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(len(runs), width)
+        if not (text and width):
+            continue
+        name, variation = read_jitter("jitter", text)
+        some = max(1, AT_ONCE // width)
+        for low in range(0, len(runs), some):
+            drawn = np.concatenate([uniforms(seed, run, stream, width) for run in runs[low : low + some]])
+            result[low : low + some, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(-1, width)
     return result
 
 

@@ -232,6 +232,13 @@ these, or alone, [[edges]] join devices and switches one by one:
   inside = "mesh"           [devices.speeds]        one_way = true
   across = "fat-tree"       bf16 = "312 TFLOPS"
 
+What is out of order may stand there, too, as --slow, --stop and --jitter have it:
+
+  [disorder]                [[disorder.slow]]       [[disorder.stop]]
+  jitter = "lognormal:0.1"  device = 3              device = 1
+  link_jitter = "..."       factor = 4              at = "2 s"
+                                                    lasts = "500 ms"
+
 examples:
   cdpsim clusters
   cdpsim clusters a100-nodes > mine.toml

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -158,7 +159,12 @@ def test_many_runs_have_quantiles_of_their_steps(command: Command, here: Path) -
     for one, other in zip(found, alone, strict=True):
         taken = one.pop("steps")
         assert one == other
-        asked = {"model": here / "toy.toml", "cluster": here / "box.toml", "steps": 4, "jitter": "lognormal:0.3"}
+        asked: dict[str, Any] = {
+            "model": here / "toy.toml",
+            "cluster": here / "box.toml",
+            "steps": 4,
+            "jitter": "lognormal:0.3",
+        }
         periods = [simulate(one["schedule"], run=run, **asked).summary()["period"] for run in range(20)]
         cuts = statistics.quantiles(periods, n=20, method="inclusive")
         expected = [min(periods), *(cuts[k] for k in (0, 4, 9, 14, 18)), max(periods), statistics.mean(periods)]

@@ -69,7 +69,7 @@ def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], d
 @given(requests(most=4), st.integers(0, 20))
 def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: int) -> None:
     """A factor of 1, a variation of 0, a stop of no length: also the same summary, but for nothing."""
-    nothing = {"slow": ["0:1"], "jitter": "lognormal:0", "link_jitter": "uniform:0"}
+    nothing: dict[str, Any] = {"slow": ["0:1"], "jitter": "lognormal:0", "link_jitter": "uniform:0"}
     unit = "" if "model" not in request else "s"
     trace = simulate(**request, **nothing, stop=[f"0:{at}{unit}:0{unit}"])
     assert trace.summary() == simulate(**request).summary()
@@ -107,7 +107,7 @@ def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
         plain, other = (run_of(simulate(name, n, **options, **some)) for some in ({}, disorder))
         count = 2 * 2 * n * n
         factors.append((other.costs.duration / np.where(plain.costs.duration, plain.costs.duration, 1))[:count])
-    assert np.allclose(*factors, rtol=1e-12)
+    assert np.allclose(factors[0], factors[1], rtol=1e-12)
 
 
 def _like(cluster: Cluster, link: Link) -> Cluster:
@@ -273,7 +273,7 @@ def test_what_disturbs_is_recorded_and_served_again(tmp_path: Any) -> None:
 def test_a_cluster_that_says_it_is_disturbed_as_if_it_were_asked() -> None:
     disorder = Disorder(jitter="uniform:0.4", slow=(Slow(device=1, factor=3),), stop=(Stop(device=0, at=2, lasts=1),))
     said = simulate("pp-cdp", model=SECONDS, cluster=Cluster(link=LINKED.link, disorder=disorder))
-    asked = {"jitter": "uniform:0.4", "slow": ["1:3"], "stop": ["0:2s:1s"]}
+    asked: dict[str, Any] = {"jitter": "uniform:0.4", "slow": ["1:3"], "stop": ["0:2s:1s"]}
     assert said.summary() == simulate("pp-cdp", model=SECONDS, cluster=LINKED, **asked).summary()
 
 

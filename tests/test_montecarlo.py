@@ -36,7 +36,12 @@ def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, A
     """To the last bit, with stops, slow devices, links that vary; also where runs are swept a few at a time."""
     if "model" not in request:
         return
-    asked = {"jitter": jitter, "link_jitter": "uniform:0.2", "stop": ["0:1s:3s", "0:20s:1s"], "slow": ["0:1.5"]}
+    asked: dict[str, Any] = {
+        "jitter": jitter,
+        "link_jitter": "uniform:0.2",
+        "stop": ["0:1s:3s", "0:20s:1s"],
+        "slow": ["0:1.5"],
+    }
     found = spread(simulate(**request, **asked, seed=seed), 3)
     for run in range(3):
         alone = simulate(**request, **asked, seed=seed, run=run).summary()

@@ -1,13 +1,15 @@
 """Calendars held against a clock that ticks: a device works in each tick in which it does not stand still."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.stops import FOREVER, Calendar, merged
+from cdpsim.stops import FOREVER, Calendar, Times, merged
 
-Stops = list[tuple[int, int]]
+Stops = Sequence[tuple[int, float]]
 
 stops = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=4).map(
     lambda pairs: [(at, at + length) for at, length in pairs]
@@ -18,7 +20,9 @@ def calendar_of(rows: list[Stops], kind: type = np.int64) -> Calendar:
     """The calendar of devices with these stops, and of one without; node k is on device k."""
     never = FOREVER if kind is np.int64 else np.inf
     pairs = [merged(row) for row in rows]
-    at, until = (np.full((len(rows) + 1, max(map(len, pairs), default=0)), never, dtype=kind) for _ in range(2))
+    shape = len(rows) + 1, max(map(len, pairs), default=0)
+    at: Times = np.full(shape, never, dtype=kind)
+    until: Times = np.full(shape, never, dtype=kind)
     for k, row in enumerate(pairs):
         for c, (low, high) in enumerate(row):
             at[k, c], until[k, c] = low, high
