@@ -96,8 +96,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         self.require(count)
         if self.count is not None:
             return self
-        named = (max(pair.between) + 1 for pair in self.links)
-        count = max(1, count, *named)
+        count = max(1, count, *(max(pair.between) + 1 for pair in self.links))
         whole = self.topology.whole(count) if self.topology is not None else count
         group = msgspec.structs.replace(self.devices[0], count=whole)
         return msgspec.structs.replace(self, devices=(group,))
@@ -198,8 +197,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         form = fileform.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
-            parts = {name: getattr(form, name) for name in ("name", "link", "links", "topology", "edges", "disorder")}
-            return cls(devices=groups, **parts)
+            return cls(**{name: getattr(form, name) for name in form.__struct_fields__} | {"devices": groups})
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 

@@ -1,6 +1,7 @@
 """Disturbed runs: laws, a clock that ticks, examples by hand, and ACCO's case of one slow GPU."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -307,6 +308,25 @@ def test_a_device_that_a_schedule_does_not_use_may_be_slow() -> None:
     """If the cluster has it: one file serves schedules that need more and fewer devices."""
     cluster = Cluster(devices=({"count": 8},), disorder=Disorder(slow=(Slow(device=7, factor=4),)))  # type: ignore[arg-type]
     assert simulate("multi-dp", model=SECONDS, cluster=cluster).summary()["makespan"] == 27
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "problem"),
+    [
+        (3, 6, "starts while its device stands still"),  # the stop is from 2 to 5
+        (5, 8, "does not last what it costs"),
+        (6, 7, "waits for nothing"),
+    ],
+)
+def test_invariants_know_when_devices_stand_still(start: int, end: int, problem: str) -> None:
+    """Device 1 would begin B(i=1,j=1) in slot 2, stands still until 5, and does it until 6: all else is a fault."""
+    run = run_of(simulate("multi-dp", 2, steps=1, stop=["1:2:3"]))
+    node = next(k for k in range(run.program.nodes) if run.program.describe(k) == "B(t=0,i=1,j=1)")
+    assert (run.start[node], run.end[node], violations(run)) == (5, 6, {})
+    starts, ends = run.start.copy(), run.end.copy()
+    starts[node], ends[node] = start, end
+    found = violations(replace(run, start=starts, end=ends))
+    assert any(problem in text and "B(t=0,i=1,j=1)" in text for text in found.values())
 
 
 def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
