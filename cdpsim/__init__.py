@@ -1,7 +1,7 @@
 """Simulate training schedules: when every task runs, what every device holds, what every link carries."""
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, Stalled
 from cdpsim.model import Model, Stage
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.simulate import simulate
@@ -16,6 +16,7 @@ __all__ = [
     "RequestError",
     "Schedule",
     "Stage",
+    "Stalled",
     "Trace",
     "__version__",
     "load",
