@@ -20,7 +20,7 @@ from cdpsim.program import Program
 from cdpsim.simulate import reopen
 from cdpsim.trace import Run
 from tests.conftest import examples
-from tests.strategies import disorders, requests
+from tests.strategies import disorders, requests, streamed_requests
 
 SECONDS = Model(stages=(Stage(forward=1.0, backward=2.0, activation=10, boundary=4, parameters=10),) * 3)
 LINKED = Cluster(link=Link(latency=0.25, bandwidth=40.0))
@@ -35,7 +35,7 @@ def run_of(trace: Trace) -> Run:
 @st.composite
 def disturbed_requests(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     """A request, and what disturbs it."""
-    request = draw(requests(most=4))
+    request = draw(requests(most=4) | streamed_requests(most=3))
     disorder = draw(disorders(slots="model" not in request))
     if "model" not in request and not request.get("cluster", Cluster.unit()).is_free:
         disorder |= {"jitter": "uniform:0.3"}  # one slot is one second where links are not free
@@ -47,7 +47,7 @@ def same(left: Run, right: Run) -> bool:
     return np.array_equal(left.start, right.start) and np.array_equal(left.end, right.end)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(disturbed_requests())
 def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
@@ -56,7 +56,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str,
     assert same(fast, discrete)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(60))
 @given(disturbed_requests())
 def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
@@ -66,7 +66,7 @@ def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], d
     assert -1e-9 <= trace.summary()["bubble"] <= 1
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(60))
 @given(requests(most=4), st.integers(0, 20))
 def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: int) -> None:
     """A factor of 1, a variation of 0, a stop of no length: also the same summary, but for nothing."""
@@ -77,7 +77,7 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
     assert same(run_of(trace), run_of(simulate(**request)))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(60))
 @given(disturbed_requests(), st.sampled_from([1, 2, 3]), st.integers(0, 30))
 def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]], factor: int, at: int) -> None:
     """Neither with a slower device, nor with one more stop; whatever else disturbs the run, drawn alike."""

@@ -16,7 +16,7 @@ from cdpsim import Cluster, Model, RequestError, Stage, load, montecarlo, simula
 from cdpsim.errors import Stalled
 from cdpsim.montecarlo import quantiles, spread
 from tests.conftest import Command, examples
-from tests.strategies import requests
+from tests.strategies import requests, streamed_requests
 from tests.test_cli import FILES, content, here, refuse
 
 __all__ = ["here"]  # a fixture
@@ -31,7 +31,11 @@ def one_task(k: int) -> Model:
 
 
 @settings(max_examples=examples(60))
-@given(requests(most=4), st.sampled_from(["uniform:0.5", "exponential:1", "lognormal:0.4"]), st.integers(0, 3))
+@given(
+    requests(most=4) | streamed_requests(most=3),
+    st.sampled_from(["uniform:0.5", "exponential:1", "lognormal:0.4"]),
+    st.integers(0, 3),
+)
 def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, Any], jitter: str, seed: int) -> None:
     """To the last bit, with stops, slow devices, links that vary; also where runs are swept a few at a time."""
     if "model" not in request:
