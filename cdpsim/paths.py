@@ -12,6 +12,7 @@ from cdpsim.stops import Calendar
 
 Numbers = NDArray[Any]  # integers or floats
 COMPILED_FROM = 200_000  # edges: below, importing numba takes longer than it saves
+NARROW = 16  # nodes in a front: of fewer, Python itself is done before numpy has begun
 
 
 _NOTHING = np.empty(0, dtype=np.int32)
@@ -31,8 +32,8 @@ def longest(
     An edge says that node `after` waits for node `before`; the tasks of a lane, side by side in `lane_tasks` from
     one of `lane_start` to the next, wait one for another. Returns starts (in the array `earliest`, perhaps), ends,
     and how many nodes were reached: fewer than all if there is a cycle. Large graphs are swept by compiled code, if
-    numba is there; the rest, and everything without it, a whole front of nodes at a time. By a `calendar` nodes
-    begin later, and pause.
+    numba is there; the rest, and everything without it, a whole front of nodes at a time, or, where a lane is so long
+    that fronts must be narrow, one node at a time. By a `calendar` nodes begin later, and pause.
     """
     swift = compiled() if len(before) >= COMPILED_FROM and calendar is None else None
     if swift:
@@ -40,6 +41,9 @@ def longest(
         return start, end, done
     inner = in_lanes(lane_tasks, lane_start)
     before, after = (np.concatenate(ends) for ends in zip((before, after), inner, strict=True))
+    in_a_row = int(np.diff(lane_start).max(initial=0))
+    if in_a_row * NARROW >= len(duration) and calendar is None:
+        return longest_by_nodes(before, after, duration, earliest)
     return longest_by_fronts(before, after, duration, earliest, calendar)
 
 
@@ -82,6 +86,24 @@ def longest_by_fronts(
         np.subtract.at(waits_for, reached, 1)
         front = np.unique(reached[waits_for[reached] == 0])
     return start, end, done
+
+
+def longest_by_nodes(before: Ints, after: Ints, duration: Numbers, earliest: Numbers) -> tuple[Numbers, Numbers, int]:
+    """Do what `longest` does in Python, one node after another."""
+    waits_for, first, reach = (column.tolist() for column in successors(before, after, len(duration)))
+    takes, start = duration.tolist(), earliest.tolist()
+    end = [begin + own for begin, own in zip(start, takes, strict=True)]
+    ready = [node for node, count in enumerate(waits_for) if not count]
+    for node in ready:
+        end[node] = ended = start[node] + takes[node]
+        for follower in reach[first[node] : first[node + 1]]:
+            if ended > start[follower]:
+                start[follower] = ended
+            waits_for[follower] -= 1
+            if not waits_for[follower]:
+                ready.append(follower)
+    kind = np.result_type(earliest, duration)
+    return np.array(start, dtype=earliest.dtype), np.array(end, dtype=kind), len(ready)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import paths, simulate
+from cdpsim import Cluster, paths, simulate
+from cdpsim.cluster import Devices
 from cdpsim.columns import heads, runs, sort_by
 from cdpsim.metrics import memory
 
@@ -46,6 +47,31 @@ def test_starts_are_those_of_relaxing_every_edge(graph: tuple[Any, ...]) -> None
 
 
 @given(graphs())
+def test_one_node_at_a_time_is_the_same(graph: tuple[Any, ...]) -> None:
+    """To the last bit, and of the same types."""
+    fronts, nodes = paths.longest_by_fronts(*graph), paths.longest_by_nodes(*graph)
+    for one, other in zip(fronts[:2], nodes[:2], strict=True):
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+    assert fronts[2] == nodes[2]
+
+
+@pytest.mark.parametrize(("name", "narrow"), [("single-dp", True), ("pp-cdp", True), ("mp-dp", False)])
+def test_who_has_long_lanes_is_swept_one_node_at_a_time(
+    name: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One device has all 384 tasks in its lane, each of eight has 48, each of sixty-four 6."""
+    asked = []
+    by_nodes = paths.longest_by_nodes
+    monkeypatch.setattr(paths, "longest_by_nodes", lambda *graph: asked.append(graph) or by_nodes(*graph))
+    cluster = Cluster(devices=(Devices(),))  # a lane each
+    trace = simulate(name, 8, cluster=cluster)
+    assert bool(asked) == narrow
+    monkeypatch.setattr(paths, "NARROW", 0 if narrow else 10**9)
+    assert simulate(name, 8, cluster=cluster).tasks["start"].tolist() == trace.tasks["start"].tolist()
+
+
+@given(graphs())
 def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
     compiled = pytest.importorskip("cdpsim.compiled", reason="numba is an extra")
@@ -63,6 +89,7 @@ def test_a_cycle_is_not_reached() -> None:
     """Nodes 1 and 2 wait for each other, 3 for them; 0 is free."""
     before, after = np.array([1, 2, 2], dtype=np.int32), np.array([2, 1, 3], dtype=np.int32)
     assert paths.longest_by_fronts(before, after, np.ones(4), np.zeros(4))[2] == 1
+    assert paths.longest_by_nodes(before, after, np.ones(4), np.zeros(4))[2] == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), max_size=20))

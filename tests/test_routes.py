@@ -14,6 +14,7 @@ from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
 from cdpsim.errors import RequestError
 from cdpsim.graph import Graph, draw
 from cdpsim.routes import Routes
+from cdpsim.star import star
 from tests.conftest import examples
 
 latencies = st.integers(0, 3).map(float)
@@ -205,3 +206,29 @@ def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
     with pytest.raises(RequestError, match=r"^cluster 'ring': has as many devices as it takes; say how many first"):
         ring.route(0, 1)
     assert ring.sized(3).route(0, 2) == (1,)
+
+
+@given(shaped(), st.lists(st.integers(0, 19), min_size=2, max_size=8, unique=True))
+@settings(max_examples=150, deadline=None)
+def test_a_star_needs_no_search(cluster: Cluster, members: list[int]) -> None:
+    """To the last bit what routes find, for each pair and for groups."""
+    assert cluster.topology is not None
+    known = star(cluster.topology, ())
+    assert (known is not None) == (cluster.topology.kind == "nodes" and cluster.topology.across == "switch")
+    if known is None:
+        return
+    routes, count = Routes(cluster.graph), cluster.count or 0
+    src, dst = (ends.ravel() for ends in np.indices((count, count)))
+    for found, wanted in zip(known.costs(src, dst), routes.costs(src, dst), strict=True):
+        assert found.tolist() == wanted.tolist()
+    group = np.array([member for member in members if member < count], np.int64)
+    if len(group) > 1:
+        assert known.worst(group) == routes.worst(group)
+        assert cluster.group_link(group) == known.worst(group)
+
+
+def test_what_edges_change_is_searched() -> None:
+    topology = Topology(kind="nodes", per_node=2)
+    assert star(topology, ()) is not None
+    assert star(topology, (Edge(between=(0, 3)),)) is None
+    assert star(None, (Edge(between=(0, 3)),)) is None

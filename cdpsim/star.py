@@ -1,0 +1,71 @@
+"""What messages pay between nodes round one switch: told at once, where routes would look for each way."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.graph import Floats, Ints, node_of
+from cdpsim.topology import Cable, Edge, Topology
+
+
+class _Way(NamedTuple):
+    """The latency of all edges of a way, and the smallest bandwidth."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Star:
+    """Ways that depend on no more than whether two devices are in one node; `Routes` would find the same."""
+
+    topology: Topology
+
+    def costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
+        """Give latency and bandwidth from devices to devices."""
+        far, (up, down) = self._far, self._near
+        inside = node_of(self.topology, src) == node_of(self.topology, dst)
+        latency, bandwidth = np.full(len(src), far.latency), np.full(len(src), far.bandwidth)
+        for rows, way in ((inside & (src < dst), up), (inside & (src > dst), down), (src == dst, _Way(0.0, inf))):
+            latency[rows], bandwidth[rows] = way
+        return latency, bandwidth
+
+    def worst(self, members: Ints) -> tuple[float, float]:
+        """Give the largest latency and the smallest bandwidth over all ordered pairs of several devices."""
+        per_node = np.unique(node_of(self.topology, members), return_counts=True)[1]
+        ways = [*(self._near if per_node.max() > 1 else ()), *([self._far] if len(per_node) > 1 else [])]
+        return max(way.latency for way in ways), min(way.bandwidth for way in ways)
+
+    @property
+    def _near(self) -> tuple[_Way, _Way]:
+        """Within a node, to a device of a higher and of a lower number."""
+        link = self.topology.link
+        there, back = _there(link), link.back
+        if self.topology.inside == "switch":
+            return _way(there, back), _way(there, back)
+        return _way(there), _way(back)
+
+    @property
+    def _far(self) -> _Way:
+        host, network = self.topology.host, self.topology.network
+        return _way(_there(host), _there(network), network.back, host.back)
+
+
+def star(topology: Topology | None, edges: tuple[Edge, ...]) -> Star | None:
+    """Give the star that a topology is, if it is one."""
+    plain = topology is not None and topology.kind == "nodes" and topology.across == "switch" and not edges
+    return Star(topology) if plain and topology is not None else None
+
+
+def _there(cable: Cable) -> tuple[float, float]:
+    return cable.latency, cable.bandwidth
+
+
+def _way(*edges: tuple[float, float]) -> _Way:
+    """Add latencies up from the end, to the last bit as routes do, which go back from where messages go."""
+    latency = 0.0
+    for own, _ in reversed(edges):
+        latency = own + latency
+    return _Way(latency, min(bandwidth for _, bandwidth in edges))
