@@ -23,7 +23,8 @@ class Measured:
     stream that messages block; both while all micro-batches are under way, so without the first one's start and the
     last one's end. `memory` is the most that one device holds, the categories the most of each on one device, and a
     run `fits` if no device needs more than it has. `sent` is what all devices put on the wire for one training step,
-    and `rate` the micro-batches per unit of time.
+    `rate` the micro-batches per unit of time, and `samples` the samples, where the model says how many a micro-batch
+    has.
     """
 
     schedule: str
@@ -42,6 +43,7 @@ class Measured:
     communication: int
     sent: float
     rate: float | None
+    samples: float | None
     steps: dict[str, float] | None = None  # of many runs, the quantiles of `step`
 
     def to_builtins(self) -> dict[str, Any]:
@@ -61,6 +63,8 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
     peaks = held.max(axis=0).tolist()
     has = Cluster.from_builtins(trace.request["cluster"], "cluster").memory_bytes(program.devices)
     step = utilisation.period(program, run.end)
+    rate = program.m / step if step else None
+    each = _samples(trace)
     bubble, exposed = _idleness(run)
     rule = trace.request["rule"]
     return Measured(
@@ -75,9 +79,16 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
         fits=bool((held[:, -1] <= has).all()),
         **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
         sent=_sent(trace, run),
-        rate=program.m / step if step else None,
+        rate=rate,
+        samples=rate * each if rate and each else None,
         steps=None if runs is None else spread(trace, runs).summary()["period"],
     )
+
+
+def _samples(trace: Trace) -> int | None:
+    """How many samples a micro-batch has, as far as its model says that."""
+    model = trace.request["model"]
+    return model.get("samples") if isinstance(model, dict) else None
 
 
 def _idleness(run: Run) -> tuple[float, float]:

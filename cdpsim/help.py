@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   cdpsim pyramid -n 4                      how few devices model parallelism needs
   cdpsim compare -n 8                      all schedules side by side
   cdpsim figure 1 -o fig1.svg              the paper's Fig. 1: DP, CDP-v1, CDP-v2
+  cdpsim breakeven -n 8 --model gpt2 --cluster a100-nodes
   cdpsim superpose vit-b16 -n 32           the paper's Fig. 4, in numbers
   cdpsim timeline pp-cdp -n 4 -o pp.html   a run to explore in a browser
   cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.svg
@@ -162,7 +163,8 @@ COMPARE = """columns (under unit costs in slots and stages' worth, else in secon
   devices        how many
   step           from the end of one training step to that of the next; with --runs
                  its quantiles over the runs, too (--format json has more of them)
-  micro-batches  how many a slot, or a second
+  micro-batches  how many a slot, or a second; or samples, where the model file says how
+                 many a micro-batch has (`samples = 32` at its top, as `profile` writes)
   bubble         the share of time in which devices do nothing ...
   exposed        ... and the part of it in which what they need is on its way, or
                  messages block their stream; both without the first micro-batches'
@@ -176,6 +178,35 @@ examples:
   cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory -o compared.svg
   cdpsim compare --model toy.toml --cluster box.toml --format markdown
   cdpsim compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99
+"""
+BREAKEVEN = """For each schedule, the bandwidth from which on its messages are hidden: a training
+step is then at most 1 % (--share) longer than if messages took no time at all. All
+bandwidths of the cluster are scaled alike, and latencies stay. What is found is the
+largest bandwidth below which a step gets longer, to a millionth, by simulation.
+
+columns:
+  free        a training step if messages took no time
+  step        a training step on the cluster as it is ...
+  exposed     ... and the share of it by which it is longer
+  latency     by how much it is longer, as a share of `free`, with no more than latency
+  bandwidth   the narrowest way between two of the devices that the schedule takes
+  break-even  what that has to be; `never` where latency alone is too long, `any` where
+              nothing is sent
+  factor      the second by the first: over 1, the cluster is too slow
+
+What can hide: all-reduces begin when every device has done its last backward of the
+step; that of stage j is hidden behind the next forwards of the stages before it (not
+behind backwards, as DistributedDataParallel's buckets are). Point to point, a sum of
+gradients has until the next device's backward there, and parameters may arrive
+--prefetch tasks before their reader. Messages share no links unless that is asked
+for: all stages' all-reduces at once take no longer than one. For data parallelism
+in one piece take -n 1 -m DEVICES.
+
+examples:
+  cdpsim breakeven -n 8 --model gpt2 --cluster a100-nodes
+  cdpsim breakeven multi-dp multi-cdp -n 4 8 --model toy.toml --cluster box.toml -o b.svg
+  cdpsim breakeven multi-cdp --model toy.toml --cluster box.toml --over bandwidth
+  cdpsim breakeven multi-dp -n 1 -m 32 --model llama2-7b --cluster a100-nodes
 """
 SUPERPOSE = """One worker's memory over its forward and backward is simulated; MODEL is cut into its
 layers. N workers that go simultaneously (DP) need the highest of it each; N that go

@@ -1,11 +1,12 @@
 """What is trained: the time and the bytes of one micro-batch through each stage."""
 
 from fractions import Fraction
+from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
 from math import lcm
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in 
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
 RECOMPUTE = ("none", "full", "sqrt")
+
+
+Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
 class Recipe(fileform.Table, frozen=True, kw_only=True):
@@ -56,6 +60,7 @@ class _Run(Stage, frozen=True, kw_only=True):
 class _ModelFile(fileform.Table, frozen=True, kw_only=True):
     name: Name = ""
     precision: str = ""
+    samples: Samples | None = None
     training: Recipe = Recipe()
     stages: Annotated[tuple[_Run, ...], msgspec.Meta(min_length=1)]
 
@@ -67,6 +72,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     name: Name = ""
     is_unit: bool = False  # its times are slots and its sizes stages' worth
     precision: str = ""  # one of PRECISIONS: what its bytes and its FLOP are in
+    samples: Samples | None = None  # of a micro-batch, such as images or sequences; None: nobody says
     training: Recipe = Recipe()  # what `cdpsim.recipe.apply` adds to its stages
 
     def __post_init__(self) -> None:
@@ -115,7 +121,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             )
         costs = [Fraction(stage.forward) + Fraction(stage.backward) for stage in self.stages]
         unit = lcm(*(cost.denominator for cost in costs))  # in which all are whole
-        return balanced([int(cost * unit) for cost in costs], n)
+        return _balanced(tuple(int(cost * unit) for cost in costs), n)
 
     def groups(self, n: int) -> list[tuple[int, tuple[Stage, ...]]]:
         """Give the stages of each group, and what the stage before sends it."""
@@ -176,13 +182,14 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
         try:
-            return cls(name=form.name, stages=tuple(stages), precision=form.precision, training=form.training)
+            top = {name: getattr(form, name) for name in ("name", "precision", "samples", "training")}
+            return cls(stages=tuple(stages), **top)
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 
     def table(self) -> dict[str, object]:
         """Give what a file says of this model."""
-        said: dict[str, object] = {"name": self.name, "precision": self.precision}
+        said: dict[str, object] = {"name": self.name, "precision": self.precision, "samples": self.samples}
         said["training"] = fileform.encode(self.training)
         top = {key: value for key, value in said.items() if value}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
@@ -210,6 +217,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
             raise RequestError(f"stage {slow.argmax()}", problem)
         return times
+
+
+@lru_cache(maxsize=32)  # asked for every schedule that is compared
+def _balanced(costs: tuple[int, ...], n: int) -> Cuts:
+    return balanced(costs, n)
 
 
 def _repeat(count: int) -> dict[str, object]:

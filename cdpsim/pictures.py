@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdpsim.breakeven import BreakEven
 from cdpsim.compare import Measured
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
@@ -154,6 +155,22 @@ def compare(measured: Sequence[Measured], path: str | Path, *, in_slots: bool, f
 
     check_picture(path, force=force)
     _write(lambda: compared(measured, in_slots=in_slots), path, force)
+
+
+def breakeven(
+    found: Sequence[BreakEven],
+    factors: Sequence[float],
+    curves: Sequence[tuple[BreakEven, Sequence[float]]],
+    path: str | Path,
+    *,
+    share: float,
+    force: bool = False,
+) -> None:
+    """Draw what stays exposed over bandwidth, and from which one on messages are hidden, over N."""
+    from cdpsim.draw.hidden import hidden
+
+    check_picture(path, force=force)
+    _write(lambda: hidden(found, factors, curves, share=share), path, force)
 
 
 def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:

@@ -86,6 +86,7 @@ def bandwidth(given: object) -> float:
     return _measure(given, _BANDWIDTH)[0]
 
 
+@functools.lru_cache(maxsize=4096, typed=True)  # one run after another says the same model and cluster
 def text(amount: float, unit: str) -> str:
     """Write an amount so that reading it gives the same number to the last bit: 2.5e-05, "s" as "25 us"."""
     if amount == math.inf:

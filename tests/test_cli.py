@@ -176,7 +176,7 @@ def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("options", "schedules"),
     [
-        ("-m 2", SCHEDULES),
+        ("-m 2", [s.name for s in SCHEDULES.values() if "m" not in s.options]),
         ("--chunks 2", SCHEDULES),
         ("--prefetch 1", [s.name for s in SCHEDULES.values() if "prefetch" not in s.options]),
         ("--slot-order forward-first", [s.name for s in SCHEDULES.values() if "slot-order" not in s.options]),
@@ -795,6 +795,7 @@ COMMANDS = (
     "table1",
     "simulate",
     "pyramid",
+    "breakeven",
     "timeline",
     "figure",
     "snapshot",

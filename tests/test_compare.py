@@ -107,6 +107,30 @@ def test_numbers_have_units(command: Command, here: Path) -> None:
     assert " s " in out
 
 
+def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path) -> None:
+    """Three micro-batches a step, of 24 samples each; a table has one of the two rates, JSON both."""
+    toy = (here / "toy.toml").read_text()
+    (here / "known.toml").write_text("samples = 24\n" + toy)
+    asked = ["compare", "multi-dp", "pp-cdp", "--cluster", "box.toml", "--model"]
+    plain, known = (json.loads(command(*asked, name, "--format", "json").out) for name in ("toy.toml", "known.toml"))
+    assert [one["samples"] for one in plain] == [None, None]
+    for one, same in zip(known, plain, strict=True):
+        assert one | {"samples": None} == same
+        assert one["samples"] == pytest.approx(24 * 3 / one["step"])
+    for form in ("text", "csv", "markdown", "latex"):
+        for name, own, other in (("toy.toml", "micro-batches", "samples"), ("known.toml", "samples", "micro-batches")):
+            header = command(*asked, name, "--format", form).out
+            assert own in header
+            assert other not in header
+    cells = list(csv.DictReader(io.StringIO(command(*asked, "known.toml", "--format", "csv").out)))
+    assert [cell["samples"] for cell in cells] == [f"{one['samples']:.4g} /s" for one in known]
+    command(*asked, "known.toml", "-o", "known.svg")
+    picture = read((here / "known.svg").read_bytes())
+    assert "samples-1" in picture.shapes
+    assert "rate-0" not in picture.shapes
+    assert f"{known[0]['samples']:.3g} /s" in picture.said()
+
+
 def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path) -> None:
     """Ten of its micro-batches weigh more than a device has; the others have one device each."""
     (here / "small.toml").write_text('[devices]\nmemory = "9 GB"\n')
@@ -138,7 +162,7 @@ def test_a_picture_shows_each_schedule_in_its_row(command: Command, here: Path) 
     lines = ["compare", "single-dp", "multi-dp", "pp-cdp", "--model", "toy.toml", "--cluster", "small.toml"]
     found = json.loads(command(*lines, "--format", "json", "-o", "x.svg").out)
     picture = read((here / "x.svg").read_bytes())
-    for field in ("step", "bubble", "exposed", "memory", "sent", "devices"):
+    for field in ("step", "rate", "bubble", "exposed", "memory", "sent", "devices"):
         bars = [picture.shapes[f"{field}-{row}"] for row in range(3)]
         longest = max(range(3), key=lambda row: found[row][field])
         scale = (bars[longest].right - bars[longest].left) / found[longest][field]

@@ -7,6 +7,7 @@ from cdpsim import SCHEDULES, Cluster, RequestError, simulate
 from cdpsim.assemble import assemble
 from cdpsim.check import check
 from cdpsim.cluster import Link
+from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
 from cdpsim.schedules import Schedule
@@ -87,6 +88,22 @@ def test_its_options_are_the_ones_that_do_something(schedule: Schedule) -> None:
         else:
             with pytest.raises(RequestError, match="does not take this option"):
                 simulate(schedule, 4, **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 4), (2, 5), (3, 2)])
+@pytest.mark.parametrize("name", ["multi-dp", "mp-dp"])
+def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int) -> None:
+    """A step takes 2N slots whatever M; each stage's gradients are summed over its M holders."""
+    trace = simulate(name, n, m=m)
+    summary = trace.summary()
+    assert summary["devices"] == (m if name == "multi-dp" else n * m)
+    assert (summary["period"], summary["makespan"]) == (2 * n, 6 * n)
+    sums = [dst for op, dst in zip(trace.messages["op"], trace.messages["dst"], strict=True) if op == "all_reduce"]
+    assert len(sums) == 3 * n
+    assert {len(members.split("|")) for members in sums} == {m}
+    assert trace.run is not None
+    check(trace.run.program)
+    assert violations(trace.run) == {}
 
 
 @every_schedule

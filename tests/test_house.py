@@ -23,18 +23,18 @@ DRAWN = """
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
     engine.fast engine.discrete engine
-    stalled trace invariants pyramid limits simulate montecarlo compare superpose table1 tables table1_forms
+    stalled trace invariants pyramid limits simulate montecarlo compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
     draw.gantt.rows draw.gantt.bars draw.gantt
     draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions
     draw.curves.step_times draw.curves
-    draw.compared draw.superposed draw
+    draw.compared draw.hidden draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
     commands.options commands.tables commands.runs commands.superpose commands.pictures commands.presets
-    commands.compare commands
+    commands.compare commands.breakeven commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

@@ -446,6 +446,20 @@ def test_more_stages_than_there_are_and_other_groups_are_refused(toy: Model) -> 
         assert str(refusal.value).startswith(problem)
 
 
+def test_a_file_says_how_many_samples_a_micro_batch_has(tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text("samples = 24\n" + TOY)
+    model = Model.load(tmp_path / "toy.toml")
+    assert model.samples == 24
+    assert Model.from_builtins(model.to_builtins(), "again") == model
+    assert presets.model("gpt2").grouped(2).samples == 8
+    assert Model.load(tmp_path / "toy.toml").table()["samples"] == 24
+    (tmp_path / "toy.toml").write_text(TOY)
+    assert "samples" not in Model.load(tmp_path / "toy.toml").table()
+    (tmp_path / "toy.toml").write_text("samples = 0\n" + TOY)
+    with pytest.raises(RequestError, match=r"toy.toml: \$.samples: expected `int` >= 1"):
+        Model.load(tmp_path / "toy.toml")
+
+
 def test_a_file_says_its_precision(tmp_path: Path) -> None:
     (tmp_path / "toy.toml").write_text('precision = "bf16"\n' + TOY)
     model = Model.load(tmp_path / "toy.toml")

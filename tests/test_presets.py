@@ -20,7 +20,7 @@ CLUSTERS = ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "v
 
 def test_names() -> None:
     assert presets.names("clusters") == CLUSTERS
-    assert set(presets.names("models")) >= {"gpt2", "llama3-8b", "resnet50", "vit-b16"}
+    assert set(presets.names("models")) >= {"gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16"}
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

@@ -10,7 +10,7 @@ from cdpsim.model import PRECISIONS, Model
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-NAMES = ("gpt2", "llama3-8b", "resnet50", "vit-b16")
+NAMES = ("gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16")
 FILES = Path(presets.__file__).parent / "models"
 # As their papers say: layers; an output layer of a language model has weights of its own here.
 KNOWN = {
@@ -20,6 +20,9 @@ KNOWN = {
     "vit-b16": (14, 86_567_656),
     # Radford et al. 2019, table 2: 12 layers, width 768; 50,257 tokens, 1,024 places. Twelve blocks of 12 d^2 + 13 d.
     "gpt2": (14, (2 * 50_257 + 1024) * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768),
+    # Touvron et al. 2023 (Llama 2), section 2.2: Llama 1's sizes (Touvron et al. 2023a, table 2: 32 layers, 4,096 wide,
+    # 32 heads) and 32,000 tokens; 11,008 inside is two thirds of 4 * 4,096, up to a multiple of 256.
+    "llama2-7b": (34, 2 * 32_000 * 4096 + 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 4096),
     # Grattafiori et al. 2024, table 3: 32 layers, width 4,096, 8 of 32 heads for keys, 14,336 inside; 128,256 tokens.
     "llama3-8b": (
         34,
@@ -44,6 +47,12 @@ def test_a_file_says_what_its_numbers_are_in(name: str) -> None:
     words = command(name)
     dtype = words[words.index("--dtype") + 1] if "--dtype" in words else "float32"
     assert model.precision == {"bfloat16": "bf16", "float32": "fp32"}[dtype]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_says_how_many_samples_a_micro_batch_has(name: str) -> None:
+    words = command(name)
+    assert presets.model(name).samples == int(words[words.index("--batch") + 1])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,7 @@
 """Schedules side by side."""
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ COLUMNS = (
     ("devices", "", "devices"),
     ("step", "s", "step"),
     ("rate", "/s", "micro-batches"),
+    ("samples", "/s", "samples"),
     ("bubble", "%", "bubble"),
     ("exposed", "%", "exposed"),
     ("memory", "B", "memory"),
@@ -71,6 +73,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
     if form == "json":
         write(tables.as_json([one.to_builtins() for one in measured]))
         return 0
+    columns = tuple(column for column in columns if column[0] != _other_rate(measured))
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
     cell = partial(_cell, in_slots=traces[0].in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
@@ -84,6 +87,11 @@ def _value(one: "Measured", field: str) -> Any:
     return getattr(one, field)
 
 
+def _other_rate(measured: Sequence["Measured"]) -> str:
+    """Which rate a table does without: that of micro-batches where that of samples is known."""
+    return "rate" if any(one.samples for one in measured) else "samples"
+
+
 def _cell(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
     """A number for people: whole where slots and stages' worth are, else with four digits and a unit."""
     value = _value(one, field)
@@ -95,6 +103,8 @@ def _cell(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
         return f"{100 * value:.1f} %"
     if in_slots or not unit:
         return f"{value:.10g}"
+    if unit == "/s":
+        return f"{value:.4g} /s"  # a thousandth of it looks like metres
     from quantiphy import Quantity
 
     return str(Quantity(value, unit).render(prec=3))

@@ -46,7 +46,7 @@ def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None
     )
 
 
-def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> None:
+def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True, prefetch: str = "0") -> None:
     """Add what runs where: the model, the cluster, and options that change a schedule if it takes them.
 
     What does not fit into its devices is refused unless that is to be ignored, or need not be (`must_fit`).
@@ -86,7 +86,10 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True) -> No
     group.add_argument("-m", metavar="M", help="micro-batches (default N)")
     group.add_argument("--chunks", default="1", metavar="V", help="stages per device (default 1)")
     group.add_argument(
-        "--prefetch", default="0", metavar="K", help="let parameters arrive K tasks before their reader (default 0)"
+        "--prefetch",
+        default=prefetch,
+        metavar="K",
+        help=f"let parameters arrive K tasks before their reader (default {prefetch})",
     )
     group.add_argument(
         "--slot-order",

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = (
-    ("step", "time of a training step", "s"),
+    ("step", "training step", "s"),
+    ("rate", "micro-batches", "/s"),
+    ("samples", "samples", "/s"),
     ("bubble", "share of time idle", "%"),
-    ("memory", "memory of the fullest device", "B"),
-    ("sent", "sent for a training step", "B"),
+    ("memory", "memory, fullest device", "B"),
+    ("sent", "sent for a step", "B"),
     ("devices", "devices", ""),
 )
 
@@ -27,9 +29,11 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.5, 0.9 + 0.28 * len(measured)), layout="constrained")
-    panels = figure.subplots(1, len(PANELS), sharey=True)
-    for k, (axes, (field, title, unit)) in enumerate(zip(panels, PANELS, strict=True)):
+    other = "rate" if any(one.samples for one in measured) else "samples"
+    shown = [panel for panel in PANELS if panel[0] != other]
+    figure = Figure(figsize=(12.5, 0.9 + 0.28 * len(measured)), layout="constrained")
+    panels = figure.subplots(1, len(shown), sharey=True)
+    for k, (axes, (field, title, unit)) in enumerate(zip(panels, shown, strict=True)):
         plain(axes, title, size=9)
         values = [_drawn(one, field) or 0 for one in measured]
         _bars(axes, values, COLOURS[4] if field == "bubble" else COLOURS[0], field)
@@ -101,6 +105,8 @@ def _said(value: float | None, unit: str) -> str:
         return f"{100 * value:.0f} %"
     if not unit:
         return f"{value:.10g}"
+    if unit == "/s":
+        return f"{value:.3g} /s"  # a thousandth of it looks like metres
     from quantiphy import Quantity
 
     return str(Quantity(value, unit).render(prec=2))

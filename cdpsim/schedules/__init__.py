@@ -53,7 +53,8 @@ class Schedule:
     def options(self) -> tuple[str, ...]:
         """The options it takes beyond those that every schedule takes."""
         pulls = self.placement.replicas and (self.state is State.SHARDED or not self.order.flush)
-        takes = {"prefetch": pulls, "slot-order": self.placement.lanes and not self.order.flush}
+        alike = self.placement.replicas and self.state is State.REPLICATED and self.order.flush
+        takes = {"m": alike, "prefetch": pulls, "slot-order": self.placement.lanes and not self.order.flush}
         return tuple(name for name, taken in takes.items() if taken)
 
 

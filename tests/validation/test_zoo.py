@@ -92,6 +92,7 @@ def test_llamas_norm_is_that_of_transformers_in_wider_numbers() -> None:
         ("resnet50", 25_557_032, 18),
         ("vit-b16", 86_567_656, 14),
         ("gpt2", 124_439_808 + 50_257 * 768, 14),  # its output layer has weights of its own
+        ("llama2-7b", 6_738_415_616, 34),
         ("llama3-8b", 8_030_261_248, 34),
     ],
 )

@@ -65,7 +65,7 @@ def profile(
         stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
         peak = whole_peak(architecture, device, block)
     name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
-    found = Model(name=name, stages=stages, precision=PRECISIONS[dtype])
+    found = Model(name=name, stages=stages, precision=PRECISIONS[dtype], samples=batch)
     return Profile(found, cuts, count, peak)
 
 
@@ -102,7 +102,7 @@ def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **siz
 ABOUT = "a model's stages as a file for --model, without a GPU and without weights"
 MORE = """MODEL is one of these:
   mlp, transformer       as many equal layers as there are stages
-  resnet50, vit-b16, gpt2, llama3-8b
+  resnet50, vit-b16, gpt2, llama2-7b, llama3-8b
                          built by transformers (pip install 'cdpsim[models]')
   resnet-mini, vit-mini, gpt2-mini, llama-mini
                          the same in small, ten layers each, to be replayed on a CPU

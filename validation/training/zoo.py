@@ -19,6 +19,16 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "resnet50": {"model_type": "resnet", "num_labels": 1000},
         "vit-b16": {"model_type": "vit", "num_labels": 1000},
         "gpt2": {"model_type": "gpt2"},
+        "llama2-7b": {
+            "model_type": "llama",
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
         "llama3-8b": {
             "model_type": "llama",
             "vocab_size": 128256,

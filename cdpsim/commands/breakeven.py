@@ -1,0 +1,163 @@
+"""From which bandwidth on schedules hide their messages."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cdpsim import help
+from cdpsim.commands.options import add_format, add_request, add_run, simulated
+from cdpsim.console import add_command, write
+
+if TYPE_CHECKING:
+    from cdpsim.breakeven import BreakEven, Runner
+    from cdpsim.cluster import Cluster
+
+OVER = ("n", "bandwidth")
+PREFETCH = "1"  # what arrives just in time is never hidden
+Asked = tuple["BreakEven", "Runner"]
+
+
+def add_breakeven(commands: Any) -> None:
+    """Add the command that says from which bandwidth on communication is hidden."""
+    about = "bandwidth from which on communication is hidden, by schedule"
+    parser = add_command(commands, "breakeven", _serve_breakeven, about, help.BREAKEVEN)
+    parser.add_argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all that send anything)")
+    parser.add_argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)")
+    parser.add_argument("--share", default="0.01", metavar="S", help="of a step that may stay exposed (default 0.01)")
+    parser.add_argument(
+        "--over", default="n", metavar="WHAT", help="rows of the table: n (default), or bandwidth, points of the curve"
+    )
+    parser.add_argument("-o", metavar="FILE", dest="output", help="draw the curves: .svg, .png or .pdf")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
+    add_run(parser, steps="12")  # so that what drifts apart at first has come to rest
+    add_request(parser, must_fit=False, prefetch=PREFETCH)
+    add_format(parser)
+
+
+def _serve_breakeven(options: argparse.Namespace) -> int:
+    from cdpsim import pictures, tables
+    from cdpsim.breakeven import breakeven, curve, span
+    from cdpsim.errors import RequestError, choose
+
+    form = tables.check_format(options.format)
+    choose("over", options.over, OVER)
+    if options.output is not None:
+        pictures.check_picture(options.output, force=options.force)
+    if options.cluster == "unit":
+        raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
+    cluster = _resolve(options)
+    share = _share(options.share)
+    asked = [(breakeven(run, cluster, share), run) for run in _runs(options)]
+    found = [one for one, _ in asked]
+    factors = span(found)
+    curves: list[tuple[BreakEven, list[float]]] = []
+    if options.over == "bandwidth" or options.output is not None:
+        last = _numbers(options)[-1]
+        drawn = asked if options.over == "bandwidth" else [(one, run) for one, run in asked if one.n == (last or one.n)]
+        curves = [(one, curve(run, cluster, factors)) for one, run in drawn]
+    if options.output is not None:
+        shown = [(one, steps) for one, steps in curves if one.n == curves[-1][0].n]
+        pictures.breakeven(found, factors, shown, options.output, share=share, force=options.force)
+    rows = [one.to_builtins() for one in found] if options.over == "n" else _points(curves, factors)
+    write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows)))
+    return 0
+
+
+def _resolve(options: argparse.Namespace) -> "Cluster":
+    """Read the files once, however many runs they are for."""
+    from cdpsim import presets
+
+    if options.model != "unit":
+        options.model = presets.find_model(options.model)
+    return presets.find_cluster(options.cluster)
+
+
+def _share(text: str) -> float:
+    from cdpsim.errors import RequestError
+
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0
+    if not 1e-6 <= share <= 1:
+        raise RequestError("--share", f"{text[:40]!r} is not a number between 0.000001 and 1; give for example 0.01")
+    return share
+
+
+def _numbers(options: argparse.Namespace) -> list[int | None]:
+    from cdpsim.errors import RequestError
+    from cdpsim.simulate import whole
+
+    numbers = [whole("n", n, at_least=1) for n in options.n or ()]
+    if len(set(numbers)) < len(numbers):
+        raise RequestError("n", "has one number twice; give each once")
+    return [*sorted(numbers)] or [None]
+
+
+def _runs(options: argparse.Namespace) -> list["Runner"]:
+    """What runs each schedule with each number of stages on a cluster."""
+    from cdpsim.errors import choose
+    from cdpsim.schedules import SCHEDULES
+
+    names = options.schedules or [name for name in SCHEDULES if not name.startswith("single")]
+    for name in names:
+        choose("schedule", name, SCHEDULES)
+    pulls = {name: "prefetch" in SCHEDULES[name].options for name in names}
+
+    def runner(name: str, n: int | None) -> "Runner":
+        own = {"n": n if n is None else str(n)}
+        if not pulls[name] and (any(pulls.values()) or options.prefetch == PREFETCH):
+            own["prefetch"] = "0"  # it takes none; others do, or nobody asked
+        return lambda cluster: simulated(
+            argparse.Namespace(**vars(options) | own | {"cluster": cluster}),
+            name,
+        )
+
+    return [runner(name, n) for n in _numbers(options) for name in names]
+
+
+def _points(curves: Sequence[tuple["BreakEven", list[float]]], factors: Sequence[float]) -> list[dict[str, Any]]:
+    """A row for each point of each curve."""
+    return [
+        {
+            **{name: getattr(one, name) for name in ("schedule", "rule", "n", "m", "devices")},
+            "factor": factor,
+            "bandwidth": None if one.bandwidth is None else factor * one.bandwidth,
+            "step": step,
+            "exposed": max(0.0, 1 - one.free / step),
+        }
+        for one, steps in curves
+        for factor, step in zip(factors, steps, strict=True)
+    ]
+
+
+UNITS = {
+    "free": "s",
+    "step": "s",
+    "bandwidth": "B/s",
+    "break_even": "B/s",
+    "exposed": "%",
+    "latency": "%",
+    "factor": "x",
+}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows, for people."""
+    header = [name.replace("_", "-") for name in rows[0]]
+    return header, [[_cell(name, value) for name, value in row.items()] for row in rows]
+
+
+def _cell(name: str, value: Any) -> str:
+    from quantiphy import Quantity
+
+    unit = UNITS.get(name)
+    if value is None:
+        return "-" if name == "bandwidth" else "never"
+    if unit is None:
+        return str(value)
+    if name in ("break_even", "factor") and value == 0:
+        return "any"
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    return f"{value:.4g}" if unit == "x" else str(Quantity(value, unit).render(prec=3))
