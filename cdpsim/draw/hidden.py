@@ -64,7 +64,7 @@ def _over_bandwidth(
         (line,) = axes.plot(x, exposed, color=colour(place), linewidth=1.6)
         line.set_gid(f"exposed-{place}")
         look: dict[str, Any] = {"color": colour(place), "marker": _MARKERS[place], "linewidth": 1.6, "markersize": 5}
-        lines.append(Line2D([], [], label=label(_said(one, names[place]), 80), **look))
+        lines.append(Line2D([], [], label=_said(one, label(names[place], 40)), **look))
         if one.factor:
             level = share / (1 + share)  # of a step that is longer by that share
             _mark(axes, one.factor * scale, level, place, f"break-even-{place}")
@@ -132,9 +132,10 @@ def _common(found: Sequence[BreakEven]) -> float:
 
 
 def _name_bandwidths(axes: "Axes", which: str, scale: float) -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_minor_formatter(NullFormatter())
     if scale == 1.0:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_label_text("bandwidths, as multiples of this cluster's")
