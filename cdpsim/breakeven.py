@@ -92,7 +92,7 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
         exposed=_visible(1 - free / step),
         latency=_visible(least / free - 1),
         bandwidth=narrowest,
-        break_even=None if factor is None or narrowest is None else factor * narrowest,
+        break_even=None if factor is None else factor * (narrowest or 0.0),
         factor=factor,
     )
 

@@ -129,7 +129,7 @@ def test_parameters_that_come_just_in_time_are_exposed() -> None:
 def test_who_sends_nothing_is_hidden_at_any_bandwidth(name: str) -> None:
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=100, boundary=9),))
     one = breakeven(runner(name, model), Cluster(link=Link(latency=1.0, bandwidth=1.0)), SHARE)
-    assert (one.devices, one.bandwidth, one.factor, one.break_even) == (1, None, 0, None)
+    assert (one.devices, one.bandwidth, one.factor, one.break_even) == (1, None, 0, 0)
     assert (one.exposed, one.latency) == (0, 0)
     light = Model(stages=(Stage(forward=1.0, backward=1.0),) * 2)
     if name != "pp-cdp":  # which sends boundaries, if of nothing
@@ -267,7 +267,7 @@ def test_heights_over_n_are_break_evens() -> None:
 
 def test_never_and_any_are_said_and_hostile_names_are_text() -> None:
     never = BreakEven(HOSTILE, "dp", 2, 2, 2, 1.0, 2.0, 0.5, 0.25, 1e9, None, None)
-    free = BreakEven("single-dp", "dp", 2, 2, 1, 1.0, 1.0, 0.0, 0.0, None, None, 0.0)
+    free = BreakEven("single-dp", "dp", 2, 2, 1, 1.0, 1.0, 0.0, 0.0, None, 0.0, 0.0)
     curves = [(never, [3.0, 2.0]), (free, [1.0, 1.0])]
     said = drawn(hidden([never, free], [0.5, 1.0], curves, share=SHARE)).said()
     assert any(words.endswith("never; latency alone costs 25 %") for words in said)
