@@ -15,6 +15,7 @@ from cdpsim.trace import Trace
 
 PRECISION = 1e-6  # of the bandwidth that is found
 _STEP = 4  # by which bandwidths are tried until the one that is looked for lies between two
+MOST_SHARE = 100
 _ROUNDING = 1e-9  # of a step
 POINTS = 49  # of a curve
 _LEAST, _MOST = 1e-3, 1e17  # bytes/s of what is tried; units.py takes some more
@@ -59,8 +60,8 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
     is found is the largest of the bandwidths that do, to a millionth, where the step gets longer again: a step does not
     get shorter with less bandwidth, once runs have come to rest.
     """
-    if not 0 < share <= 1:
-        raise RequestError("share", f"{share:g} is not between 0 and 1; give for example 0.01")
+    if not 0 < share <= MOST_SHARE:
+        raise RequestError("share", f"{share:g} is not between 0 and {MOST_SHARE}; give for example 0.01")
     trace = run(cluster)
     assert trace.run is not None, "what is run is not loaded"
     devices = trace.run.program.devices

@@ -197,16 +197,17 @@ columns:
 What can hide: all-reduces begin when every device has done its last backward of the
 step; that of stage j is hidden behind the next forwards of the stages before it (not
 behind backwards, as DistributedDataParallel's buckets are). Point to point, a sum of
-gradients has until the next device's backward there, and parameters may arrive
---prefetch tasks before their reader. Messages share no links unless that is asked
-for: all stages' all-reduces at once take no longer than one. For data parallelism
-in one piece take -n 1 -m DEVICES.
+gradients has until the next device has done its backward there, and parameters may
+arrive --prefetch tasks before their reader. Where messages do not share links, all
+stages' all-reduces at once take no longer than the longest of them; for data
+parallelism with one all-reduce of everything take -n 1 -m DEVICES. With --share 4 a
+step may take five times as long: messages that nothing hides take four times the rest.
 
 examples:
   cdpsim breakeven -n 8 --model gpt2 --cluster a100-nodes
   cdpsim breakeven multi-dp multi-cdp -n 4 8 --model toy.toml --cluster box.toml -o b.svg
   cdpsim breakeven multi-cdp --model toy.toml --cluster box.toml --over bandwidth
-  cdpsim breakeven multi-dp -n 1 -m 32 --model llama2-7b --cluster a100-nodes
+  cdpsim breakeven multi-dp -n 1 -m 32 --model llama2-7b --cluster a100-nodes --share 4
 """
 SUPERPOSE = """One worker's memory over its forward and backward is simulated; MODEL is cut into its
 layers. N workers that go simultaneously (DP) need the highest of it each; N that go

@@ -200,7 +200,7 @@ def test_what_is_refused() -> None:
     run = runner("multi-dp", "gpt2", 2)
     with pytest.raises(RequestError, match="cluster: its links have no bandwidth that could be changed; take one with"):
         breakeven(run, Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0)))
-    with pytest.raises(RequestError, match="share: 0 is not between 0 and 1"):
+    with pytest.raises(RequestError, match="share: 0 is not between 0 and 100"):
         breakeven(run, presets.cluster("h100-node"), 0)
     with pytest.raises(RequestError, match="steps: a single one says nothing of the next"):
         breakeven(lambda cluster: simulate("multi-dp", 2, cluster=cluster, steps=1), Cluster(link=Link(bandwidth=1.0)))
@@ -329,7 +329,7 @@ REFUSALS = {
     "breakeven --cluster box.toml": ["-n: is missing"],
     "breakeven lost -n 3 --cluster box.toml": ["unknown schedule 'lost'"],
     "breakeven -n 3 3 --cluster box.toml": ["n: has one number twice"],
-    "breakeven -n 3 --cluster box.toml --share 0": ["--share: '0' is not a number between 0.000001 and 1"],
+    "breakeven -n 3 --cluster box.toml --share 0": ["--share: '0' is not a number between 0.000001 and 100"],
     "breakeven -n 3 --cluster box.toml --share x": ["--share: 'x' is not a number"],
     "breakeven -n 3 --cluster box.toml --over time": ["unknown over 'time'"],
     "breakeven -n 3 --cluster box.toml --steps 1": ["steps: a single one says nothing of the next"],

@@ -73,14 +73,16 @@ def _resolve(options: argparse.Namespace) -> "Cluster":
 
 
 def _share(text: str) -> float:
+    from cdpsim.breakeven import MOST_SHARE
     from cdpsim.errors import RequestError
 
     try:
         share = float(text)
     except ValueError:
         share = 0
-    if not 1e-6 <= share <= 1:
-        raise RequestError("--share", f"{text[:40]!r} is not a number between 0.000001 and 1; give for example 0.01")
+    if not 1e-6 <= share <= MOST_SHARE:
+        problem = f"{text[:40]!r} is not a number between 0.000001 and {MOST_SHARE}; give for example 0.01"
+        raise RequestError("--share", problem)
     return share
 
 
