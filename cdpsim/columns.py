@@ -22,6 +22,14 @@ def sort_by(*columns: Ints) -> Ints:
     return np.argsort(key).astype(np.int32)
 
 
+def ranks(column: NDArray[Any]) -> Ints:
+    """Which of its different values, ascending, each row of a column has: integers are sorted faster than times."""
+    order = np.argsort(column)
+    rank = np.empty(len(column), dtype=np.int64)
+    rank[order] = np.cumsum(np.diff(column[order], prepend=column[order[:1]]) > 0)
+    return rank
+
+
 def heads(*columns: Ints) -> Ints:
     """The first row of each run of equal rows."""
     changed = np.zeros(len(columns[0]), dtype=bool)

@@ -71,6 +71,7 @@ def longest_by_fronts(
     """Do what `longest` does in numpy: every node whose last predecessor has ended belongs to the next front."""
     waits_for, first, reach = successors(before, after, len(duration))
     start, end = earliest.copy(), earliest + duration
+    place = np.empty(len(duration), dtype=np.int64)
     front = np.flatnonzero(waits_for == 0)
     done = 0
     while len(front):
@@ -84,7 +85,9 @@ def longest_by_fronts(
         reached = reach[steps]
         np.maximum.at(start, reached, np.repeat(end[front], count))
         np.subtract.at(waits_for, reached, 1)
-        front = np.unique(reached[waits_for[reached] == 0])
+        front = reached[waits_for[reached] == 0]
+        place[front] = np.arange(len(front))
+        front = front[place[front] == np.arange(len(front))]  # each once, which np.unique does in twice the time
     return start, end, done
 
 

@@ -1,12 +1,18 @@
 """Metrics by hand on runs small enough to count."""
 
+from typing import Any
+
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.metrics import communication, memory
+from cdpsim.program import Category
 from cdpsim.trace import Run
+from tests.strategies import requests
 
 
 def run_of(trace: Trace) -> Run:
@@ -173,3 +179,19 @@ def test_rounds_count_every_chain() -> None:
     program = run.program
     assert communication.rounds(program, run.costs.rounds, run.start, run.end) == 1
     assert communication.rounds(program, 3 * run.costs.rounds, run.start, run.end) == 3
+
+
+@given(requests(most=4))
+@settings(max_examples=40)
+def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any]) -> None:
+    """Of each category alone and of all together, with times that are integers and with others."""
+    trace = simulate(**request)
+    assert trace.run is not None
+    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    wanted = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
+    curve, total = memory.curves(program, start, end), memory.totals(program, start, end)
+    for device, category, size in zip(curve["device"], curve["category"], curve["size"], strict=True):
+        wanted[device, category] = max(wanted[device, category], size)
+    for device, _, size in zip(*total, strict=True):
+        wanted[device, -1] = max(wanted[device, -1], size)
+    assert memory.peaks(program, start, end).tolist() == wanted.tolist()

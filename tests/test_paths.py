@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdpsim import Cluster, paths, simulate
 from cdpsim.cluster import Devices
-from cdpsim.columns import heads, runs, sort_by
+from cdpsim.columns import heads, ranks, runs, sort_by
 from cdpsim.metrics import memory
 
 
@@ -140,6 +140,12 @@ def test_sorting_is_lexicographic(rows: list[tuple[int, int]], huge: bool) -> No
     columns = [np.array([row[k] * scale for row in rows], dtype=np.int64) for k in range(2)]
     order = sort_by(*columns)
     assert [(int(columns[0][r]) // scale, int(columns[1][r]) // scale) for r in order] == sorted(rows)
+
+
+@given(st.lists(st.floats(0, 1e9) | st.integers(0, 3).map(float), max_size=20))
+def test_ranks_are_places_among_the_different_values(values: list[float]) -> None:
+    different = sorted(set(values))
+    assert ranks(np.array(values, dtype=np.float64)).tolist() == [different.index(value) for value in values]
 
 
 def test_runs_number_what_heads_begin() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.columns import Ints, heads, ranks, sort_by
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.paths import COMPILED_FROM, compiled
@@ -33,7 +33,7 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
         some = np.flatnonzero(begin != end)
         key, begin, end, size = key[some], begin[some], end[some], size[some]
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
-    order = sort_by(key, time) if time.dtype.kind == "i" else np.lexsort((time, key))
+    order = sort_by(key, time if time.dtype.kind == "i" else ranks(time))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
     first = heads(key, time)
     net = np.add.reduceat(change, first) if len(first) else change
@@ -44,10 +44,7 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
 
 def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
     """What all buffers of the same key hold together: (key, time, size) from each time on."""
-    buffers = program.buffers
-    weight = buffers.size.sum(dtype=float)
-    if weight > 2.0**53:
-        raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
+    buffers, weight = program.buffers, _weight(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
     fits = whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31
@@ -59,6 +56,13 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
         key, time, total = swift.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
         return key, time, total
     return step_function(key, *held(buffers, start, end), buffers.size)
+
+
+def _weight(buffers: Buffers) -> float:
+    weight: float = buffers.size.sum(dtype=float)
+    if weight > 2.0**53:
+        raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
+    return weight
 
 
 def curves(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
@@ -78,11 +82,30 @@ def totals(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Int
 def peaks(program: Program, start: Times, end: Times) -> np.ndarray:
     """The most that each device holds: a row per device, a column per category and one for the total."""
     result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
+    if end.dtype.kind != "i":
+        _highest(program.buffers, start, end, result)
+        return result
     curve = curves(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
     device, _, size = totals(program, start, end)
     np.maximum.at(result[:, -1], device, size)
     return result
+
+
+def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
+    """Find what `peaks` does with times that are no integers: sorting these takes longest, and is done once for all."""
+    _weight(buffers)
+    time = np.concatenate(held(buffers, start, end))
+    device, category = np.tile(buffers.device, 2), np.tile(buffers.category, 2)
+    order = sort_by(device, ranks(time))
+    device, category, time = device[order], category[order], time[order]
+    change = np.concatenate([buffers.size, -buffers.size])[order]
+    for column in range(result.shape[1]):
+        rows = slice(None) if column == len(Category) else np.flatnonzero(category == column)
+        own = device[rows]
+        first = heads(own, time[rows])
+        if len(first):
+            np.maximum.at(result[:, column], own[first], np.cumsum(np.add.reduceat(change[rows], first)))
 
 
 def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> int:
