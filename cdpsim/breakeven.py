@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import inf
 from typing import Any, TypeVar
 
@@ -74,6 +75,7 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
         raise RequestError("cluster", problem)
     least = step_time(run(scaled(cluster, inf)))
 
+    @cache
     def excess(slowness: float) -> float:
         return step_time(run(scaled(cluster, 1 / slowness))) - (1 + share) * free
 
@@ -81,12 +83,8 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
     if narrowest is not None:
         bounds = _LEAST / narrowest, _MOST / narrowest
         factor = None if least > (1 + share) * free else _threshold(excess, *bounds)
-    rule = trace.request["rule"]
     return BreakEven(
-        schedule=str(trace.request["schedule"]),
-        rule=rule if isinstance(rule, str) else "custom",
-        n=trace.request["n"],
-        m=trace.request["m"],
+        **_asked(trace),
         devices=devices,
         free=free,
         step=step,
@@ -96,6 +94,12 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
         break_even=None if factor is None else factor * (narrowest or 0.0),
         factor=factor,
     )
+
+
+def _asked(trace: Trace) -> dict[str, Any]:
+    rule = trace.request["rule"]
+    own = {name: trace.request[name] for name in ("schedule", "n", "m")}
+    return own | {"rule": rule if isinstance(rule, str) else "custom"}
 
 
 def curve(run: Runner, cluster: Cluster, factors: Sequence[float]) -> list[float]:

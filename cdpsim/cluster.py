@@ -16,7 +16,7 @@ from cdpsim.errors import RequestError
 from cdpsim.fileform import Name
 from cdpsim.graph import Graph
 from cdpsim.routes import Routes
-from cdpsim.star import Star, star
+from cdpsim.star import star
 from cdpsim.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
 
 Indices = npt.NDArray[np.integer[Any]]
@@ -133,7 +133,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Give latency and bandwidth of each message between two different devices."""
         if self.is_joined:
             ends = (np.asarray(end, np.int64).ravel() for end in (src, dst))
-            found = self._ways.costs(*ends)
+            found = (star(self.topology, self.edges) or self._routes).costs(*ends)
             return found[0].reshape(np.shape(src)), found[1].reshape(np.shape(src))
         latency = np.full(np.shape(src), self.link.latency)
         bandwidth = np.full(np.shape(src), self.link.bandwidth)
@@ -153,7 +153,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         if not pairs:
             return 0.0, inf
         if self.is_joined:
-            return self._ways.worst(members.astype(np.int64))
+            return (star(self.topology, self.edges) or self._routes).worst(members.astype(np.int64))
         latencies, bandwidths = np.array([self.link.latency]), np.array([self.link.bandwidth])
         if self.links:
             own, own_latency, own_bandwidth = _own_links(self.link, self.links)
@@ -227,11 +227,6 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         if self.is_joined:
             return _routes(self.topology, self.edges, self.count)
         return _links_as_edges(self)
-
-    @property
-    def _ways(self) -> Routes | Star:
-        routes = self._routes  # which also say whether there may be so many devices
-        return star(self.topology, self.edges) or routes
 
     def _check_joined(self) -> None:
         """Refuse two answers to one question, and edges to devices that there are not."""

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
@@ -182,7 +182,6 @@ def test_rounds_count_every_chain() -> None:
 
 
 @given(requests(most=4))
-@settings(max_examples=40)
 def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any]) -> None:
     """Of each category alone and of all together, with times that are integers and with others."""
     trace = simulate(**request)

@@ -209,7 +209,7 @@ def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
 
 
 @given(shaped(), st.lists(st.integers(0, 19), min_size=2, max_size=8, unique=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_star_needs_no_search(cluster: Cluster, members: list[int]) -> None:
     """To the last bit what routes find, for each pair and for groups."""
     assert cluster.topology is not None

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
-Asked = tuple["BreakEven", "Runner"]
+UNITS = {
+    "free": "s",
+    "step": "s",
+    "bandwidth": "B/s",
+    "break_even": "B/s",
+    "exposed": "%",
+    "latency": "%",
+    "factor": "x",
+}
+Curve = tuple["BreakEven", list[float]]
 
 
 def add_breakeven(commands: Any) -> None:
@@ -49,14 +58,13 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     share = _share(options.share)
     asked = [(breakeven(run, cluster, share), run) for run in _runs(options)]
     found = [one for one, _ in asked]
-    factors = span(found)
-    curves: list[tuple[BreakEven, list[float]]] = []
+    factors, last = span(found), found[-1].n
+    curves: list[Curve] = []
     if options.over == "bandwidth" or options.output is not None:
-        last = _numbers(options)[-1]
-        drawn = asked if options.over == "bandwidth" else [(one, run) for one, run in asked if one.n == (last or one.n)]
-        curves = [(one, curve(run, cluster, factors)) for one, run in drawn]
+        wanted = [(one, run) for one, run in asked if one.n == last or options.over == "bandwidth"]
+        curves = [(one, curve(run, cluster, factors)) for one, run in wanted]
     if options.output is not None:
-        shown = [(one, steps) for one, steps in curves if one.n == curves[-1][0].n]
+        shown = [(one, steps) for one, steps in curves if one.n == last]
         pictures.breakeven(found, factors, shown, options.output, share=share, force=options.force)
     rows = [one.to_builtins() for one in found] if options.over == "n" else _points(curves, factors)
     write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows)))
@@ -101,7 +109,7 @@ def _runs(options: argparse.Namespace) -> list["Runner"]:
     from cdpsim.errors import choose
     from cdpsim.schedules import SCHEDULES
 
-    names = options.schedules or [name for name in SCHEDULES if not name.startswith("single")]
+    names = options.schedules or [name for name in SCHEDULES if not SCHEDULES[name].placement.lanes]
     for name in names:
         choose("schedule", name, SCHEDULES)
     pulls = {name: "prefetch" in SCHEDULES[name].options for name in names}
@@ -110,15 +118,12 @@ def _runs(options: argparse.Namespace) -> list["Runner"]:
         own = {"n": n if n is None else str(n)}
         if not pulls[name] and (any(pulls.values()) or options.prefetch == PREFETCH):
             own["prefetch"] = "0"  # it takes none; others do, or nobody asked
-        return lambda cluster: simulated(
-            argparse.Namespace(**vars(options) | own | {"cluster": cluster}),
-            name,
-        )
+        return lambda cluster: simulated(argparse.Namespace(**vars(options) | own | {"cluster": cluster}), name)
 
     return [runner(name, n) for n in _numbers(options) for name in names]
 
 
-def _points(curves: Sequence[tuple["BreakEven", list[float]]], factors: Sequence[float]) -> list[dict[str, Any]]:
+def _points(curves: Sequence[Curve], factors: Sequence[float]) -> list[dict[str, Any]]:
     """A row for each point of each curve."""
     return [
         {
@@ -131,17 +136,6 @@ def _points(curves: Sequence[tuple["BreakEven", list[float]]], factors: Sequence
         for one, steps in curves
         for factor, step in zip(factors, steps, strict=True)
     ]
-
-
-UNITS = {
-    "free": "s",
-    "step": "s",
-    "bandwidth": "B/s",
-    "break_even": "B/s",
-    "exposed": "%",
-    "latency": "%",
-    "factor": "x",
-}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
