@@ -106,11 +106,10 @@ def _cluster(axes: "Axes", scale: float, *, across: bool) -> None:
     """Draw where the cluster itself is: across the axis of bandwidths, or along it."""
     line = axes.axvline if across else axes.axhline
     line(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3))).set_gid("own" if across else "own-over-n")
-    place: tuple[float, float] = (scale, 0.985) if across else (0.01, scale)
+    place: tuple[float, float] = (scale, 0.985) if across else (1, scale)
     frame: Any = ("data", "axes fraction") if across else ("axes fraction", "data")
-    look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": "top"}
-    offset = (4, 0) if across else (0, -2)
-    axes.annotate("this cluster", place, xycoords=frame, xytext=offset, textcoords="offset points", **look)
+    look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": "top" if across else "center"}
+    axes.annotate("this cluster", place, xycoords=frame, xytext=(4, 0), textcoords="offset points", **look)
 
 
 def _mark(axes: "Axes", x: float, y: float, place: int, gid: str) -> None:
