@@ -192,16 +192,16 @@ columns:
   bandwidth   the narrowest way between two of the devices that the schedule takes
   break-even  what that has to be; `never` where latency alone is too long, `any` where
               nothing is sent
-  factor      the second by the first: over 1, the cluster is too slow
+  factor      break-even by bandwidth: over 1, the cluster is too slow
 
 What can hide: all-reduces begin when every device has done its last backward of the
 step; that of stage j is hidden behind the next forwards of the stages before it (not
 behind backwards, as DistributedDataParallel's buckets are). Point to point, a sum of
 gradients has until the next device has done its backward there, and parameters may
-arrive --prefetch tasks before their reader. Where messages do not share links, all
-stages' all-reduces at once take no longer than the longest of them; for data
-parallelism with one all-reduce of everything take -n 1 -m DEVICES. With --share 4 a
-step may take five times as long: messages that nothing hides take four times the rest.
+arrive --prefetch tasks before their reader. Unless a cluster says overlap = "stream",
+all stages' all-reduces go at once and take no longer than the longest of them; for
+data parallelism with one all-reduce of everything take -n 1 -m DEVICES. With --share 4
+a step may take five times as long: messages that nothing hides, four times the rest.
 
 examples:
   cdpsim breakeven -n 8 --model gpt2 --cluster a100-nodes

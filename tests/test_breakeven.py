@@ -96,6 +96,19 @@ def test_all_reduces_hide_behind_the_forwards_of_stages_before(rows: list[tuple[
     assert one.break_even == near(max(carried / (share * compute + due)))
 
 
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_all_reduces_on_one_stream_go_one_after_another(n: int) -> None:
+    """In the order in which they are due: that of stage j ends after j + 1 of them, and is due after j forwards."""
+    size, share = 10**6, 0.05
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=size),) * n)
+    cluster = Cluster(devices=(Devices(overlap="stream"),), link=Link(bandwidth=1e5))
+    one = breakeven(runner("multi-dp", model, collective="ring"), cluster, share)
+    carried = 2 * (n - 1) * size / n
+    assert one.step == CLOSE(3 * n + max(j * (carried / 1e5 - 1) + carried / 1e5 for j in range(n)))
+    longest = min((share * 3 * n + j) / (j + 1) for j in range(n))
+    assert one.break_even == near(carried / longest)
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 @pytest.mark.parametrize(("forward", "backward"), [(1.0, 1.0), (0.5, 1.25)])
 @pytest.mark.parametrize("latency", [0.0, 0.125])
