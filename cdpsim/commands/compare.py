@@ -56,6 +56,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
+    columns: tuple[tuple[str, str, str], ...]
     columns = COLUMNS if runs is None else (*COLUMNS[:2], *QUANTILES, *COLUMNS[2:])
     fields = [field for field, _, _ in columns]
     order = None if options.sort is None else choose("sort", options.sort, fields)
