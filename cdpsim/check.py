@@ -38,9 +38,9 @@ def _problems(program: Program) -> Iterator[str]:
 
 def _layout(program: Program) -> Iterator[str]:
     """Each task stands once, in its place: by step, micro-batch and phase, the same phases for all micro-batches."""
-    tasks, compute, phases = program.tasks, len(program.lane_tasks), program.phases
+    tasks, compute, phases = program.tasks, program.compute, program.phases
     if compute != program.steps * program.m * phases:
-        yield f"{compute} places in lanes do not go into {program.steps} steps of {program.m} micro-batches"
+        yield f"{compute} compute tasks do not go into {program.steps} steps of {program.m} micro-batches"
         return
     passes = np.arange(compute // max(phases, 1), dtype=np.int32)
     for what, expected in (
@@ -63,7 +63,7 @@ def _layout(program: Program) -> Iterator[str]:
 
 def _updates(program: Program) -> Iterator[str]:
     """A device updates its replica of a stage once in a step."""
-    tasks, compute = program.tasks, len(program.lane_tasks)
+    tasks, compute = program.tasks, program.compute
     strange = compute + np.flatnonzero(tasks.kind[compute:] != Kind.U)
     if len(strange):
         yield f"{program.describe(int(strange[0]))} stands among the updates but has no place in a lane"
@@ -86,12 +86,14 @@ def _edges(program: Program) -> Iterator[str]:
 
 
 def _lanes(program: Program) -> Iterator[str]:
-    """Every compute task has one place, in a lane of its own device."""
+    """Every compute task has one place, in a lane of its own device; so have all updates, or none."""
     tasks, lane_tasks = program.tasks, program.lane_tasks
     count = np.bincount(lane_tasks, minlength=len(tasks))
-    wrong = np.flatnonzero(count != (tasks.kind != Kind.U))
+    needs = (tasks.kind != Kind.U) | (len(lane_tasks) > program.compute)
+    wrong = np.flatnonzero(count != needs)
     if len(wrong):
-        yield f"{program.describe(int(wrong[0]))} has {count[wrong[0]]} places in lanes; it needs one"
+        places = f"{count[wrong[0]]} places in lanes; it needs {'one' if needs[wrong[0]] else 'none'}"
+        yield f"{program.describe(int(wrong[0]))} has {places}"
         return
     where = tasks.device[lane_tasks].astype(np.int64) * (int(tasks.lane.max()) + 1) + tasks.lane[lane_tasks]
     home = np.repeat(where[program.lane_start[:-1]], np.diff(program.lane_start))
@@ -103,7 +105,7 @@ def _lanes(program: Program) -> Iterator[str]:
 
 def _passes(program: Program) -> Iterator[str]:
     """A backward runs on the device of its forward and reads the same version."""
-    tasks, compute, phases = program.tasks, len(program.lane_tasks), program.phases
+    tasks, compute, phases = program.tasks, program.compute, program.phases
     kind, stage = tasks.kind[:phases], tasks.stage[:phases]
     forward, backward = (np.flatnonzero(kind == k)[np.argsort(stage[kind == k])] for k in (Kind.F, Kind.B))
     for what in ("device", "version"):
@@ -120,8 +122,8 @@ def _passes(program: Program) -> Iterator[str]:
 def _versions(program: Program) -> Iterator[str]:
     """Some update makes every version that is read, in an earlier step."""
     tasks = program.tasks
-    compute, span = slice(len(program.lane_tasks)), program.n
-    update = slice(len(program.lane_tasks), None)
+    compute, span = slice(program.compute), program.n
+    update = slice(program.compute, None)
     made = np.zeros((program.steps + 1) * span, dtype=bool)
     made[:span] = True
     made[tasks.version[update] * span + tasks.stage[update]] = True
@@ -136,7 +138,7 @@ def _versions(program: Program) -> Iterator[str]:
 def _gradients(program: Program) -> Iterator[str]:
     """Every backward's gradient is waited for by what sums it, and the stage is updated in that step."""
     tasks = program.tasks
-    compute = len(program.lane_tasks)
+    compute = program.compute
     updated = np.zeros((program.steps, program.n), dtype=bool)
     updated[tasks.step[compute:], tasks.stage[compute:]] = True
     for step, stage in np.argwhere(~updated).tolist():

@@ -36,6 +36,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     topology: Topology | None = None
     edges: tuple[Edge, ...] = ()
     disorder: Disorder = Disorder()
+    host: Link | None = None  # between each device and its host
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
@@ -204,7 +205,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
 
     def _table(self) -> dict[str, object]:
         groups = [fileform.encode(group) for group in self.devices]
-        table = {
+        table: dict[str, object] = {
             "name": self.name,
             "devices": groups[0] if len(groups) == 1 else groups,
             "link": fileform.encode(self.link),
@@ -213,8 +214,9 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             "edges": [fileform.encode(edge) for edge in self.edges],
             "disorder": fileform.encode(self.disorder),
         }
+        host = {} if self.host is None else {"host": fileform.encode(self.host)}  # may be empty: free
         # Never all of them: an empty file is one that was not written to its end.
-        return {key: value for key, value in table.items() if value or key == "devices"}
+        return {key: value for key, value in table.items() if value or key == "devices"} | host
 
     @property
     def _subject(self) -> str:
@@ -260,6 +262,7 @@ class _ClusterFile(fileform.Table, frozen=True, kw_only=True):
     topology: Topology | None = None
     edges: tuple[Edge, ...] = ()
     disorder: Disorder = Disorder()
+    host: Link | None = None
 
 
 _TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)

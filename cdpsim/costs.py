@@ -10,7 +10,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.collectives import ALL_REDUCE, Algorithm, Nodes, candidates, payload
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.model import Model
-from cdpsim.program import Kind, Op, Program
+from cdpsim.program import Op, Program
 from cdpsim.stops import Calendar
 from cdpsim.units import Work
 
@@ -34,9 +34,8 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
     cluster = cluster.sized(program.devices)
     exact = model.is_unit and cluster.is_free
     tasks = program.tasks
-    compute = len(program.lane_tasks)
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
-    duration[:compute] = _compute_times(program, model, cluster)
+    duration[: len(tasks)] = _task_times(program, model, cluster)
     carry, rounds, algorithms, runs_by = _message_times(program, cluster, collective)
     if not exact:
         duration[len(tasks) :] = carry
@@ -50,23 +49,25 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
     """Give the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
-    works = any(isinstance(stage.forward, Work) or isinstance(stage.backward, Work) for stage in model.stages)
+    works = any(
+        isinstance(cost, Work) for stage in model.stages for cost in (stage.forward, stage.backward, stage.update)
+    )
     return cluster.speeds(count, model.precision if works else None)
 
 
-def _compute_times(program: Program, model: Model, cluster: Cluster) -> Times:
-    """Forward and backward times of all compute tasks; a device's speed turns work into time."""
-    compute = len(program.lane_tasks)
-    stage, device = program.tasks.stage[:compute], program.tasks.device[:compute]
-    forward = program.tasks.kind[:compute] == Kind.F
+def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
+    """Times of all compute tasks and updates; a device's speed turns work into time."""
+    tasks = program.tasks
+    stage, device = tasks.stage, tasks.device
+    row = np.array([2, 1, 0, 0], dtype=np.int8)[tasks.kind]  # of `times` below
     speeds = reached(cluster, program.devices, model)
-    duration = np.empty(compute, dtype=np.int64 if model.is_unit else np.float64)
+    duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
     for speed in dict.fromkeys(speeds):
         rows: slice | Ints = slice(None)
         if len(set(speeds)) > 1:
             rows = np.flatnonzero(np.array([s == speed for s in speeds])[device])
-        times = np.stack([model.backward_time(speed), model.forward_time(speed)])
-        duration[rows] = times[forward[rows].astype(np.int8), stage[rows]]
+        times = np.stack([model.backward_time(speed), model.forward_time(speed), model.update_time(speed)])
+        duration[rows] = times[row[rows], stage[rows]]
     return duration
 
 

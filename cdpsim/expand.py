@@ -105,7 +105,7 @@ class _Place:
 
 def expand(program: Program, costs: Costs) -> Program:
     """Replace each collective by the messages of the algorithm that it was costed with."""
-    count, several = len(program.tasks), _has_messages(program)
+    count, several = len(program.tasks), is_unrolled(program)
     if not several.any():
         return program
     kept = np.flatnonzero(~several)
@@ -124,12 +124,12 @@ def expand(program: Program, costs: Costs) -> Program:
 
 def origins(program: Program, costs: Costs) -> Ints:
     """The node that each node of the expanded program was, or was part of, before."""
-    count, several = len(program.tasks), _has_messages(program)
+    count, several = len(program.tasks), is_unrolled(program)
     parts = [np.full(len(place.layout.src), place.node) for place in _places(program, costs, several)]
     return np.concatenate([np.arange(count), count + np.flatnonzero(~several), *parts])
 
 
-def _has_messages(program: Program) -> np.ndarray:
+def is_unrolled(program: Program) -> np.ndarray:
     """Which messages are collectives of several devices: over one device one is free, and stays."""
     size = np.array([len(members) for members in program.groups], dtype=np.int64)
     several: np.ndarray = program.messages.op != Op.P2P

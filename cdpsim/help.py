@@ -84,10 +84,17 @@ examples:
   cdpsim simulate pp-cdp --model toy.toml --cluster box.toml --defer-receives -o late
   cdpsim simulate multi-dp -n 4 --slow 3:4 -o slow
   cdpsim simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs
+  cdpsim simulate pp-cdp --model toy.toml --cluster h100-node --offload activations -o off
 
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also
-stand in its file: [training] with optimizer, mixed_precision = true, recompute.
+stand in its file: [training] with optimizer, mixed_precision = true, recompute,
+offload. A stage may say what its update takes: update = "5 ms" on its device, which
+does nothing else meanwhile, host_update = "30 ms" on the host. What is offloaded
+crosses the cluster's [host] link (latency, bandwidth) beside computing: a forward or
+backward takes the longer of both, an update its gradients' way, its own time, and its
+parameters' way; summary.json then has host_memory. A stage's file may state a time
+itself: transfer = "20 ms".
 
 A receive is posted where a run in slots would begin its message; behind it, in a
 stream of its device, others wait (overlap in a cluster file: `cdpsim clusters

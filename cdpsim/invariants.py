@@ -103,7 +103,7 @@ def nothing_waits_without_cause(run: Run) -> Iterator[str]:
 
 def _passes(run: Run) -> tuple[Ints, Times, Times]:
     """Compute tasks in rows of one micro-batch's pass each: node, start, end."""
-    program, compute = run.program, len(run.program.lane_tasks)
+    program, compute = run.program, run.program.compute
     shape = (-1, program.phases)
     return np.arange(compute).reshape(shape), run.start[:compute].reshape(shape), run.end[:compute].reshape(shape)
 
@@ -187,7 +187,7 @@ def versions_exist_before_they_are_read(run: Run) -> Iterator[str]:
 
 def readings_are_at_most_one_step_old(run: Run) -> Iterator[str]:
     """theta_t or theta_{t-1}, and a backward what its forward read."""
-    tasks, compute = run.program.tasks, len(run.program.lane_tasks)
+    tasks, compute = run.program.tasks, run.program.compute
     age = tasks.step[:compute] - tasks.version[:compute]
     yield from _names(run, np.flatnonzero((age < 0) | (age > 1)), "reads neither theta_t nor theta_{t-1}")
 
@@ -280,7 +280,7 @@ def _last_at_or_before(key: Ints, begin: Times, wanted: Ints, start: Times) -> I
 
 def readers_hold_what_they_read(run: Run) -> Iterator[str]:
     """While a task runs, its device holds the version that it reads."""
-    tasks, compute = run.program.tasks, slice(len(run.program.lane_tasks))
+    tasks, compute = run.program.tasks, slice(run.program.compute)
     holds = _holds(
         run, tasks.device[compute], tasks.stage[compute], tasks.version[compute], run.start[compute], run.end[compute]
     )

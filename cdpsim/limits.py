@@ -5,13 +5,21 @@ from contextlib import suppress
 from math import isqrt
 from pathlib import Path
 
+import numpy as np
+
+from cdpsim.costs import Costs
 from cdpsim.errors import RequestError
+from cdpsim.expand import is_unrolled, unroll
+from cdpsim.program import Program
 from cdpsim.units import size_bytes
 
 # At the peak, traces written out included, in the slot model and with real costs; measured on the schedule that needs
 # most (benchmarks/README.md).
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
+# Of an expanded collective, beyond that: for each message, and for each dependency that messages have.
+BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
+MOST_LAID_OUT = 10**6  # messages of one collective, to see what they wait for, although they will not fit
 
 
 def free_bytes() -> int:
@@ -45,6 +53,52 @@ def refuse_too_large(
         f"n={n} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
         f"and {MOST_TASKS:,} tasks are the most; {f'{remedy} would fit' if remedy else 'allow more'}",
     )
+
+
+def refuse_large_expansion(
+    program: Program, costs: Costs, engine: str, max_memory: str | float | None, *, slots: bool = True
+) -> None:
+    """Refuse, before they are laid out, collectives whose messages will not fit, with an estimate and what would."""
+    limit = free_bytes() if max_memory is None else size_bytes(max_memory)
+    own = len(program.tasks) * BYTES_PER_TASK[engine][not slots]
+    by_message, by_edge = BYTES_PER_MESSAGE[engine]
+    alike = _alike(program, costs)
+    each = {key: _messages(costs, *key) for key in alike}
+    messages = sum(count * each[key] for key, (count, _) in alike.items())
+    need = own + messages * by_message
+    laid_out = need <= limit or max(each.values(), default=0) <= MOST_LAID_OUT
+    if laid_out:
+        for (number, k), (count, waits) in alike.items():
+            layout = unroll(costs.algorithms[number], k)
+            need += by_edge * (count * (len(layout.data[0]) + len(layout.room[0])) + waits * len(layout.begins))
+    if not alike or (need <= limit and messages <= MOST_TASKS):
+        return
+    steps = min(limit * program.steps // need, MOST_TASKS * program.steps // messages) if laid_out else 0
+    remedy = f"steps={steps} would fit, or" if steps else "allow more, or take"
+    whose = "is free here" if max_memory is None else "is what --max-memory allows"
+    raise RequestError(
+        "expand-collectives",
+        f"makes {messages:,} messages and needs {'about' if laid_out else 'more than'} {_said(need)}, but "
+        f"{_said(limit)} {whose} and {MOST_TASKS:,} are the most; {remedy} another --collective (tree has fewest)",
+    )
+
+
+def _alike(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, int]]:
+    """How many collectives there are of each algorithm and group size, and for how much they wait together."""
+    rows = np.flatnonzero(is_unrolled(program))
+    waits = np.bincount(program.edges.after, minlength=program.nodes)[len(program.tasks) :][rows]
+    sizes = np.array([len(members) for members in program.groups], dtype=np.int64)[program.messages.dst[rows]]
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, k, many in zip(costs.runs_by[rows].tolist(), sizes.tolist(), waits.tolist(), strict=True):
+        count, before = found.get((number, k), (0, 0))
+        found[number, k] = count + 1, before + many
+    return found
+
+
+def _messages(costs: Costs, number: int, k: int) -> int:
+    """How many messages an algorithm sends at most: as many as there are parts to send, or one a member and round."""
+    how = costs.algorithms[number]
+    return min(int(how.sends(k).sum()), k * how.rounds(k))
 
 
 def _said(size: int) -> str:

@@ -19,7 +19,7 @@ from cdpsim.partition import Cuts, balanced, check_stages
 from cdpsim.stage import SIZES, Stage, merged
 from cdpsim.units import MOST_SECONDS, Work
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage"]
+__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage"]
 
 MOST_STAGES = 1_000_000
 MOST_LAYERS = 2_000  # that are grouped: exact cuts take time as their square
@@ -29,6 +29,7 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in 
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
 RECOMPUTE = ("none", "full", "sqrt")
+OFFLOAD = ("none", "optimizer", "activations", "all")
 
 
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -40,12 +41,14 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
     optimizer: str = ""  # one of OPTIMIZERS; none: what the stages themselves say
     mixed_precision: bool = False  # a master copy of the weights, and the optimizer's state, in fp32
     recompute: str = "none"  # which activations are computed again in the backward
+    offload: str = "none"  # what the devices' hosts hold for them
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
         if self.optimizer:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
+        choose("offload", self.offload, OFFLOAD)
         if self.mixed_precision and not self.optimizer:
             raise RequestError("mixed_precision", "what is kept in fp32 depends on the optimizer; name one")
 
@@ -79,6 +82,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         fileform.Table.__post_init__(self)
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
+        if any(stage.on_host for stage in self.stages) and any(stage.update for stage in self.stages):
+            raise RequestError("stages", "some are updated on their device and some on its host; give all in one way")
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
         for kind in SIZES:
@@ -136,16 +141,35 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, stages=stages)
 
     def forward_time(self, speed: float | None) -> npt.NDArray[Any]:
-        """Say what each stage's forward takes on a device of that speed: seconds, or int64 slots."""
-        return self._times("forward", speed)
+        """Say what each stage's forward takes on a device of that speed: seconds, or int64 slots.
+
+        What crosses to the host meanwhile has to be through as well.
+        """
+        return self._beside_transfer(self._times("forward", speed))
 
     def backward_time(self, speed: float | None) -> npt.NDArray[Any]:
         """Say what each stage's whole backward takes, as `forward_time` does."""
-        return self._times("backward", speed)
+        return self._beside_transfer(self._times("backward", speed))
 
     def weight_backward_time(self, speed: float | None) -> npt.NDArray[Any]:
         """Say which part of the backward can wait if a schedule splits it; 0 where not given."""
         return self._times("weight_backward", speed)
+
+    def update_time(self, speed: float | None) -> npt.NDArray[Any]:
+        """Say what each stage's update takes, on its device or on the host; nothing where that is not given."""
+        times = self._times("update", speed)
+        hosts = [stage.host_update if stage.on_host else 0.0 for stage in self.stages]
+        return times + hosts if any(hosts) else times
+
+    @property
+    def updates_in_lanes(self) -> bool:
+        """Whether updates take their devices' time."""
+        return any(stage.update for stage in self.stages)
+
+    @property
+    def updates_take_time(self) -> bool:
+        """Whether any update does, wherever it is computed."""
+        return any(stage.update or stage.on_host for stage in self.stages)
 
     def size(self, kind: str) -> npt.NDArray[np.int64]:
         """Give one of `SIZES` for each stage."""
@@ -201,6 +225,10 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             return stage.parameters if own is None else own
 
         return np.fromiter(map(weigh, self.stages), dtype, self.n)
+
+    def _beside_transfer(self, times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        transfers = [stage.transfer for stage in self.stages]
+        return np.maximum(times, transfers) if any(transfers) else times
 
     def _times(self, field: str, speed: float | None) -> npt.NDArray[Any]:
         costs = [getattr(stage, field) or 0 for stage in self.stages]

@@ -15,6 +15,7 @@ from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import free_bytes
 from cdpsim.model import Model
+from cdpsim.offload import timed
 from cdpsim.paths import levels
 from cdpsim.progress import ticker
 from cdpsim.trace import Run, Trace
@@ -89,13 +90,14 @@ def spread(trace: Trace, runs: int) -> Spread:
     _refuse_too_many(runs, run)
     request = run.request
     model = Model.unit(program.n) if request["model"] == "unit" else Model.from_builtins(request["model"], "model")
-    costs = price(program, model, Cluster.from_builtins(request["cluster"], "cluster"), run.collective)
+    cluster = Cluster.from_builtins(request["cluster"], "cluster")
+    costs = price(program, timed(model, cluster.host), cluster, run.collective)
     steady = steadily(program, costs, disorder)
     graph = levels(*program.waits(), program.nodes)
     earliest = np.zeros(program.nodes)
     earliest[[task for task, _ in program.releases]] = steady.release
     place = np.argsort(graph.order)
-    firsts = np.arange(len(program.lane_tasks)).reshape(program.steps, program.m, -1)[:, 0]
+    firsts = np.arange(program.compute).reshape(program.steps, program.m, -1)[:, 0]
     makespan, ends = np.empty(runs), np.empty((runs, program.steps))
     chunk, done = max(8, AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):

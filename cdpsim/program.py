@@ -3,12 +3,14 @@
 A program has no times. Everything that can happen is a *node*: first the compute tasks, numbered densely by
 (step, micro-batch, phase), then the optimizer updates, then the messages. An *edge* says that one node starts no
 earlier than another ends. The tasks of a lane (one of the things that a device can do side by side) run one after
-another in the order of `lane_tasks`; an update takes no lane, it happens as soon as everything it needs is there.
+another in the order of `lane_tasks`. Updates that take their device's time have a place in a lane, all of them, as
+tasks have; others take no lane: such an update happens as soon as everything it needs is there.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -59,7 +61,7 @@ class Category(IntEnum):
 
 
 class Edge(IntEnum):
-    """Why one node waits for another: for its data, for room at the receiver, for the end of a step, or its turn."""
+    """Why one node waits for another: for data, for room at the receiver or host, the end of a step, or its turn."""
 
     DATA = 0
     ROOM = 1
@@ -69,7 +71,7 @@ class Edge(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """Compute tasks, dense by (step, micro-batch, phase), then updates (micro-batch and lane -1)."""
+    """Compute tasks, dense by (step, micro-batch, phase), then updates: micro-batch -1, lane -1 if they take none."""
 
     kind: Ints
     stage: Ints
@@ -147,7 +149,7 @@ class Program:
     groups: tuple[Ints, ...]  # the members of collectives
     edges: Edges
     buffers: Buffers
-    lane_tasks: Ints  # compute tasks, lane after lane, each lane in its order
+    lane_tasks: Ints  # tasks, lane after lane, each lane in its order: the compute tasks, perhaps updates
     lane_start: Ints  # lane k runs lane_tasks[lane_start[k]:lane_start[k + 1]]
     releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
 
@@ -156,10 +158,15 @@ class Program:
         """How many nodes there are."""
         return len(self.tasks) + len(self.messages)
 
+    @cached_property
+    def compute(self) -> int:
+        """How many compute tasks there are: these are the first nodes."""
+        return int(np.count_nonzero(self.tasks.micro_batch >= 0))
+
     @property
     def phases(self) -> int:
         """How many compute tasks a micro-batch has in a step."""
-        return len(self.lane_tasks) // (self.steps * self.m)
+        return self.compute // (self.steps * self.m)
 
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:

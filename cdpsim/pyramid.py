@@ -70,7 +70,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """From the start of each forward to the end of its backward."""
     shape = (program.steps, program.m, program.phases)
-    compute = len(program.lane_tasks)
+    compute = program.compute
     begin = start[:compute].reshape(shape)[:, :, : program.n]
     finish = end[:compute].reshape(shape)[:, :, ::-1][:, :, : program.n]
     begin, finish = _in_order(np.stack([begin, finish]))
@@ -142,7 +142,7 @@ def is_periodic(program: Program, start: Times, end: Times) -> bool:
 
 
 def _by_step(program: Program, times: Times) -> Times:
-    return times[: len(program.lane_tasks)].reshape(program.steps, program.m, program.phases)
+    return times[: program.compute].reshape(program.steps, program.m, program.phases)
 
 
 def settled(simulated: Callable[[int], Trace]) -> Trace:

@@ -1,4 +1,4 @@
-"""What a way of training costs: optimizer state, mixed precision, recomputation; bytes exactly, time as more work.
+"""What a way of training costs: optimizer state, mixed precision, recomputation, offload; bytes exactly.
 
 Optimizer state, in multiples of a stage's parameters P, in their type:
 
@@ -17,6 +17,12 @@ Recomputation (Chen et al. 2016): a segment keeps only its input and computes it
 `full` makes each stage one segment, `sqrt` cuts its l layers into the least number of segments that is at least their
 square root (section 4.3 there), as even in layers as can be. The second forward adds its work to the backward. Of the
 last stage the loss is computed again, too.
+
+Offload puts on the host what a device would hold: `optimizer` its state, with which the host updates (Ren et al. 2021,
+ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to its backward (Rhu et al. 2016, vDNN,
+section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
+both. While a forward or a backward runs, its stage's activations are all taken to be there. What crosses the link, and
+what time that takes, is in `cdpsim.offload`.
 """
 
 from collections.abc import Sequence
@@ -52,7 +58,7 @@ def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> M
         )
         model = replace(model, stages=weighed, training=Recipe())
     stages = tuple(_stage(layers, given, recipe.recompute, j) for j, (given, layers) in enumerate(model.groups(n)))
-    return replace(model, stages=stages, training=Recipe())
+    return replace(model, stages=_offloaded(stages, recipe.offload), training=Recipe())
 
 
 def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
@@ -63,6 +69,40 @@ def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage
         raise RequestError(name, f"{problem}, or take another optimizer")
     state = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters, "adafactor": stage.factored}[recipe.optimizer]
     return scale * (parameters + state) if recipe.mixed_precision else state
+
+
+def _offloaded(stages: tuple[Stage, ...], what: str) -> tuple[Stage, ...]:
+    """Put on the host what is offloaded of each stage."""
+    if what in ("optimizer", "all"):
+        if not any(stage.optimizer for stage in stages):
+            problem = "no stage has optimizer state to put on its host; leave optimizer out"
+            raise RequestError("offload", f"{problem}, or name an --optimizer that keeps some")
+        stages = tuple(map(_optimizer_on_host, stages))
+    return tuple(map(_activations_on_host, stages)) if what in ("activations", "all") else stages
+
+
+def _optimizer_on_host(stage: Stage) -> Stage:
+    """A stage that is updated by its host, if the optimizer keeps anything of it."""
+    if not stage.optimizer:
+        return stage
+    return replace(stage, host_optimizer=stage.host_optimizer + stage.optimizer, optimizer=0, update=None)
+
+
+def _activations_on_host(stage: Stage) -> Stage:
+    """A stage that holds activations only while it computes.
+
+    Its output belongs to nobody then and is held until the next stage begins, or until it has been sent.
+    """
+    return replace(
+        stage,
+        offloaded=stage.offloaded + stage.activation,
+        activation=0,
+        kept_output=0,
+        data=0,
+        unused_input=0,
+        forward_transient=stage.activation + stage.forward_transient,
+        backward_transient=stage.activation + stage.backward_transient,
+    )
 
 
 def _widening(model: Model) -> int:

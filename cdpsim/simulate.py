@@ -12,6 +12,7 @@ from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
+from cdpsim.columns import Ints
 from cdpsim.costs import Times, price, reached
 from cdpsim.devices import FULL
 from cdpsim.disorder import Disorder, disorder_of
@@ -20,9 +21,10 @@ from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose
 from cdpsim.expand import expand as expanded
 from cdpsim.expand import origins
-from cdpsim.limits import refuse_too_large
+from cdpsim.limits import refuse_large_expansion, refuse_too_large
 from cdpsim.metrics import memory
 from cdpsim.model import Model, Recipe
+from cdpsim.offload import timed
 from cdpsim.program import Program
 from cdpsim.progress import ticker
 from cdpsim.recipe import apply
@@ -61,17 +63,18 @@ def simulate(
     optimizer: str | None = None,
     mixed_precision: bool | None = None,
     recompute: str | None = None,
+    offload: str | None = None,
     defer_receives: bool = False,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
-    trained (`optimizer`, `mixed_precision`, `recompute`) is what its file says, where None. `expand` runs every
-    collective as the messages of its algorithm (`--expand-collectives`), `defer_receives` posts a receive of a boundary
-    only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as
-    "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`,
-    `jitter`, `link_jitter`, `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and
-    the number of the `run` decide all that is random in it. A run that does not end raises `errors.Stalled`.
+    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. `expand` runs
+    every collective as the messages of its algorithm (`--expand-collectives`), `defer_receives` posts a receive of a
+    boundary only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes
+    or as "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`,
+    `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and the number of the `run`
+    decide all that is random in it. A run that does not end raises `errors.Stalled`.
     """
     schedule = find_schedule(schedule)
     runner = find_engine(engine)
@@ -83,6 +86,7 @@ def simulate(
         n = whole("n", n, at_least=1)
         refuse_too_large(n, n, steps, engine, max_memory)
     training = {"optimizer": optimizer, "mixed_precision": mixed_precision, "recompute": recompute}
+    training |= {"offload": offload}
     model, cluster = _find_model(model, n, training), _find_cluster(cluster)
     disorder = disorder_of(
         cluster.disorder, slow=slow, jitter=jitter, link_jitter=link_jitter, stop=stop, slots=model.is_unit
@@ -93,16 +97,17 @@ def simulate(
     refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     done = ticker(3, "simulate")
+    costing = timed(model, cluster.host)
     program = assemble(
         schedule,
-        model,
+        costing,
         steps,
         m=m,
         rule=rule,
         prefetch=prefetch,
         forward_first=slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
-        speed=reached(cluster, 1, model)[0],
+        speed=reached(cluster, 1, costing)[0],
     )
     cluster.require(program.devices)
     disorder.require(max(program.devices, cluster.count or 0))
@@ -110,14 +115,16 @@ def simulate(
     if defer_receives:
         program = deferred(program)
     check_columns(program)
-    costs = price(program, model, cluster, collective)
+    costs = price(program, costing, cluster, collective)
     overlaps = cluster.overlaps(program.devices)
     turn = posted(program) if set(overlaps) != {FULL} else None
     if expand:
+        slots = model.is_unit and cluster.is_free
+        refuse_large_expansion(program, costs, engine, max_memory, slots=slots)
         turn = turn if turn is None else turn[origins(program, costs)]
         program = expanded(program, costs)
         check_columns(program)
-        costs = price(program, model, cluster, collective)
+        costs = price(program, costing, cluster, collective)
     if turn is not None:
         program = streamed(program, overlaps, turn)
     costs = disturbed(program, costs, disorder, seed, run)
@@ -135,7 +142,7 @@ def simulate(
     if disorder != Disorder():
         request["disorder"] = disorder.to_builtins(slots=costs.duration.dtype.kind == "i")
     request |= {"seed": seed, "model": model.to_builtins(), "cluster": cluster.to_builtins()}
-    return Trace(Run(program, costs, start, end, collective, request))
+    return Trace(Run(program, costs, start, end, collective, request, _on_hosts(program, start, end, model)))
 
 
 def reopen(directory: str | Path) -> Trace:
@@ -198,6 +205,12 @@ def whole(name: str, value: object, *, at_least: int) -> int:
     if int(text) < at_least:
         raise RequestError(name, f"{name}={text} must be at least {at_least}")
     return int(text)
+
+
+def _on_hosts(program: Program, start: Times, end: Times, model: Model) -> Ints | None:
+    """What each device's host holds at most; None where nothing is offloaded."""
+    sizes = [np.array([getattr(stage, name) for stage in model.stages]) for name in ("offloaded", "host_optimizer")]
+    return memory.host_peaks(program, start, end, *sizes) if any(size.any() for size in sizes) else None
 
 
 def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from math import fsum
 
 from cdpsim import fileform
 from cdpsim.errors import RequestError
-from cdpsim.fileform import Cost, Size
+from cdpsim.fileform import Cost, Seconds, Size
 from cdpsim.units import Work
 
 SIZES = (
@@ -34,6 +34,12 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
     optimizer: Size = 0
+    update: Cost | None = None  # the optimizer's step on its device, which does nothing else meanwhile; None: no time
+    # What is on the device's host instead (`cdpsim.offload` says what crosses the link between them, and how long):
+    offloaded: Size = 0  # what leaves during the forward and comes back during the backward
+    transfer: Seconds = 0.0  # what that takes, each way; 0: what the cluster's link makes of it
+    host_optimizer: Size = 0  # optimizer state; then gradients go to the host for an update, parameters come back
+    host_update: Seconds = 0.0  # what the optimizer's step takes if it is made there
     # What only grouping and recipes ask for:
     data: Size = 0  # the part of the activation that a micro-batch brings: the first input, the targets
     unused_input: Size = 0  # the part of it that is its input where no backward reads that: between layers it is let go
@@ -48,6 +54,9 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("data", "must be at most activation, of which it is a part")
         if self.unused_input > self.activation:
             raise RequestError("unused_input", "must be at most activation, of which it is a part")
+        if self.on_host and (self.optimizer or self.update):
+            problem = "is on the device, but host_optimizer says that updates are made on its host; keep one"
+            raise RequestError("optimizer" if self.optimizer else "update", problem)
         part, whole = self.weight_backward, self.backward
         if part is None:
             return
@@ -55,6 +64,11 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("weight_backward", "must be a time where backward is one, and work where it is work")
         if not part < whole:
             raise RequestError("weight_backward", "must be less than backward, of which it is a part")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its updates are computed by its device's host."""
+        return bool(self.host_optimizer)
 
     @property
     def passing(self) -> int:
@@ -72,6 +86,7 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     if len(layers) == 1:
         return layers[0]
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
+    updates = [layer.update for layer in layers if layer.update is not None]
     gradients = [layer.parameters if layer.gradients is None else layer.gradients for layer in layers]
     return Stage(
         forward=total([layer.forward for layer in layers]),
@@ -82,6 +97,11 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
         parameters=sum(layer.parameters for layer in layers),
         gradients=None if all(layer.gradients is None for layer in layers) else sum(gradients),
         optimizer=sum(layer.optimizer for layer in layers),
+        update=total(updates) if updates else None,
+        offloaded=sum(layer.offloaded for layer in layers),
+        transfer=fsum(layer.transfer for layer in layers),
+        host_optimizer=sum(layer.host_optimizer for layer in layers),
+        host_update=fsum(layer.host_update for layer in layers),
         data=sum(layer.data for layer in layers),
         unused_input=layers[0].unused_input,
         inference=_inference(layers, given),

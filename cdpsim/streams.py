@@ -66,7 +66,7 @@ def posted(program: Program) -> Ints:
 
 def _unit_run(program: Program) -> tuple[Ints, Ints]:
     """When each node begins if a task takes a slot and nothing else any time, and after how many messages of then."""
-    compute, edges = len(program.lane_tasks), program.edges
+    compute, edges = program.compute, program.edges
     waits = [share * program.phases for _, share in program.releases]
     slot = lcm(*(wait.denominator for wait in waits))  # so that all moments are whole
     duration, earliest = np.zeros(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
@@ -76,10 +76,13 @@ def _unit_run(program: Program) -> tuple[Ints, Ints]:
     time, _, reached = longest(edges.before, edges.after, duration, earliest, program.lane_tasks, program.lane_start)
     if reached < program.nodes:
         refuse_deadlock(program)
-    inside = (edges.before >= compute) & (edges.after >= compute) & (time[edges.before] == time[edges.after])
+    before, after = program.waits()
+    inside = (before >= compute) & (after >= compute) & (time[before] == time[after])
     counted = np.zeros(program.nodes, dtype=np.int64)
-    counted[len(program.tasks) :] = 1  # an update is no post of its own
-    depth, _, _ = longest(edges.before[inside], edges.after[inside], counted, np.zeros_like(counted))
+    # An update is no post of its own; with a place in a lane it comes behind what it waits for all the same.
+    counted[len(program.tasks) :] = 2
+    counted[compute : len(program.lane_tasks)] = 1
+    depth, _, _ = longest(before[inside], after[inside], counted, np.zeros_like(counted))
     depth[:compute] = depth.max(initial=0) + 1
     return time, depth
 

@@ -59,6 +59,7 @@ class Run:
     end: Times
     collective: str
     request: Mapping[str, Any]  # what produced it, without engine and output path
+    on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
 
 
 class Trace:
@@ -142,6 +143,8 @@ class Trace:
         peaks = memory.peaks(program, run.start, run.end)
         names = [*(category.name.lower() for category in Category), "total"]
         sent = communication.bytes_sent(program, run.costs).tolist()
+        hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
+        offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         return {
             "cdpsim": __version__,
             "request": dict(run.request),
@@ -156,7 +159,7 @@ class Trace:
                 {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
             ],
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
-        }
+        } | (offloaded if hosts else {})
 
     @property
     def _run(self) -> Run:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from cdpsim.program import Content, Op, Program
 from cdpsim.trace import Run
 
-Place = tuple[Fraction, int, int, int]  # moment, wave, whether collective, number among those
+Place = tuple[Fraction, Fraction, int, int]  # moment, wave, whether collective, number among those
 
 
 class Queues:
@@ -33,7 +33,20 @@ class Queues:
 
     def is_task(self, node: int) -> bool:
         """Whether it takes a slot."""
-        return node < len(self.program.lane_tasks)
+        return node < self.program.compute
+
+    def is_update(self, node: int) -> bool:
+        """Whether it is an update with a place in a lane."""
+        return self.program.compute <= node < len(self.program.lane_tasks)
+
+    def comes_first(self, task: int, message: int) -> bool:
+        """Whether a task has its turn before a message.
+
+        Messages of a slot come before its tasks; before an update only those of earlier waves.
+        """
+        if self.is_task(task):
+            return self.moment[task] < self.moment[message]
+        return (self.moment[task], self.wave[task]) <= (self.moment[message], self.wave[message])
 
     def _defer(self) -> None:
         """A message of a boundary needs the end of the task before its reader, which its contents tell, too."""
@@ -49,21 +62,26 @@ class Queues:
                 if first + phase in before:
                     self.needs[self.count + row].add(before[first + phase])
 
-    def _unit_run(self) -> tuple[dict[int, Fraction], dict[int, int]]:
+    def _unit_run(self) -> tuple[dict[int, Fraction], dict[int, Fraction]]:
         """When each node would begin if tasks took one slot and messages none, and after how many messages of then."""
         release = {task: share * self.program.phases for task, share in self.program.releases}
         moment: dict[int, Fraction] = {}
-        wave: dict[int, int] = {}
+        wave: dict[int, Fraction] = {}
+        half = Fraction(1, 2)  # of a message: an update is behind what it waits for, and none itself
         for node in TopologicalSorter(self.needs).static_order():
             over = {before: moment[before] + self.is_task(before) for before in self.needs[node]}
             moment[node] = max([*over.values(), release.get(node, Fraction(0))])
-            now = [wave[before] + (before >= self.count) for before in over if moment[before] == moment[node]]
-            wave[node] = max(now, default=0)
+            now = [
+                wave[before] + (before >= self.count) + half * self.is_update(before)
+                for before in over
+                if moment[before] == moment[node]
+            ]
+            wave[node] = max(now, default=Fraction(0))
         return moment, wave
 
     def _places(self) -> dict[int, Place]:
         messages, place = self.program.messages, {}
-        pairs: dict[tuple[Fraction, int, int, int], int] = defaultdict(int)
+        pairs: dict[tuple[Fraction, Fraction, int, int], int] = defaultdict(int)
         for row in range(len(messages)):
             node = self.count + row
             at = self.moment[node], self.wave[node]
@@ -111,16 +129,16 @@ class _Play:
         queues = self.queues
         if any(before not in self.end for before in queues.needs[node]):
             return False
-        if queues.is_task(node):
+        if queues.is_task(node) or queues.is_update(node):
             device = int(queues.program.tasks.device[node])
             mine = self.messages[device] if queues.overlaps[device] == "none" else set()
-            return not any(queues.moment[other] <= queues.moment[node] for other in mine)
+            return all(queues.comes_first(node, other) for other in mine)
         if node < queues.count:
             return True
         place = queues.place[node]
         return not any(
             any(queues.place[other] < place for other in self.messages[device])
-            or any(queues.moment[task] < place[0] for task in self.tasks[device])
+            or any(queues.comes_first(task, node) for task in self.tasks[device])
             for device in queues.devices(node)
         )
 
@@ -135,7 +153,7 @@ class _Play:
         left, under_way = set(self.queues.needs), [(time, -1) for time in self.release.values()]
         under_way.sort()
         now: float = 0
-        while left:
+        while left or under_way:
             begun = [node for node in left if self.release.get(node, 0) <= now and self.may_start(node)]
             left -= set(begun)
             for node in begun:

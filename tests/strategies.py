@@ -20,10 +20,16 @@ sizes = st.integers(0, 10**9)
 
 
 @st.composite
-def stages(draw: st.DrawFn, work: bool) -> Stage:
-    """One stage, its tasks as times or as work."""
+def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
+    """One stage, its tasks as times or as work; updated at once, by its device or by the host."""
     cost = seconds.map(Work) if work else seconds
     kept = draw(st.just(0) | st.integers(1, KEPT))
+    where: dict[str, Any] = {"optimizer": draw(sizes)}
+    if updated == "by its device":
+        where |= {"update": draw(st.none() | cost)}
+    elif updated == "by the host":
+        where = {"host_optimizer": draw(sizes) + 1, "host_update": draw(seconds)}
+        where |= {"offloaded": draw(sizes), "transfer": draw(seconds)}
     return Stage(
         forward=draw(cost),
         backward=draw(cost),
@@ -34,15 +40,15 @@ def stages(draw: st.DrawFn, work: bool) -> Stage:
         boundary=draw(st.just(kept) | sizes.map(lambda size: size + KEPT)),
         parameters=draw(sizes),
         gradients=draw(st.none() | sizes),
-        optimizer=draw(sizes),
+        **where,
     )
 
 
 @st.composite
 def models(draw: st.DrawFn, n: int) -> Model:
     """A model of n uneven stages."""
-    work = draw(st.booleans())
-    return Model(stages=tuple(draw(stages(work)) for _ in range(n)))
+    work, updated = draw(st.booleans()), draw(st.sampled_from(["at once", "by its device", "by the host"]))
+    return Model(stages=tuple(draw(stages(work, updated)) for _ in range(n)))
 
 
 @st.composite
@@ -58,7 +64,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     several = (*draw(st.lists(groups, min_size=1, max_size=3)), Devices(count=1000, speed=1.0))
     pairs = draw(st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3))
     own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(pairs))
-    return Cluster(devices=several, link=draw(links()), links=own)
+    return Cluster(devices=several, link=draw(links()), links=own, host=draw(st.none() | links()))
 
 
 @st.composite

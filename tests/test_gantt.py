@@ -14,10 +14,12 @@ from matplotlib.text import Text
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw import canvas, palette
+from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt import gantt
 from cdpsim.program import Content
 from cdpsim.trace import load
 from cdpsim.units import Work
+from tests.pictured import saved
 from tests.strategies import requests
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
@@ -199,7 +201,9 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
     kinds = trace.tasks["kind"]
     assert len(picture.boxes("forward")) == len(picture.boxes("backward")) == (kinds == "F").sum()
     areas: dict[int, list[tuple[float, float]]] = {}
-    for gid in ("forward", "backward", "idle-message", "idle-dependency", "idle-nothing"):
+    assert trace.run is not None
+    in_lanes = ["update"] if len(trace.run.program.lane_tasks) > trace.run.program.compute else []
+    for gid in ("forward", "backward", *in_lanes, "idle-message", "idle-dependency", "idle-nothing"):
         for path in picture.groups[gid].iter(f"{SVG}path") if gid in picture.groups else ():
             if "clip-path" in path.attrib:  # else it is of a texture
                 left, right, top, bottom = picture.corners(path)
@@ -345,3 +349,28 @@ def test_a_trace_without_tasks_is_refused() -> None:
     trace.__dict__["tasks"] = {"start": np.zeros(0)}
     with pytest.raises(RequestError, match="trace: has no tasks"):
         gantt(trace)
+
+
+def updated(**where: float) -> Trace:
+    """Two stages on a device each, whose updates take 2 s; the host's need two bytes for it, too."""
+    stage = Stage(forward=1.0, backward=2.0, boundary=1, parameters=1, **where)  # type: ignore[arg-type]
+    return simulate("pp-cdp", 2, steps=1, model=Model(stages=(stage,) * 2))
+
+
+def test_updates_that_take_time_are_bars() -> None:
+    """In ink, in the device's lane after its last backward, until 9 and 7; named by their stages, without marks."""
+    picture = Picture(updated(update=2.0))
+    assert picture.boxes("update") == [Box("device 0", 0, 9, 11, INK), Box("device 1", 0, 7, 9, INK)]
+    assert not picture.marks("update-mark")
+    assert "U0" in picture.words
+    assert "update" in picture.words
+    assert simple(picture.boxes("idle-nothing"))[-1] == ("device 1", 9, 11)
+
+
+def test_updates_of_a_host_have_a_lane_of_their_own(tmp_path: Path) -> None:
+    """Below the device's; of a trace from files, too, which does not know whose they are."""
+    trace = updated(host_optimizer=1, host_update=2.0)
+    for shown in (Picture(trace), Picture(saved(trace, tmp_path / "run"))):
+        assert simple(shown.boxes("update")) == [("device 0", 9, 11), ("device 1", 7, 9)]
+    assert [box.lane for box in Picture(trace).boxes("update")] == [1, 1]
+    assert ("device 0", 9, 11) in simple(Picture(trace).boxes("idle-nothing"))

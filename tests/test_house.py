@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
     version errors progress help console columns variates compiled stops paths files units fileform
-    partition stage model recipe topology graph routes star devices disorder cluster presets
+    partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.rule schedules.order schedules.placement schedules
     assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble

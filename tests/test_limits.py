@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cdpsim import RequestError
-from cdpsim.limits import BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_large
+from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim.limits import BYTES_PER_MESSAGE, BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_large
 
 
 def test_what_fits_exactly_is_served_and_one_task_more_is_not() -> None:
@@ -57,3 +57,54 @@ def test_free_memory_is_the_least_that_anyone_says(monkeypatch: pytest.MonkeyPat
     assert free_bytes() == 5 * 1024
     texts.clear()
     assert free_bytes() > 10**8
+
+
+@pytest.mark.parametrize(
+    ("collective", "expected"),
+    [("ring", 2 * 7 * 8), ("tree", 2 * 7), ("recursive-doubling", 3 * 8), ("halving-doubling", 6 * 8)],
+)
+def test_an_expansion_is_refused_for_all_of_its_messages(
+    collective: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Textbooks' counts for eight members: 2(k-1)k of a ring, 2(k-1) of a tree, k log k, 2k log k; 8 stages, 3 steps.
+
+    It is refused before anything is laid out, where messages alone are too many and single collectives are large.
+    """
+    cluster, model = Cluster(), Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
+    request: dict[str, Any] = {"model": model, "cluster": cluster, "collective": collective, "expand": True}
+    assert len(simulate("multi-dp", **request).messages["size"]) == 8 * 3 * expected
+    tasks = 3 * (8 * 8 * 2 + 8 * 8) * BYTES_PER_TASK["auto"][1]  # updates, too
+    monkeypatch.setattr("cdpsim.limits.unroll", None)
+    monkeypatch.setattr("cdpsim.limits.MOST_LAID_OUT", 0)
+    with pytest.raises(RequestError, match=f"^expand-collectives: makes {8 * 3 * expected:,} messages and needs more"):
+        simulate("multi-dp", **request, max_memory=tasks + 8 * 3 * expected * BYTES_PER_MESSAGE["auto"][0] - 1)
+
+
+def test_the_steps_of_an_expansion_that_are_said_to_fit_fit() -> None:
+    model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
+    request: dict[str, Any] = {"model": model, "collective": "halving-doubling", "expand": True}
+    with pytest.raises(RequestError, match="steps=") as refused:
+        simulate("multi-dp", **request, steps=20, max_memory=10**7)
+    steps = int(str(refused.value).partition("steps=")[2].split()[0])
+    assert 1 < steps < 20
+    simulate("multi-dp", **request, steps=steps, max_memory=10**7)
+
+
+def test_dependencies_count_too() -> None:
+    """Those of messages among each other, and those on all that a collective waits for."""
+    model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
+    request: dict[str, Any] = {"model": model, "collective": "ring", "expand": True, "steps": 1}
+    messages = 8 * 2 * 7 * 8
+    own = 192 * BYTES_PER_TASK["auto"][1] + messages * BYTES_PER_MESSAGE["auto"][0]
+    # Each message of a ring but the first ones waits for its sender's and receiver's last two, or one of them: at least
+    # one dependency; each of the 8 first messages of a collective for 8 backwards and 8 ends of lanes.
+    edges = messages + 8 * 8 * 16
+    with pytest.raises(RequestError, match="expand-collectives"):
+        simulate("multi-dp", **request, max_memory=own + edges * BYTES_PER_MESSAGE["auto"][1])
+    simulate("multi-dp", **request, max_memory=own + 6 * edges * BYTES_PER_MESSAGE["auto"][1])
+
+
+def test_an_expansion_that_no_step_of_which_fits_says_so() -> None:
+    model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
+    with pytest.raises(RequestError, match="allow more, or take another --collective"):
+        simulate("multi-dp", model=model, collective="ring", expand=True, steps=1, max_memory=600_000)

@@ -196,18 +196,19 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
         return float(run.end[node]) if node >= 0 else 0.0
 
     def is_own_update(node: int) -> bool:
-        return 0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task]
+        return bool(0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task])
 
     everything, needs = set(Edge), {Edge.DATA, Edge.ROOM, Edge.BARRIER}
     last = before(task, everything)
-    while is_own_update(last):
+    while is_own_update(last) and run.start[last] == run.end[last]:
         last = before(last, everything)
     node, until = before(task, needs), float(run.start[task])
     free = max(ended(before(task, {Edge.STREAM})), ended(node))
     bounds = [(NOTHING, until, free), (STREAM, free, ended(node))]
     while node >= count or is_own_update(node):
         earlier = before(node, needs)
-        bounds += [(MESSAGE, ended(node), run.start[node]), (STREAM, run.start[node], ended(earlier))]
+        under_way, due = (DEPENDENCY, DEPENDENCY) if is_own_update(node) else (MESSAGE, STREAM)
+        bounds += [(under_way, ended(node), run.start[node]), (due, run.start[node], ended(earlier))]
         node = earlier
     parts: list[tuple[float, float, int]] = []
     for reason, high, low in [*bounds, (DEPENDENCY, ended(node), 0.0)]:

@@ -9,7 +9,7 @@ from cdpsim.assemble.grid import Grid, releases
 from cdpsim.assemble.passes import pass_through_stages
 from cdpsim.assemble.replicated import exchange_at_flush, pass_along
 from cdpsim.assemble.sharded import broadcast_for_use, carry_state
-from cdpsim.assemble.update import Updates, place_updates
+from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
@@ -43,13 +43,16 @@ def assemble(
         widths = pyramid_widths(m, [Fraction(f) + Fraction(b) for f, b in times])
     grid = Grid(schedule, rule or schedule.rule, model.n, m, steps, widths, min(lanes, m), forward_first)
     check_causal(grid)
-    updates = place_updates(grid)
+    updates = place_updates(grid, in_lanes=model.updates_in_lanes)
     build = Builder(len(grid.kind) + len(updates))
     pass_through_stages(grid, model, build)
     if schedule.state is State.REPLICATED:
         (exchange_at_flush if schedule.order.flush else pass_along)(grid, updates, model, build, prefetch)
     else:
         (broadcast_for_use if schedule.order.flush else carry_state)(grid, updates, model, build, prefetch)
+    if model.updates_take_time and not updates.in_lanes:
+        take_turns(grid, updates, build)
+    lane_tasks, lane_start = lanes_with(grid, updates)
     return Program(
         n=grid.n,
         m=grid.m,
@@ -60,8 +63,8 @@ def assemble(
         groups=tuple(build.groups),
         edges=build.edges(),
         buffers=build.buffers(),
-        lane_tasks=grid.lane_tasks,
-        lane_start=np.append(grid.lane_heads, len(grid.lane_tasks)),
+        lane_tasks=lane_tasks,
+        lane_start=lane_start,
         releases=tuple(releases(grid)),
     )
 
@@ -102,6 +105,6 @@ def _tasks(grid: Grid, updates: Updates) -> Tasks:
         micro_batch=column(grid.by_task(i), -1),
         step=column(grid.by_task(t), updates.step),
         device=column(grid.task_device, updates.device),
-        lane=column(grid.lane, -1),
+        lane=column(grid.lane, updates.lane(grid)),
         version=column(grid.by_task(grid.version), updates.step + 1),
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from cdpsim.assemble.build import Builder, end, start
 from cdpsim.assemble.grid import Grid
-from cdpsim.assemble.update import Updates
+from cdpsim.assemble.update import Updates, beside_old
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
@@ -200,7 +200,10 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     build.link(provider[copy_of[reads]], node[reads])
 
     columns = {"stage": j, "version": v, "size": size}
-    copies = build.hold(Category.PARAMETERS, device=d, begin=end(provider), end=last_use[copy_head], **columns)
+    begin = end(provider)
+    if model.updates_take_time:  # what is written beside the old version is there from the start of the update
+        begin[is_made] -= beside_old(grid, updates)[provider[is_made] - updates.first_node]
+    copies = build.hold(Category.PARAMETERS, device=d, begin=begin, end=last_use[copy_head], **columns)
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.keep(copies[copy_of[others]], last_use[others])
     build.keep(copies[sender], end(message))

@@ -195,8 +195,11 @@ def _hold_carried(
     always = _Span(way.starts[None], way.lasts[None])
     initially = np.full((1, n), -1)
     read = np.where(versions.last == sums.last, node, end(user[versions.last]))
+    written = node
+    if model.updates_take_time:  # beside the old version, if that has readers left: there from the start of the update
+        written = node - (versions.last != sums.last)
     for category, kind, span, begin, finish in (
-        (Category.PARAMETERS, "parameters", versions, np.vstack([initially, node[:-1]]), read),
+        (Category.PARAMETERS, "parameters", versions, np.vstack([initially, written[:-1]]), read),
         (Category.GRADIENTS, "gradients", sums, start(user[sums.first]), node),
         (Category.OPTIMIZER, "optimizer", always, initially, leave[always.last]),
     ):

@@ -5,8 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
+from cdpsim.assemble.build import Builder
 from cdpsim.assemble.grid import Grid
 from cdpsim.columns import Ints, heads, runs, sort_by
+from cdpsim.program import Edge
 from cdpsim.schedules import State
 
 
@@ -25,15 +27,32 @@ class Updates:
     device: Ints
     anchor: Ints | None = None
     barrier: Ints | None = None
+    in_lanes: bool = False  # they take their devices' time
 
     def __len__(self) -> int:
         return len(self.step)
 
     def place(self, grid: Grid) -> Ints:
-        """The place in its lane of what each update comes after: its anchor, or the last task until the barrier."""
-        assert self.anchor is not None
+        """The place in its lane of what each update comes after.
+
+        That is its anchor, or the last task until the barrier; where steps flush, its device's last task of the step.
+        """
+        if self.anchor is None:
+            return grid.rank[grid.last_in_step(self.device, self.step)]
         place = grid.rank[self.anchor]
         return place if self.barrier is None else grid.last_until(place, grid.position[self.barrier])
+
+    def lane(self, grid: Grid) -> Ints:
+        """The lane of each update on its device, -1 where it takes none."""
+        if not self.in_lanes:
+            return np.full(len(self), -1)
+        return grid.lane[grid.lane_tasks[self.place(grid)]]
+
+    def position(self, grid: Grid) -> Ints:
+        """The position in the schedule's order of what each update comes after."""
+        if self.anchor is None:
+            return self.step
+        return grid.position[self.anchor if self.barrier is None else self.barrier]
 
     @cached_property
     def node(self) -> Ints:
@@ -41,20 +60,56 @@ class Updates:
         return np.arange(self.first_node, self.first_node + len(self), dtype=np.int32)
 
 
-def place_updates(grid: Grid) -> Updates:
+def place_updates(grid: Grid, *, in_lanes: bool = False) -> Updates:
     """Whoever holds all of a stage's gradients applies them."""
     first = len(grid.kind)
     t, j = (index.ravel() for index in np.indices((grid.steps, grid.n), dtype=np.int32))
     if grid.schedule.order.flush:
         if grid.schedule.state is State.SHARDED:
-            return Updates(first, t, j, owner(grid, j))
-        return Updates(first, grid.holders.step, grid.holders.stage, grid.holders.device)
+            return Updates(first, t, j, owner(grid, j), in_lanes=in_lanes)
+        holders = grid.holders
+        return Updates(first, holders.step, holders.stage, holders.device, in_lanes=in_lanes)
     anchor = grid.backward[:, -1].ravel()
     barrier = np.repeat(grid.backward[:, -1, 0], grid.n) if grid.rule.barrier else None
     if barrier is not None and grid.schedule.state is State.SHARDED:
         # By the time of the barrier the state has travelled on; the optimizer is applied where it is then.
         anchor = _last_use(grid, j, grid.position[barrier])
-    return Updates(first, t, j, grid.task_device[anchor], anchor, barrier)
+    return Updates(first, t, j, grid.task_device[anchor], anchor, barrier, in_lanes)
+
+
+def lanes_with(grid: Grid, updates: Updates) -> tuple[Ints, Ints]:
+    """All lanes' tasks and where each lane begins, with the updates that take their devices' time in their places.
+
+    As Algorithm 1 of the CDP paper has it: a worker updates a stage between that stage's backward and its next task,
+    and waits for the partial sum that it adds to if that is late. Several at one place come in their stages' order.
+    """
+    tasks, first = grid.lane_tasks, np.append(grid.lane_heads, len(grid.lane_tasks))
+    if not updates.in_lanes:
+        return tasks, first
+    place = updates.place(grid)
+    order = np.argsort(place, kind="stable")
+    return np.insert(tasks, place[order] + 1, updates.node[order]), first + np.searchsorted(place[order], first)
+
+
+def take_turns(grid: Grid, updates: Updates, build: Builder) -> None:
+    """Let the host of each device make its updates one after another, in the order of what they follow."""
+    order = sort_by(updates.device, updates.position(grid), updates.stage)
+    before, after = order[:-1], order[1:]
+    same = updates.device[before] == updates.device[after]
+    build.link(updates.node[before[same]], updates.node[after[same]], Edge.ROOM)
+
+
+def beside_old(grid: Grid, updates: Updates) -> Ints:
+    """Whether each update's device still has backwards to do, after it, with the version that it replaces.
+
+    Otherwise the new version is written where the old one is.
+    """
+    follows = updates.position(grid)
+    replaced_by = grid.version * grid.n + grid.tij[2]
+    here = grid.device == updates.device[replaced_by]
+    result = np.zeros(len(updates), dtype=np.int64)
+    result[replaced_by[here & (grid.position[grid.backward] > follows[replaced_by])]] = 1
+    return result
 
 
 def owner(grid: Grid, stage: Ints) -> Ints:

@@ -17,7 +17,7 @@ REQUEST = (
     *("rule", "m", "chunks", "prefetch", "slot_order"),
 )
 DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
-TRAINING = ("optimizer", "mixed_precision", "recompute")
+TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +113,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="compute activations again in the backward: none, full (a stage keeps its input), or sqrt (a stage of l "
         "layers keeps the inputs of the square root of l segments)",
+    )
+    group.add_argument(
+        "--offload",
+        metavar="WHAT",
+        help="what devices leave to their hosts, to which the cluster's [host] leads: none, optimizer (its state, and "
+        "updates), activations (from forward to backward), or all",
     )
 
 

@@ -97,7 +97,10 @@ class _Run:
             self.work[task], self.duration[task] = self.duration[task], 0
 
     def carry(self, message: int) -> None:
-        """Hand a message to its link."""
+        """Hand a message to its link; an update that takes no lane is over after its time."""
+        if message < self.tasks:
+            self.env.timeout(self.duration[message], message).callbacks.append(self.arrived)
+            return
         pair = self.pairs[message - self.tasks]
         if pair not in self.links:
             self.links[pair] = _Link(self)
@@ -140,7 +143,10 @@ class _Run:
         return finish
 
     def put_off(self, update: int) -> bool:
-        """Let an update whose device stands still wait until it goes on; say whether it has to."""
+        """Let an update whose device stands still wait until it goes on, or a host make it; say whether it has to."""
+        if self.work[update]:
+            self.env.process(self.beside(update))
+            return True
         for at, until, awake in self.stops[update]:
             if at <= self.env.now < until:
 
@@ -186,6 +192,11 @@ class _Run:
             if task in stops:
                 yield from self.do(task)
             finish(task)
+
+    def beside(self, update: int) -> Process:
+        """Make an update that takes time and no lane."""
+        yield from self.do(update)
+        self.finish(update)
 
     def do(self, task: int) -> Process:
         """Do a task that is ready, but for the times in which its device does nothing."""

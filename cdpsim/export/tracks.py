@@ -142,7 +142,10 @@ def _passed_on(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _task_threads(trace: Trace, start: Ints, end: Ints, devices: int) -> tuple[list[Thread], Ints]:
-    """A thread for each lane of each device, and one for its updates; and the thread of each task."""
+    """A thread for each lane of each device, and those of its updates; and the thread of each task.
+
+    Updates have one, or several where they overlap in time.
+    """
     columns = trace.tasks
     update = columns["kind"] == "U"
     rows = np.flatnonzero(~update)
@@ -151,13 +154,17 @@ def _task_threads(trace: Trace, start: Ints, end: Ints, devices: int) -> tuple[l
     lane[rows] = scene.lanes(device[rows], start[rows], _apart(start, end)[rows], columns["micro_batch"][rows])
     lanes = np.zeros(devices, dtype=np.int64)
     np.maximum.at(lanes, device, lane + 1)
-    updates = np.bincount(device[update], minlength=devices) > 0
+    until = _apart(start, end) if (end > start)[update].any() else end
+    beside = scene.lanes(device[update], start[update], until[update])
+    updates = np.zeros(devices, dtype=np.int64)
+    np.maximum.at(updates, device[update], beside + 1)
+    lane[update] = lanes[device[update]] + beside
     first = np.append(0, np.cumsum(lanes + updates))
     threads = []
     for here, (many, some) in enumerate(zip(lanes.tolist(), updates.tolist(), strict=True)):
         threads += [Thread(here, f"lane {k}" if many > 1 else "tasks") for k in range(many)]
-        threads += [Thread(here, "updates")] * some
-    return threads, first[device] + np.where(update, lanes[device], lane)
+        threads += [Thread(here, f"updates ({k + 1})" if some > 1 else "updates") for k in range(some)]
+    return threads, first[device] + lane
 
 
 def _message_threads(links: list[Link], link: Ints, start: Ints, end: Ints, process: int) -> tuple[list[Thread], Ints]:

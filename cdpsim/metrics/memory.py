@@ -108,6 +108,24 @@ def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> 
             np.maximum.at(result[:, column], own[first], np.cumsum(np.add.reduceat(change[rows], first)))
 
 
+def host_peaks(program: Program, start: Times, end: Times, activations: Ints, optimizer: Ints) -> Ints:
+    """The most that the host of each device holds for it, of what each stage has there.
+
+    Activations from the start of their forward to the end of their backward; the optimizer state of a stage, always,
+    for each device that updates it.
+    """
+    tasks, n = program.tasks, program.n
+    node = np.arange(program.compute).reshape(-1, program.phases)
+    forward, backward = node[:, :n].ravel(), node[:, ::-1][:, :n].ravel()
+    sizes = activations[tasks.stage[forward]]
+    device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[backward], sizes)
+    peaks = np.zeros(program.devices, dtype=np.int64)
+    np.maximum.at(peaks, device, size)
+    updates = np.unique(tasks.device[program.compute :].astype(np.int64) * n + tasks.stage[program.compute :])
+    np.add.at(peaks, updates // n, optimizer[updates % n])
+    return peaks
+
+
 def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> int:
     """The largest value that any key's step function takes in [low, high)."""
     last = np.append(heads(key)[1:], len(key)) - 1
@@ -121,7 +139,7 @@ def steady_window(program: Program, start: Times, end: Times) -> tuple[float, fl
     """From the last micro-batch's first task to the first micro-batch's last one."""
     step = program.m * program.phases
     first = start[: step : program.phases].max()
-    last = end[len(program.lane_tasks) - step : len(program.lane_tasks)]
+    last = end[program.compute - step : program.compute]
     return first.item(), last[program.phases - 1 :: program.phases].min().item()
 
 

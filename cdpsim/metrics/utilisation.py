@@ -21,7 +21,7 @@ def period(program: Program, end: Times) -> float | None:
     """
     if program.steps < 2:
         return None
-    ends = end[: len(program.lane_tasks)].reshape(program.steps, program.m, -1)[:, 0].max(axis=1)
+    ends = end[: program.compute].reshape(program.steps, program.m, -1)[:, 0].max(axis=1)
     steps = program.steps // 2
     whole: float = (ends[-1] - ends[-1 - steps]).item()
     return whole // steps if isinstance(whole, int) and whole % steps == 0 else whole / steps
@@ -32,10 +32,10 @@ def bubble(program: Program, start: Times, end: Times, calendar: Calendar | None
 
     By a `calendar`, devices do nothing in the midst of tasks, too.
     """
-    compute = len(program.lane_tasks)
-    busy: float = (end[:compute] - start[:compute]).sum().item()
+    in_lanes = len(program.lane_tasks)  # compute tasks, and updates if they take lanes
+    busy: float = (end[:in_lanes] - start[:in_lanes]).sum().item()
     if calendar is not None:
-        begin, until = calendar.pauses(np.arange(compute), start[:compute], end[:compute])
+        begin, until = calendar.pauses(np.arange(in_lanes), start[:in_lanes], end[:in_lanes])
         busy -= (until - begin).sum().item()
     lanes = len(program.lane_start) - 1
     return 1 - busy / (lanes * makespan(program, end))

@@ -29,8 +29,8 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     there is nothing to do; while that was on its way, in one message or in several that passed it on, the lane waits
     for a message; before, for the task or update that it comes from. Where one of these messages could have gone
     earlier, or the task could have begun, but for others that its device's stream had before it, the lane waits for a
-    stream. After its last task a lane has nothing to do. An update on the waiting device takes no time, so what
-    counts is what the update itself waited for.
+    stream. After its last task a lane has nothing to do. An update on the waiting device is a dependency for as long
+    as it takes; before, what counts is what the update itself waited for.
     """
     task, lane, begin = _gaps(program, start, end)
     lanes = len(program.lane_start) - 1
@@ -60,13 +60,13 @@ def waits_for(program: Program, start: Times, end: Times) -> Ints:
 
     -1 where its lane was not idle before it, or not for lack of anything.
     """
-    critical = _critical(program, end)
+    critical, lasts = _critical(program, end), end > start
     task, _, begin = _gaps(program, start, end)
     node = critical[task]
-    own = np.flatnonzero(_own_update(program, node, task))
+    own = np.flatnonzero(_own_update(program, node, task) & ~lasts[node])
     while len(own):
         node[own] = critical[node[own]]
-        own = own[_own_update(program, node[own], task[own])]
+        own = own[_own_update(program, node[own], task[own]) & ~lasts[node[own]]]
     result = np.full(len(program.lane_tasks), -1, dtype=np.int64)
     result[task] = np.where(end[node] > begin, node, -1)
     return result
@@ -108,8 +108,13 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
     yield passing, there, free, Reason.STREAM
     while len(passing := passing[_passes(program, node[passing], task[passing])]):
         through, before = node[passing], critical[node[passing]]
-        yield passing, start[through], end[through], Reason.MESSAGE
-        yield passing, ended(before), start[through], Reason.STREAM
+        update = through < len(program.tasks)
+        for own, running, due in (
+            (~update, Reason.MESSAGE, Reason.STREAM),
+            (update, Reason.DEPENDENCY, Reason.DEPENDENCY),
+        ):
+            yield passing[own], start[through[own]], end[through[own]], running
+            yield passing[own], ended(before[own]), start[through[own]], due
         node[passing] = before
     made = ended(node)
     yield np.arange(len(task)), np.zeros_like(made), made, Reason.DEPENDENCY

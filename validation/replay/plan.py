@@ -85,7 +85,7 @@ class Plan:
         that run at once hold together.
         """
         program = self.program
-        compute = np.arange(program.nodes) < len(program.lane_tasks)
+        compute = np.arange(program.nodes) < program.compute
         keys = list(zip(self.slots[0].tolist(), compute.tolist(), range(program.nodes), strict=True))
         waits_for, first, reach = (column.tolist() for column in successors(*program.waits(), program.nodes))
         ready = [keys[node] for node in range(program.nodes) if not waits_for[node]]
@@ -210,7 +210,7 @@ class Plan:
         due: dict[int, list[int]] = defaultdict(list)
         waiting: dict[int, int] = {}  # message -> the place before which it must be through
         for node in own:
-            task = node < len(self.program.lane_tasks)
+            task = node < self.program.compute
             for message, until in list(waiting.items()):
                 if until <= place[node] or (by_slot and (task or slot[message] < slot[node])):
                     due[node].append(message)

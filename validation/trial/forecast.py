@@ -44,7 +44,7 @@ def predict(plan: Plan, forecast: Forecast, *, turns: bool) -> Took:
     forecast.cluster.require(program.devices)
     costs = price(program, forecast.model, forecast.cluster, forecast.collective)
     start, end = fast.run(program, costs)
-    compute = len(program.lane_tasks)
+    compute = program.compute
     busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
     return Took(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())
 

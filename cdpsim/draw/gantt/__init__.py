@@ -18,7 +18,7 @@ from cdpsim.errors import RequestError
 from cdpsim.metrics import waiting
 from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Content, Edge, Kind
-from cdpsim.trace import Trace
+from cdpsim.trace import Columns, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,18 +107,23 @@ def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float, width: float
 
 
 def _draw_tasks(sheet: Sheet, trace: Trace, rows: Rows) -> None:
-    tasks = {name: column[rows.compute] for name, column in trace.tasks.items()}
-    top, colours = rows.lane_top[rows.lane], np.array(COLOURS)[tasks["micro_batch"] % len(COLOURS)]
+    tasks = {name: column[rows.bars] for name, column in trace.tasks.items()}
+    top, colours = rows.lane_top[rows.lane], np.array([*COLOURS, INK])[_colour(tasks)]
     for kind in KINDS:
         some = tasks["kind"] == kind
         columns = tasks["start"][some], tasks["end"][some], colours[some], tasks["stale"][some]
         bars.task_bars(sheet, kind, top[some], *columns)
     bars.names(sheet, tasks, top, bars.inks_on(colours))
-    update = trace.tasks["kind"] == "U"
+    update = (trace.tasks["kind"] == "U") & (trace.tasks["end"] == trace.tasks["start"])
     once = np.unique(np.stack([trace.tasks["device"][update], trace.tasks["start"][update]], axis=1), axis=0)
     device, time = once[:, 0].astype(int), once[:, 1]
     first, last = rows.device_lane[device], rows.device_lane[device + 1] - 1
     bars.update_marks(sheet, time, rows.lane_top[first], rows.lane_top[last] + LANE)
+
+
+def _colour(tasks: Columns) -> Ints:
+    """The number of each bar's colour: of its micro-batch, or the ink of an update."""
+    return np.where(tasks["kind"] == "U", len(COLOURS), tasks["micro_batch"] % len(COLOURS))
 
 
 def _draw_messages(sheet: Sheet, trace: Trace, rows: Rows) -> None:
@@ -157,7 +162,7 @@ def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:
     middle = (rows.lane_top[first] + rows.lane_top[last] + LANE) / 2
     device[trace.task_nodes] = trace.tasks["device"]
     y[trace.task_nodes] = middle[trace.tasks["device"]]
-    y[trace.task_nodes[rows.compute]] = rows.lane_top[rows.lane] + LANE / 2
+    y[trace.task_nodes[rows.bars]] = rows.lane_top[rows.lane] + LANE / 2
     y[trace.message_nodes] = rows.message_top + LINK / 2
     # What takes no time stands with its sender: lines to its mark and back would be one line.
     free = np.flatnonzero((trace.messages["end"] == trace.messages["start"]) & (trace.messages["op"] == "p2p"))
@@ -171,10 +176,12 @@ def _legend(trace: Trace, reasons: Ints, dependencies: bool) -> dict[str, list[E
     tasks, told = trace.tasks, trace.run is not None
     number, several = int(tasks["micro_batch"].max()) + 1, len(COLOURS)
     kinds: list[Entry] = [
-        (partial(_bar, kind, NEUTRAL, 0), name) for kind, name in KINDS.items() if kind in tasks["kind"]
+        (partial(_bar, kind, NEUTRAL, 0), name) for kind, name in KINDS.items() if kind != "U" and kind in tasks["kind"]
     ]
     kinds += [(partial(_bar, "F", NEUTRAL, 1), "not the newest version")] if tasks["stale"].any() else []
-    kinds += [(_update, "update")] if "U" in tasks["kind"] else []
+    long = (tasks["end"] > tasks["start"])[tasks["kind"] == "U"]
+    kinds += [(partial(_bar, "U", INK, 0), "update")] if long.any() else []
+    kinds += [(_update, "update that takes no time" if long.any() else "update")] if not long.all() else []
     contents: list[Entry] = []
     for content in Content:
         mine = trace.messages["content"] == content.name.lower()

@@ -18,9 +18,9 @@ from cdpsim.trace import Columns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS = {"F": "forward", "B": "backward", "W": "backward of weights"}
+KINDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}
 HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # which part of a bar's height
-NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66}
+NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
 MARKS = dict(zip(Content, "^vosD", strict=True))
 IDLE = {
     Reason.MESSAGE: ("waiting for a message", "....."),
@@ -121,8 +121,8 @@ def inks_on(colours: np.ndarray) -> np.ndarray:
 def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
     """Write `F1.0` into the bars that have room for it, all in the largest size that most have room for."""
     columns = [tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage")]
-    words = [f"{kind}{i}.{j}" for kind, _, i, j in zip(*columns, strict=True)]
-    gids = [f"{kind}-t{t}-i{i}-j{j}" for kind, t, i, j in zip(*columns, strict=True)]
+    words = [f"{kind}{f'{i}.' if i >= 0 else ''}{j}" for kind, _, i, j in zip(*columns, strict=True)]
+    gids = [f"{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}" for kind, t, i, j in zip(*columns, strict=True)]
     left, right = tasks["start"], tasks["end"] - SLASH / sheet.scale * tasks["stale"]
     room = (right - left) * sheet.scale - 1.5
     needs = np.array([0.6 * len(word) - 0.1 for word in words])

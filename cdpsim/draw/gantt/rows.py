@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     """Where everything stands: the tops of rows, in inches downwards."""
 
     names: list[tuple[float, str]]  # of devices and links, with their middles
-    compute: Ints  # the rows of trace.tasks that are no updates
+    bars: Ints  # the rows of trace.tasks that are bars: all but updates that take no time
     lane: Ints  # of each of them, counted through all devices
     lane_top: Floats
     device_lane: Ints  # the first lane of each device, and one more
@@ -39,10 +39,10 @@ def arrange(trace: Trace, mark: float) -> Rows:
     devices = _devices(trace)
     link, link_names = _links(messages)
     refuse_rows(devices + len(link_names))
-    compute = np.flatnonzero(tasks["kind"] != "U")
-    own = _own_lane(trace, compute)
+    bars = np.flatnonzero((tasks["kind"] != "U") | (tasks["end"] > tasks["start"]))
+    own = _own_lane(trace, bars)
     lanes = np.ones(devices, dtype=np.int64)
-    np.maximum.at(lanes, tasks["device"][compute], own + 1)
+    np.maximum.at(lanes, tasks["device"][bars], own + 1)
     device_lane = np.append(0, np.cumsum(lanes))
     beside = scene.lanes(link, messages["start"], np.maximum(messages["end"], messages["start"] + mark))
     links = np.ones(len(link_names), dtype=np.int64)
@@ -55,8 +55,8 @@ def arrange(trace: Trace, mark: float) -> Rows:
     names = [*(f"device {device}" for device in range(devices)), *link_names]
     return Rows(
         names=list(zip(middles, names, strict=True)),
-        compute=compute,
-        lane=device_lane[tasks["device"][compute]] + own,
+        bars=bars,
+        lane=device_lane[tasks["device"][bars]] + own,
         lane_top=np.repeat(device_top[:-1] - device_lane[:-1] * LANE, lanes) + np.arange(lanes.sum()) * LANE,
         device_lane=device_lane,
         message_top=link_top[link] + beside * LINK,
@@ -80,17 +80,29 @@ def _devices(trace: Trace) -> int:
     return max(shown, told) if isinstance(told, int) else shown
 
 
-def _own_lane(trace: Trace, compute: Ints) -> Ints:
-    """Each compute task's lane on its device: the program's, or one that was free."""
+def _own_lane(trace: Trace, bars: Ints) -> Ints:
+    """Each bar's lane on its device: the program's, or one that was free; below those, of updates that take none."""
+    names = ("device", "start", "end", "micro_batch")
     if trace.run is None:
-        names = ("device", "start", "end", "micro_batch")
-        return scene.lanes(*(trace.tasks[name][compute] for name in names))
-    program = trace.run.program
+        return scene.lanes(*(trace.tasks[name][bars] for name in names))
+    program, node = trace.run.program, trace.task_nodes[bars]
     lane = np.empty(len(program.lane_tasks), dtype=np.int64)
     lane[program.lane_tasks] = runs(program.lane_start[:-1], len(program.lane_tasks))
     device = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
-    own: Ints = np.arange(len(device)) - np.searchsorted(device, device)
-    return own[lane[trace.task_nodes[compute]]]
+    number = np.arange(len(device)) - np.searchsorted(device, device)
+    own = np.empty(len(bars), dtype=np.int64)
+    inside = _in_lane(trace, bars)
+    own[inside] = number[lane[node[inside]]]
+    below = [trace.tasks[name][bars[~inside]] for name in names]
+    own[~inside] = np.bincount(device)[below[0]] + scene.lanes(*below)
+    return own
+
+
+def _in_lane(trace: Trace, bars: Ints) -> npt.NDArray[np.bool_]:
+    """Which bars are in lanes of the program, and not updates beside them; of a trace from files, all are."""
+    if trace.run is None:
+        return np.ones(len(bars), dtype=bool)
+    return trace.task_nodes[bars] < len(trace.run.program.lane_tasks)
 
 
 def _links(messages: Columns) -> tuple[Ints, list[str]]:
@@ -121,10 +133,11 @@ def idle(trace: Trace, rows: Rows, span: float) -> tuple[Ints, Times, Times, Int
     nobody = np.setdiff1d(np.arange(lanes), rows.lane)
     if trace.run is not None:
         parts = waiting.idle(trace.run.program, trace.run.start, trace.run.end)
-        lane = np.unique(rows.lane)[parts["lane"]]  # the program's lanes are those with tasks, in the same order
+        lanes_run = np.unique(rows.lane[_in_lane(trace, rows.bars)])  # all have tasks, in the program's order
+        lane = lanes_run[parts["lane"]]
         begin, end, reason = (parts[name] for name in ("begin", "end", "reason"))
     else:
-        own = rows.lane, trace.tasks["start"][rows.compute], trace.tasks["end"][rows.compute]
+        own = rows.lane, trace.tasks["start"][rows.bars], trace.tasks["end"][rows.bars]
         lane, begin, end = _gaps(*own, span)
         reason = np.full(len(lane), Reason.NOTHING)
     more = np.zeros(len(nobody)), np.full(len(nobody), span), np.full(len(nobody), Reason.NOTHING)

@@ -163,7 +163,7 @@ def _inner(trace: Trace, runs: Ints) -> list[tuple[Place, Place]]:
         return []
     program, edges = trace.run.program, trace.run.program.edges
     device, stage = program.tasks.device, program.tasks.stage
-    some = (edges.kind == Edge.DATA) & (edges.after < len(program.lane_tasks))
+    some = (edges.kind == Edge.DATA) & (edges.after < program.compute)
     some &= np.isin(edges.before, trace.task_nodes[runs])
     before, after = edges.before[some], edges.after[some]
     inside = (device[before] == device[after]) & (stage[before] != stage[after])

@@ -190,7 +190,8 @@ function nameBars(wide) {
     const [k, row] = [wide[n], wide[n + 1]], faint = search && search[k + 1] === search[k];
     const left = Math.max(placeOf(start[k]), size.gutter), right = Math.min(placeOf(end[k]), size.width) - 1;
     const top = size.top + tops[row] - view.scroll, tall = tallness(row), slashed = k < tasks && stale[k];
-    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${micro_batch[k]}.${stage[k]}`;
+    const whose = kind[k] === UPDATE ? "" : `${micro_batch[k]}.`;
+    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${whose}${stage[k]}`;
     const named = tall >= 13 && right - left > 6.4 * text.length + (slashed ? 9 : 3);
     const colour = faint ? look.grey : look.texts[classes[k]];
     if (slashed && !faint && tall > 6) {
