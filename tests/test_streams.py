@@ -49,7 +49,7 @@ def whole(request: dict[str, Any]) -> dict[str, Any]:
 
 def replace_devices(cluster: Cluster, devices: tuple[Devices, ...]) -> Cluster:
     """A cluster with other devices."""
-    return Cluster(devices=devices, link=cluster.link, links=cluster.links)
+    return Cluster(devices=devices, link=cluster.link, links=cluster.links, host=cluster.host)
 
 
 def named(trace: Trace) -> dict[str, tuple[float, float]]:

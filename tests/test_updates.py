@@ -243,3 +243,14 @@ def test_files_bring_updates_back(tmp_path: Path) -> None:
     trace.save(tmp_path / "run")
     assert updates(load(tmp_path / "run")) == updates(trace)
     assert reopen(tmp_path / "run").run is not None
+
+
+@pytest.mark.parametrize("where", [{"update": 2.0}, {"optimizer": 0, "host_optimizer": 1, "host_update": 2.0}])
+@pytest.mark.parametrize("engine", ["fast", "simpy"])
+def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: str) -> None:
+    """Three seconds of work, then an update from 3 on, of 2 s; the device stops from 4 to 5, its host with it."""
+    single = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1, **where),))
+    trace = simulate("single-dp", model=single, steps=1, engine=engine, stop=["0:4 s:1 s"])
+    assert updates(trace) == [(0, 0, 0, 3.0, 6.0)]
+    slow = simulate("single-dp", model=single, steps=1, engine=engine, slow=["0:2"])
+    assert updates(slow) == [(0, 0, 0, 6.0, 10.0)]
