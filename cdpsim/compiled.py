@@ -4,8 +4,14 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.extending import register_jitable
 
+from cdpsim import filling
 from cdpsim.columns import Ints
+
+for _part in (filling.begin, filling.link, filling.reach, filling.fill, filling.hold, filling.spread):
+    register_jitable(_part)
+share = numba.njit(cache=True, nogil=True)(filling.share)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,6 +1,7 @@
 """The only place that turns a task or a message into time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,36 @@ from cdpsim.stops import Calendar
 from cdpsim.units import Work
 
 Times = NDArray[Any]  # integers or floats
+CONTENTION = ("none", "fair", "queue")
+
+
+@dataclass(frozen=True, eq=False)
+class Wires:
+    """What messages share: the directed edges of their routes, but for those of no limit, which nobody shares."""
+
+    contention: str  # fair or queue
+    latency: Times  # of each message
+    size: Times  # the bytes of each message
+    first: Ints  # message k takes edge[first[k]:first[k + 1]]; none if it takes nothing there
+    edge: Ints
+    bandwidth: Times  # of each edge
+
+    def routes(self) -> list[tuple[int, ...]]:
+        """The edges of each message."""
+        edge, first = self.edge.tolist(), self.first.tolist()
+        return [tuple(edge[low:high]) for low, high in pairwise(first)]
+
+    def stretched(self, factor: Times) -> "Wires":
+        """Let each message wait and flow so many times as long, which is as if it were so much larger."""
+        return replace(self, latency=self.latency * factor, size=self.size * factor)
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What a program's nodes and releases take: slots (integers) under unit costs, else seconds."""
+    """What a program's nodes and releases take: slots (integers) under unit costs, else seconds.
+
+    With contention a message takes at least its duration, which is what it takes alone.
+    """
 
     duration: Times  # of each node
     rounds: Ints  # of each message
@@ -27,9 +53,10 @@ class Costs:
     algorithms: tuple[Algorithm, ...] = ()  # those that collectives run by
     runs_by: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each message's; -1 for point to point
     calendar: Calendar | None = None  # when devices do nothing
+    wires: Wires | None = None  # with contention
 
 
-def price(program: Program, model: Model, cluster: Cluster, collective: str) -> Costs:
+def price(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
     """Cost every node of a program; collectives run by the algorithm named `collective`, or by the best."""
     cluster = cluster.sized(program.devices)
     exact = model.is_unit and cluster.is_free
@@ -44,7 +71,8 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str) -> 
         own_pass = duration[task : task + program.phases].sum()
         whole = own_pass * share.numerator
         release[k] = whole // share.denominator if exact else whole / share.denominator
-    return Costs(duration, rounds, release, algorithms, runs_by)
+    wires = None if contention == "none" else lay_out(program, cluster, contention)
+    return Costs(duration, rounds, release, algorithms, runs_by, wires=wires)
 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
@@ -98,6 +126,31 @@ def _message_times(
         rounds[rows] = np.array([how.rounds(k) for how in allowed])[best]
         runs_by[rows] = np.array([numbers.setdefault(how, len(numbers)) for how in allowed])[best]
     return times, rounds, tuple(numbers), runs_by
+
+
+def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
+    """Lay messages between two devices on the edges of their routes; without a topology each pair has its own."""
+    messages = program.messages
+    moves = (messages.op == Op.P2P) & (messages.size > 0)
+    joins = np.where(moves, messages.src.astype(np.int64) * program.devices + messages.dst, -1)
+    known, which = np.unique(joins, return_inverse=True)
+    src, dst = np.divmod(known, program.devices)
+    latency, bandwidth = np.zeros(len(known)), np.full(len(known), np.inf)
+    own = np.flatnonzero(known >= 0)
+    latency[own], bandwidth[own] = cluster.link_costs(src[own], dst[own])
+    routes: list[tuple[int, ...]] = [(k,) if pair >= 0 else () for k, pair in enumerate(known.tolist())]
+    if cluster.is_joined:
+        for k in own.tolist():
+            routes[k] = cluster.route(int(src[k]), int(dst[k]))
+        bandwidth = cluster.graph.bandwidth
+    limited = np.flatnonzero(np.isfinite(bandwidth))
+    number = np.full(len(bandwidth), -1, dtype=np.int64)
+    number[limited] = np.arange(len(limited))
+    kept = [[edge for edge in number[list(route)].tolist() if edge >= 0] for route in routes]
+    many = np.array([len(route) for route in kept], dtype=np.int64)[which]
+    first = np.concatenate([[0], np.cumsum(many)])
+    edge = np.array([edge for k in which.tolist() for edge in kept[k]], dtype=np.int64)
+    return Wires(contention, latency[which], messages.size.astype(np.float64), first, edge, bandwidth[limited])
 
 
 def _fixed_and_by_byte(how: Algorithm, members: Ints, cluster: Cluster) -> tuple[float, float]:

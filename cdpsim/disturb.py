@@ -28,7 +28,13 @@ def disturbed(program: Program, costs: Costs, disorder: Disorder, seed: int, run
     steady = steadily(program, costs, disorder)
     if not disorder.is_random:
         return steady
-    return replace(steady, duration=jittered(program, steady.duration, disorder, seed, range(run, run + 1))[0])
+    duration, wires = jittered(program, steady.duration, disorder, seed, range(run, run + 1))[0], steady.wires
+    if wires is not None:
+        alone = steady.duration[len(program.tasks) :]
+        wires = wires.stretched(
+            np.divide(duration[len(program.tasks) :], alone, out=np.ones_like(alone), where=alone > 0)
+        )
+    return replace(steady, duration=duration, wires=wires)
 
 
 def steadily(program: Program, costs: Costs, disorder: Disorder) -> Costs:

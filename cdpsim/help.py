@@ -80,11 +80,19 @@ examples:
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
   cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o dp --collective best
   cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
+  cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o shared --contention fair
   cdpsim simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less
   cdpsim simulate pp-cdp --model toy.toml --cluster box.toml --defer-receives -o late
   cdpsim simulate multi-dp -n 4 --slow 3:4 -o slow
   cdpsim simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs
   cdpsim simulate pp-cdp --model toy.toml --cluster h100-node --offload activations -o off
+
+With --contention messages share links, each direction of one by itself; without a
+topology every two devices have their own. A message waits out its route's latency,
+then its bytes flow: at its fair (max-min) share of every link on the way, anew
+whenever another one begins or ends; or, in a queue, at full bandwidth as soon as all
+links on its way are free, first come, first served. `start` in messages.csv is when
+it was ready to go. Collectives run as their messages.
 
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also

@@ -38,12 +38,41 @@ def times_are_finite(run: Run) -> Iterator[str]:
 
 
 def nodes_last_their_cost(run: Run) -> Iterator[str]:
-    """Whatever starts ends after its own duration, and the time in which its device stands still."""
+    """Whatever starts ends after its own duration, and the time in which its device stands still.
+
+    Messages on links that they share end no earlier than that.
+    """
     end = run.start + run.costs.duration
     if run.costs.calendar is not None:
         start, end = run.costs.calendar.worked(np.arange(run.program.nodes), run.start, run.costs.duration)
         yield from _names(run, np.flatnonzero(run.start != start), "starts while its device stands still")
-    yield from _names(run, np.flatnonzero(run.end != end), "does not last what it costs")
+    wrong = run.end != end
+    if run.costs.wires is not None:
+        shares = np.flatnonzero(np.diff(run.costs.wires.first)) + len(run.program.tasks)
+        wrong[shares] = run.end[shares] < end[shares]
+    yield from _names(run, np.flatnonzero(wrong), "does not last what it costs")
+
+
+def links_carry_no_more_than_they_can(run: Run) -> Iterator[str]:
+    """From when a message's bytes flow until a link has nothing more to do: not more than its bandwidth, by then."""
+    wires, tasks = run.costs.wires, len(run.program.tasks)
+    if wires is None or not len(wires.edge):
+        return
+    row = np.repeat(np.arange(len(run.program.messages)), np.diff(wires.first))
+    begin = run.start[tasks + row] + wires.latency[row]
+    order = np.lexsort((begin, wires.edge))
+    row, begin, edge = row[order], begin[order], wires.edge[order]
+    end, first = run.end[tasks + row], heads(edge)
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(edge)], strict=True):
+        busy = slice(low, high)
+        until, limit = np.maximum.accumulate(end[busy]), wires.bandwidth[edge[low]]
+        idle = np.append(np.flatnonzero(begin[busy][1:] >= until[:-1]), high - low - 1)  # the last of each busy time
+        last = idle[np.searchsorted(idle, np.arange(high - low))]
+        sent = np.cumsum(wires.size[row[busy]])
+        carried = sent[last] - sent + wires.size[row[busy]]
+        room = limit * (until[last] - begin[busy])
+        over = carried > room * (1 + 1e-9) + limit * 1e-12 * until[-1]
+        yield from _names(run, tasks + row[busy][over], "and those after it are more than their link can carry by then")
 
 
 def _waits(run: Run, kind: Edge, problem: str) -> Iterator[str]:
@@ -337,6 +366,7 @@ INVARIANTS: dict[str, Invariant] = {
     for function in (
         times_are_finite,
         nodes_last_their_cost,
+        links_carry_no_more_than_they_can,
         data_is_there,
         pulled_messages_find_room,
         barriers_hold,

@@ -86,6 +86,9 @@ def spread(trace: Trace, runs: int) -> Spread:
     disorder = _disorder(run.request)
     if not disorder.is_random:
         raise RequestError("runs", "nothing is random, so that all runs are alike; give --jitter, or leave --runs out")
+    if run.costs.wires is not None:
+        remedy = "leave --contention out, or look at single ones (--run 7)"
+        raise RequestError("runs", f"many runs at once do not know who shares links with whom; {remedy}")
     program, seed = run.program, int(run.request["seed"])
     _refuse_too_many(runs, run)
     request = run.request

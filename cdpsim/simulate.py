@@ -13,7 +13,7 @@ from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.columns import Ints
-from cdpsim.costs import Times, price, reached
+from cdpsim.costs import CONTENTION, Times, price, reached
 from cdpsim.devices import FULL
 from cdpsim.disorder import Disorder, disorder_of
 from cdpsim.disturb import disturbed
@@ -52,6 +52,7 @@ def simulate(
     cluster: str | Path | Cluster = "unit",
     collective: str = "recursive-doubling",
     expand: bool = False,
+    contention: str = "none",
     seed: int = 0,
     run: int = 0,
     slow: Sequence[str] = (),
@@ -70,21 +71,23 @@ def simulate(
 
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
     trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. `expand` runs
-    every collective as the messages of its algorithm (`--expand-collectives`), `defer_receives` posts a receive of a
-    boundary only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes
-    or as "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`,
-    `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and the number of the `run`
-    decide all that is random in it. A run that does not end raises `errors.Stalled`.
+    every collective as the messages of its algorithm (`--expand-collectives`), and so does `contention` (fair or
+    queue), by which messages share the links of their routes; `defer_receives` posts a receive of a boundary only right
+    before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as "8 GB";
+    `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts
+    as on the command line) is what the cluster says, where not given; `seed` and the number of the `run` decide all
+    that is random in it. A run that does not end raises `errors.Stalled`.
     """
     schedule = find_schedule(schedule)
-    runner = find_engine(engine)
+    runner = find_engine(engine, choose("contention", contention, CONTENTION))
+    weighed = engine if contention == "none" else "simpy"
     steps = whole("steps", steps, at_least=1)
     prefetch = whole("prefetch", prefetch, at_least=0)
     seed, run = whole("seed", seed, at_least=0), whole("run", run, at_least=0)
     choose("collective", collective, COLLECTIVES)
     if isinstance(model, str) and model == "unit":
         n = whole("n", n, at_least=1)
-        refuse_too_large(n, n, steps, engine, max_memory)
+        refuse_too_large(n, n, steps, weighed, max_memory)
     training = {"optimizer": optimizer, "mixed_precision": mixed_precision, "recompute": recompute}
     training |= {"offload": offload}
     model, cluster = _find_model(model, n, training), _find_cluster(cluster)
@@ -93,7 +96,7 @@ def simulate(
     )
     cluster = msgspec.structs.replace(cluster, disorder=Disorder())
     m, chunks = whole("m", model.n if m is None else m, at_least=1), whole("chunks", chunks, at_least=1)
-    refuse_too_large(model.n, m, steps, engine, max_memory, slots=model.is_unit and cluster.is_free)
+    refuse_too_large(model.n, m, steps, weighed, max_memory, slots=model.is_unit and cluster.is_free)
     refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
     rule = rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
     done = ticker(3, "simulate")
@@ -118,13 +121,15 @@ def simulate(
     costs = price(program, costing, cluster, collective)
     overlaps = cluster.overlaps(program.devices)
     turn = posted(program) if set(overlaps) != {FULL} else None
+    contends = contention != "none" and not cluster.is_free  # what is free takes nothing from others
+    expand = expand or contends  # a collective in one piece is on no link
     if expand:
         slots = model.is_unit and cluster.is_free
-        refuse_large_expansion(program, costs, engine, max_memory, slots=slots)
+        refuse_large_expansion(program, costs, weighed, max_memory, slots=slots)
         turn = turn if turn is None else turn[origins(program, costs)]
         program = expanded(program, costs)
         check_columns(program)
-        costs = price(program, costing, cluster, collective)
+        costs = price(program, costing, cluster, collective, contention if contends else "none")
     if turn is not None:
         program = streamed(program, overlaps, turn)
     costs = disturbed(program, costs, disorder, seed, run)
@@ -138,6 +143,7 @@ def simulate(
     request |= {"prefetch": prefetch, "slot_order": slot_order or SLOT_ORDERS[0], "collective": collective}
     request |= {"expand_collectives": True} if expand else {}
     request |= {"defer_receives": True} if defer_receives else {}
+    request |= {"contention": contention} if contention != "none" else {}
     request |= {"run": run} if run else {}
     if disorder != Disorder():
         request["disorder"] = disorder.to_builtins(slots=costs.duration.dtype.kind == "i")
@@ -166,6 +172,7 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
         asked["slot_order"] = request["slot_order"]
     asked["expand"] = bool(request.get("expand_collectives", False))
     asked["defer_receives"] = bool(request.get("defer_receives", False))
+    asked["contention"] = request.get("contention", "none")
     rule = request["rule"]
     asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
     for part, form in (("model", Model), ("cluster", Cluster)):

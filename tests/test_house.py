@@ -14,7 +14,7 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version errors progress help console columns variates compiled stops paths files units fileform
+    version errors progress help console columns variates filling compiled stops paths files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.rule schedules.order schedules.placement schedules
@@ -22,7 +22,7 @@ DRAWN = """
     costs disturb expand streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
-    engine.fast engine.discrete engine
+    engine.fast engine.sharing engine.carrier engine.discrete engine
     stalled trace invariants pyramid limits simulate montecarlo compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from cdpsim import Cluster, Model, Stage, simulate
-from cdpsim.cluster import Devices, Link
+from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.program import Category, Edge, Edges, Program
@@ -200,7 +200,19 @@ def sent_by_another() -> Run:
     return column(run, "messages", "src", row, 0)
 
 
+def unhindered() -> Run:
+    """Messages pass through the links that they share as if each were alone there."""
+    network = Cable(latency=1e-3, bandwidth=1e9)
+    cluster = Cluster(devices=(Devices(count=4),), topology=Topology(kind="switch", link=network))
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
+    sharing, free = (
+        sound("multi-dp", 4, model=model, cluster=cluster, expand=True, contention=how) for how in ("fair", "none")
+    )
+    return replace(free, costs=sharing.costs)
+
+
 FAULTS: dict[str, Fault] = {
+    "links_carry_no_more_than_they_can": unhindered,
     "times_are_finite": infinite,
     "nodes_last_their_cost": lambda: shifted(sound(), "U(t=2,j=0)", end=1),
     "data_is_there": lambda: shifted(sound(), "p2p gradient(t=2,j=0) 0->1", start=-1, end=-1),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # What these options ask for, beside n.
 RUN = ("steps", "engine", "collective", "max_memory")
 REQUEST = (
-    *("model", "cluster", "expand_collectives", "defer_receives", "ignore_memory"),
+    *("model", "cluster", "expand_collectives", "contention", "defer_receives", "ignore_memory"),
     *("rule", "m", "chunks", "prefetch", "slot_order"),
 )
 DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
@@ -65,6 +65,13 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True, prefe
         "--defer-receives",
         action="store_true",
         help="post a receive of an activation or its gradient only right before the task that reads it",
+    )
+    parser.add_argument(
+        "--contention",
+        default="none",
+        metavar="HOW",
+        help="messages on one link: none (default; they do not slow each other down), fair (they share its bandwidth) "
+        "or queue (one after another); fair and queue run collectives as their messages, and by SimPy",
     )
     if must_fit:
         parser.add_argument(
@@ -207,6 +214,7 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
         cluster=options.cluster,
         collective=options.collective,
         expand=options.expand_collectives,
+        contention=options.contention,
         defer_receives=options.defer_receives,
         seed=whole("seed", options.seed, at_least=0),
         run=whole("run", options.run, at_least=0),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from cdpsim.costs import Costs, Times
 from cdpsim.engine import fast
-from cdpsim.errors import choose
+from cdpsim.errors import RequestError, choose
 from cdpsim.program import Program
 
 Engine = Callable[[Program, Costs], tuple[Times, Times]]  # the start and the end of every node
@@ -19,8 +19,11 @@ def _discrete(program: Program, costs: Costs) -> tuple[Times, Times]:
 ENGINES: dict[str, Engine] = {"fast": fast.run, "simpy": _discrete}
 
 
-def find_engine(name: str) -> Engine:
-    """The engine of that name; `auto` is the fast one, which serves all fixed costs without contention."""
-    if choose("engine", name, ["auto", *ENGINES]) == "auto":
-        return fast.run
-    return ENGINES[name]
+def find_engine(name: str, contention: str = "none") -> Engine:
+    """The engine of that name; `auto` is the fast one for fixed costs without contention, else SimPy."""
+    asked = choose("engine", name, ["auto", *ENGINES])
+    if contention == "none":
+        return fast.run if asked == "auto" else ENGINES[asked]
+    if asked == "fast":
+        raise RequestError("engine", f"fast cannot let messages share links ({contention}); take simpy, or auto")
+    return ENGINES["simpy"]

@@ -1,8 +1,9 @@
 """The event-driven engine: SimPy with one process for each lane of a device and one for each link.
 
 A lane does its tasks in the program's order, each as soon as everything it waits for has ended. A link takes messages
-as they become ready and delivers each after its own time; what takes no time has arrived as it is sent. A device that
-stops does so by its calendar: the times at which it goes on are events of the run.
+as they become ready and delivers each after its own time; what takes no time has arrived as it is sent. With contention
+there are no such links: messages are flows on the edges of their routes (`sharing.py`), which share these. A device
+that stops does so by its calendar: the times at which it goes on are events of the run.
 """
 
 import gc
@@ -14,6 +15,7 @@ import simpy
 
 from cdpsim.check import find_cycle, refuse_deadlock
 from cdpsim.costs import Costs, Times
+from cdpsim.engine.carrier import Carrier, Wait
 from cdpsim.paths import successors
 from cdpsim.program import Op, Program
 from cdpsim.progress import ticker
@@ -24,23 +26,13 @@ _Pause = tuple[float, float, simpy.Event | None]  # from when until when, and th
 _TICK = 1 << 14
 
 
-class _Wait(simpy.Event):
-    """A timeout that begins when somebody says so: what a process sleeps on until its task has been done."""
-
-    def begin(self, delay: float) -> None:
-        """Let it happen after a delay; as `simpy.Timeout` does it, but later than when it was made."""
-        self._ok = True
-        self._value = None
-        self.env.schedule(self, delay=delay)
-
-
 class _Link:
     """Carries messages; without contention those that overlap do not slow each other down."""
 
     def __init__(self, run: "_Run") -> None:
         self.run = run
         self.carried = -1  # the message that the process waits for; others that overlap it have timeouts of their own
-        self.wait = _Wait(run.env)
+        self.wait = Wait(run.env)
         run.env.process(self.process())
 
     def take(self, message: int) -> None:
@@ -57,7 +49,7 @@ class _Link:
         while True:
             yield self.wait
             message, self.carried = self.carried, -1
-            self.wait = _Wait(self.run.env)
+            self.wait = Wait(self.run.env)
             self.run.finish(message)
 
 
@@ -73,7 +65,7 @@ class _Run:
         self.waits_for, self.first, self.reach = (column.tolist() for column in columns)
         self.start: list[float] = [0] * program.nodes
         self.end: list[float] = [0] * program.nodes
-        self.asleep: dict[int, _Wait] = {}  # lanes, by the task that they wait for
+        self.asleep: dict[int, Wait] = {}  # lanes, by the task that they wait for
         self.said, self.tick = self.left, ticker(self.left, "events")
         # A link for each pair of devices and each group, made when it is first used.
         messages, single = program.messages, program.messages.op == Op.P2P
@@ -83,6 +75,7 @@ class _Run:
         self.work: dict[int, float] = {}  # ... and what they take: to begin takes no time
         if costs.calendar is not None:
             self._plan(costs.calendar)
+        self.take = self._link if costs.wires is None else Carrier(self, costs.wires).take
         self.finish = self._finisher()
 
     def _plan(self, calendar: Calendar) -> None:
@@ -96,11 +89,15 @@ class _Run:
         for task in self.stops:
             self.work[task], self.duration[task] = self.duration[task], 0
 
-    def carry(self, message: int) -> None:
-        """Hand a message to its link; an update that takes no lane is over after its time."""
-        if message < self.tasks:
-            self.env.timeout(self.duration[message], message).callbacks.append(self.arrived)
-            return
+    def carry(self, node: int) -> None:
+        """Hand a message to what carries it; an update that takes no lane is over after its time."""
+        if node < self.tasks:
+            self.env.timeout(self.duration[node], node).callbacks.append(self.arrived)
+        else:
+            self.take(node)
+
+    def _link(self, message: int) -> None:
+        """Hand a message to its link."""
         pair = self.pairs[message - self.tasks]
         if pair not in self.links:
             self.links[pair] = _Link(self)
@@ -184,7 +181,7 @@ class _Run:
         stops = self.stops
         for task in tasks:
             if waits_for[task]:
-                self.asleep[task] = wait = _Wait(env)
+                self.asleep[task] = wait = Wait(env)
                 yield wait
             else:
                 start[task] = env.now
