@@ -27,9 +27,9 @@ from cdpsim.errors import RequestError, choose, nearest
 from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.program import Category
+from cdpsim.request import whole as whole_number
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
-from cdpsim.simulate import whole as whole_number
 from cdpsim.units import Work
 
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow

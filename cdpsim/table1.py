@@ -11,8 +11,9 @@ from cdpsim.errors import choose
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content, Op
 from cdpsim.progress import progress
+from cdpsim.request import whole
 from cdpsim.schedules import SCHEDULES
-from cdpsim.simulate import simulate, whole
+from cdpsim.simulate import simulate
 from cdpsim.trace import Trace
 
 QUANTITIES = (

@@ -16,6 +16,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt import gantt
+from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Content
 from cdpsim.trace import load
 from cdpsim.units import Work
@@ -203,7 +204,7 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
     areas: dict[int, list[tuple[float, float]]] = {}
     assert trace.run is not None
     in_lanes = ["update"] if len(trace.run.program.lane_tasks) > trace.run.program.compute else []
-    for gid in ("forward", "backward", *in_lanes, "idle-message", "idle-dependency", "idle-nothing"):
+    for gid in ("forward", "backward", *in_lanes, *(f"idle-{reason.name.lower()}" for reason in Reason)):
         for path in picture.groups[gid].iter(f"{SVG}path") if gid in picture.groups else ():
             if "clip-path" in path.attrib:  # else it is of a texture
                 left, right, top, bottom = picture.corners(path)

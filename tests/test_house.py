@@ -23,7 +23,8 @@ DRAWN = """
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    stalled trace invariants pyramid limits simulate montecarlo compare breakeven superpose table1 tables table1_forms
+    stalled trace invariants pyramid limits request simulate montecarlo
+    compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
     draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot

@@ -96,7 +96,7 @@ def _share(text: str) -> float:
 
 def _numbers(options: argparse.Namespace) -> list[int | None]:
     from cdpsim.errors import RequestError
-    from cdpsim.simulate import whole
+    from cdpsim.request import whole
 
     numbers = [whole("n", n, at_least=1) for n in options.n or ()]
     if len(set(numbers)) < len(numbers):

@@ -165,7 +165,7 @@ def add_runs(parser: argparse.ArgumentParser, what: str) -> None:
 
 def runs_of(options: argparse.Namespace) -> int | None:
     """How many runs the options ask for; None for the one."""
-    from cdpsim.simulate import whole
+    from cdpsim.request import whole
 
     if options.runs is None:
         return None
@@ -196,7 +196,8 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
 
 def simulated(options: argparse.Namespace, schedule: str, steps: int | None = None) -> "Trace":
     """Run what the options of `add_run` and `add_request` ask for; `steps` instead of theirs."""
-    from cdpsim.simulate import simulate, whole
+    from cdpsim.request import whole
+    from cdpsim.simulate import simulate
 
     if options.n is None and options.model == "unit":
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")

@@ -59,7 +59,7 @@ def add_figure(commands: Any) -> None:
 
 def _serve_figure(options: argparse.Namespace) -> int:
     from cdpsim import pictures
-    from cdpsim.simulate import whole
+    from cdpsim.request import whole
 
     pictures.figure(
         options.number,
@@ -88,7 +88,7 @@ def add_snapshot(commands: Any) -> None:
 
 def _serve_snapshot(options: argparse.Namespace) -> int:
     from cdpsim import pictures, units
-    from cdpsim.simulate import whole
+    from cdpsim.request import whole
 
     pictures.check_picture(options.output, force=options.force)
     trace = options.traced(options, options.schedule)

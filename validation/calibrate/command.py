@@ -15,7 +15,7 @@ from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.program import Op
 from cdpsim.progress import ticker
-from cdpsim.simulate import whole
+from cdpsim.request import whole
 from cdpsim.units import text
 from validation.calibrate import results as calibration
 from validation.calibrate import timings

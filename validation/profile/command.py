@@ -19,7 +19,7 @@ from cdpsim.console import add_command, write
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model, Stage
 from cdpsim.partition import Cuts
-from cdpsim.simulate import whole
+from cdpsim.request import whole
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak

@@ -12,8 +12,8 @@ from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.errors import choose
 from cdpsim.model import Model
+from cdpsim.request import find_schedule
 from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
-from cdpsim.simulate import find_schedule
 from validation.profile.footprints import profile_stages, with_unit_times
 from validation.profile.tracker import granularity
 from validation.replay.equation import evaluate, grouping_of

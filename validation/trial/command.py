@@ -11,8 +11,8 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.progress import ticker
+from cdpsim.request import find_schedule, refuse_untaken, whole
 from cdpsim.schedules.rule import RULES, find_rule
-from cdpsim.simulate import find_schedule, refuse_untaken, whole
 from cdpsim.units import seconds
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks

@@ -135,7 +135,7 @@ def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
 
 def update_marks(sheet: Sheet, time: Floats, top: Floats, bottom: Floats) -> None:
     """Draw an upright line and a mark on it where a device updates."""
-    lines(sheet.axes, time, time, top - 0.03, bottom, "update", colors=INK, linewidths=sheet.fine, clip_on=False)
+    lines(sheet.axes, time, time, top - 0.03, bottom, "update-free", colors=INK, linewidths=sheet.fine, clip_on=False)
     marks(sheet.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * sheet.fine**2)
 
 

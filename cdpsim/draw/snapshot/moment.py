@@ -9,7 +9,7 @@ from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge
-from cdpsim.simulate import whole
+from cdpsim.request import whole
 from cdpsim.trace import Trace
 from cdpsim.units import seconds, text
 

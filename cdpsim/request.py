@@ -1,0 +1,196 @@
+"""What is asked of a simulation: read, checked, recorded, and read again from a record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cdpsim import presets
+from cdpsim.cluster import Cluster
+from cdpsim.collectives import COLLECTIVES
+from cdpsim.costs import CONTENTION
+from cdpsim.disorder import Disorder, disorder_of
+from cdpsim.engine import find_engine
+from cdpsim.errors import RequestError, choose
+from cdpsim.limits import refuse_too_large
+from cdpsim.model import Model, Recipe
+from cdpsim.recipe import apply
+from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules.rule import RULES, Rule, find_rule, matrix_rule
+
+SLOT_ORDERS = ("forward-first", "backward-first")
+_TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
+_DISORDER = ("slow", "jitter", "link_jitter", "stop")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A schedule of a model on a cluster, and how; all of it has been checked, alone and together."""
+
+    schedule: Schedule
+    model: Model  # in its stages, trained as asked
+    cluster: Cluster
+    rule: Rule
+    m: int
+    steps: int
+    prefetch: int
+    slot_order: str
+    collective: str
+    expand: bool
+    contention: str
+    defer_receives: bool
+    disorder: Disorder
+    seed: int
+    run: int
+    engine: str
+    ignore_memory: bool
+    max_memory: str | float | None
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots."""
+        return self.model.is_unit and self.cluster.is_free
+
+    @property
+    def contends(self) -> bool:
+        """Whether messages share links; what is free takes nothing from others."""
+        return self.contention != "none" and not self.cluster.is_free
+
+    @property
+    def expands(self) -> bool:
+        """Whether collectives run as messages: one in one piece is on no link that it could share."""
+        return self.expand or self.contends
+
+    @property
+    def weighed(self) -> str:
+        """The engine whose memory counts."""
+        return _weighed(self.engine, self.contention)
+
+    def recorded(self) -> dict[str, Any]:
+        """Give what a summary says of it; what was not asked for has no word."""
+        said: dict[str, Any] = {"schedule": self.schedule.name, "n": self.model.n, "m": self.m, "steps": self.steps}
+        said["rule"] = _recorded(self.rule, self.model.n, self.m)
+        said |= {"prefetch": self.prefetch, "slot_order": self.slot_order, "collective": self.collective}
+        said |= {"expand_collectives": True} if self.expands else {}
+        said |= {"defer_receives": True} if self.defer_receives else {}
+        said |= {"contention": self.contention} if self.contention != "none" else {}
+        said |= {"run": self.run} if self.run else {}
+        if self.disorder != Disorder():
+            said["disorder"] = self.disorder.to_builtins(slots=self.in_slots)
+        return said | {"seed": self.seed, "model": self.model.to_builtins(), "cluster": self.cluster.to_builtins()}
+
+
+def read(asked: Mapping[str, Any]) -> Request:
+    """Read the keywords of `simulate`, in an order in which what is cheap to refuse is refused first."""
+    schedule = find_schedule(asked["schedule"])
+    engine, contention = asked["engine"], choose("contention", asked["contention"], CONTENTION)
+    find_engine(engine, contention)
+    least = {"steps": 1, "prefetch": 0, "seed": 0, "run": 0}
+    numbers: dict[str, Any] = {name: whole(name, asked[name], at_least=low) for name, low in least.items()}
+    choose("collective", asked["collective"], COLLECTIVES)
+    allowed = numbers["steps"], _weighed(engine, contention), asked["max_memory"]
+    n = asked["n"]
+    if isinstance(asked["model"], str) and asked["model"] == "unit":
+        n = whole("n", n, at_least=1)
+        refuse_too_large(n, n, *allowed)
+    model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
+    cluster = _find_cluster(asked["cluster"])
+    disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in _DISORDER}, slots=model.is_unit)
+    m = whole("m", model.n if asked["m"] is None else asked["m"], at_least=1)
+    chunks = whole("chunks", asked["chunks"], at_least=1)
+    refuse_too_large(model.n, m, *allowed, slots=model.is_unit and cluster.is_free)
+    slot_order, prefetch = asked["slot_order"], numbers["prefetch"]
+    refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
+    rule = asked["rule"]
+    same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory")
+    return Request(
+        schedule=schedule,
+        model=model,
+        cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
+        rule=rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule),
+        m=m,
+        slot_order=slot_order or SLOT_ORDERS[0],
+        contention=contention,
+        disorder=disorder,
+        **numbers,
+        **{name: asked[name] for name in same},
+    )
+
+
+def _weighed(engine: str, contention: str) -> str:
+    return engine if contention == "none" else "simpy"
+
+
+def keywords(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the keywords of `simulate` that a recorded request stands for."""
+    asked = {name: request[name] for name in ("schedule", "n", "m", "steps", "prefetch", "collective", "seed")}
+    if request["slot_order"] != SLOT_ORDERS[0]:
+        asked["slot_order"] = request["slot_order"]
+    asked["expand"] = bool(request.get("expand_collectives", False))
+    asked["defer_receives"] = bool(request.get("defer_receives", False))
+    asked["contention"] = request.get("contention", "none")
+    rule = request["rule"]
+    asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
+    for part, form in (("model", Model), ("cluster", Cluster)):
+        asked[part] = "unit" if request[part] == "unit" else form.from_builtins(request[part], part)
+    asked["run"] = request.get("run", 0)
+    if "disorder" in request:
+        disorder = Disorder.from_builtins(request["disorder"], "disorder")
+        asked["cluster"] = msgspec.structs.replace(_find_cluster(asked["cluster"]), disorder=disorder)
+    return asked
+
+
+def _recorded(rule: Rule, n: int, m: int) -> object:
+    """A rule as a summary says it: by its name, or by its matrix."""
+    return rule.name if rule.name in RULES else rule.matrix(n, m).astype(int).tolist()
+
+
+def find_schedule(schedule: str | Schedule) -> Schedule:
+    """A schedule by its name, or itself."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    return SCHEDULES[choose("schedule", schedule, SCHEDULES)]
+
+
+def whole(name: str, value: object, *, at_least: int) -> int:
+    """A whole number, given as one or as its digits."""
+    huge = isinstance(value, int) and abs(value) >= 10**18
+    text = "9" * 19 if huge else str(value)
+    digits = text.isascii() and text.removeprefix("-").isdigit()
+    if isinstance(value, bool) or not isinstance(value, (int, str, np.integer)) or not digits:
+        raise RequestError(name, f"{name}={text[:40]} must be a whole number of at least {at_least}")
+    if len(text) > 18:
+        raise RequestError(name, f"{name}={text[:18]}... is astronomically large; use a smaller one")
+    if int(text) < at_least:
+        raise RequestError(name, f"{name}={text} must be at least {at_least}")
+    return int(text)
+
+
+def refuse_untaken(
+    schedule: Schedule, *, m: bool = False, chunks: bool = False, prefetch: bool = False, slot_order: str | None = None
+) -> None:
+    """Refuse an option that the schedule does not take, rather than let it do nothing."""
+    if slot_order is not None:
+        choose("slot-order", slot_order, SLOT_ORDERS)
+    asked = {"m": m, "chunks": chunks, "prefetch": prefetch, "slot-order": slot_order is not None}
+    for option, is_asked in asked.items():
+        if is_asked and option not in schedule.options:
+            takes = ", ".join(schedule.options) or "none of its kind"
+            raise RequestError(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
+
+
+def _find_model(model: str | Path | Model, n: int | None, training: Mapping[str, object]) -> Model:
+    """A model by name or file, in n stages where n is given, and trained as asked, or as it says itself."""
+    asked = {name: value for name, value in training.items() if value is not None}
+    if isinstance(model, str) and model == "unit":
+        return apply(Model.unit(whole("n", n, at_least=1)), Recipe(**asked))  # type: ignore[arg-type]
+    found = presets.find_model(model)
+    recipe = msgspec.structs.replace(found.training, **asked)
+    return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
+
+
+def _find_cluster(cluster: str | Path | Cluster) -> Cluster:
+    return Cluster.unit() if isinstance(cluster, str) and cluster == "unit" else presets.find_cluster(cluster)
