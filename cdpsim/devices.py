@@ -6,7 +6,7 @@ import msgspec
 
 from cdpsim import fileform
 from cdpsim.errors import RequestError, choose
-from cdpsim.fileform import Size, Speed
+from cdpsim.fileform import Bandwidth, Size, Speed
 from cdpsim.topology import MOST_DEVICES
 
 UNLIMITED_LANES = 1_000_000_000
@@ -45,6 +45,7 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
     speeds: Speeds | None = None
     achieved: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None  # the share of either that is reached; None: all
     memory: Size | None = None  # None: unlimited
+    memory_bandwidth: Bandwidth | None = None  # at which it is read and written; only Fig. 4's rooflines ask for it
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
     overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 

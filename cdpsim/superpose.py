@@ -35,27 +35,10 @@ from cdpsim.units import Work
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow
 
 
-class Device(NamedTuple):
-    """What bounds a layer on a device: operations per second, or bytes per second."""
-
-    speed: float
-    bandwidth: float
-
-
-# FLOP/s of dense float32, or of TensorFloat-32 (which PyTorch takes for convolutions unless told otherwise) without
-# sparsity, and bytes/s of memory, as NVIDIA's data sheets have them: "V100" (Jan 2020), SXM2; "A100" (Jun 2021), 80 GB
-# SXM; "H100" (2023), SXM, whose TF32 of 989 TFLOPS is with sparsity, twice the dense one; "H200" (2024), SXM, the same.
-DEVICES = MappingProxyType(
-    {
-        "v100": Device(15.7e12, 900e9),
-        "a100": Device(19.5e12, 2.039e12),
-        "a100-tf32": Device(156e12, 2.039e12),
-        "h100": Device(67e12, 3.35e12),
-        "h100-tf32": Device(494.5e12, 3.35e12),
-        "h200": Device(67e12, 4.8e12),
-        "h200-tf32": Device(494.5e12, 4.8e12),
-    }
-)
+# Devices that bound layers, and the clusters that ship with them. Dense float32, or TensorFloat-32, which PyTorch takes
+# for convolutions unless told otherwise.
+_CLUSTERS = MappingProxyType({"v100": "v100-node", "a100": "a100-nodes", "h100": "h100-node", "h200": "h200-node"})
+DEVICES = ("v100", "a100", "a100-tf32", "h100", "h100-tf32", "h200", "h200-tf32")
 AXES = ("flops", "roofline", "measured")
 CONTENTS = ("activations", "gradients", "constants")
 # What the paper says of its models (Fig. 4 and section 5).
@@ -191,9 +174,17 @@ def passing(model: Model, axis: str) -> list[float]:
             raise RequestError(stage, f"is {is_}, which is not what axis {axis!r} goes by; {remedy}")
     if not axis.startswith("roofline"):
         return [float(cost) for cost in costs]
-    device = DEVICES[axis.partition(":")[2]]
+    speed, bandwidth = roofline(axis.partition(":")[2])
     pairs = zip(costs, bytes_moved(model), strict=True)
-    return [max(float(cost) / device.speed, moved / device.bandwidth) for cost, moved in pairs]
+    return [max(float(cost) / speed, moved / bandwidth) for cost, moved in pairs]
+
+
+def roofline(device: str) -> tuple[float, float]:
+    """Give the peaks that bound a layer on one of `DEVICES`: operations per second, and bytes per second."""
+    name, _, precision = device.partition("-")
+    group = presets.cluster(_CLUSTERS[name]).devices[0]
+    assert group.speeds is not None and group.memory_bandwidth is not None
+    return group.speeds.known[precision or "fp32"], group.memory_bandwidth
 
 
 def bytes_moved(model: Model) -> list[int]:

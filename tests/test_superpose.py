@@ -28,6 +28,7 @@ from cdpsim.superpose import (
     fold,
     held,
     passing,
+    roofline,
     superpose,
     whole,
     worker_curve,
@@ -150,11 +151,17 @@ def test_what_one_worker_holds_can_be_counted_by_hand() -> None:
     assert held(given, "gradients").tolist() == held(TWO, "gradients").tolist()
 
 
+def test_rooflines_are_those_of_data_sheets() -> None:
+    """Of the SXM cards: dense float32 or TF32, and bytes of memory, a second."""
+    cards = {"v100": (15.7e12, 900e9), "a100": (19.5e12, 2.039e12), "h100": (67e12, 3.35e12), "h200": (67e12, 4.8e12)}
+    tf32 = {"a100-tf32": (156e12, 2.039e12), "h100-tf32": (989e12 / 2, 3.35e12), "h200-tf32": (989e12 / 2, 4.8e12)}
+    assert {name: roofline(name) for name in DEVICES} == cards | tf32
+
+
 def test_axes_can_be_computed_by_hand() -> None:
     assert passing(TWO, "flops") == [10, 5, 5, 30]
     assert bytes_moved(TWO) == [200 + 1000, 100 - 8 + 300, 150 + 300 + 600, 300 + 1000 + 1000]
-    v100 = DEVICES["v100"]
-    bound_by_bytes = [moved / v100.bandwidth for moved in bytes_moved(TWO)]
+    bound_by_bytes = [moved / 900e9 for moved in bytes_moved(TWO)]
     assert passing(TWO, "roofline:v100") == bound_by_bytes
     busy = Model(stages=(Stage(forward=Work(15.7e12), backward=Work(1), activation=9 * 10**11),))
     assert passing(busy, "roofline:v100") == pytest.approx([2.0, 3.0])
