@@ -110,8 +110,11 @@ def _idleness(run: Run) -> tuple[float, float]:
 
 
 def _sent(trace: Trace, run: Run) -> float:
-    """What goes over wires for the first training step whose version all micro-batches read."""
-    shares = traffic.shares(trace.messages, run.collective)
-    full = communication.full_version(run.program)
+    """What goes over wires for the last training step whose version all micro-batches read.
+
+    Not for the first one: where stages take unequal times, what runs ahead comes to rest only after some steps.
+    """
+    shares = traffic.shares(trace.messages, run.collective, trace.algorithms)
+    last = communication.full_versions(run.program).max(initial=1) - 1
     step = trace.messages["step"][shares.message]
-    return float(shares.size[step == max(full - 1, 0)].sum())
+    return float(shares.size[step == last].sum())

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
@@ -115,6 +116,15 @@ class Trace:
         dst[together] = _places(program.groups)[dst[together]]
         by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)
         return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
+
+    @property
+    def algorithms(self) -> list[Algorithm | None] | None:
+        """What each row of `messages` runs by, where the trace has its run; None of a row point to point."""
+        if self.run is None or not len(self.run.costs.runs_by):
+            return None
+        known: list[Algorithm | None] = [*self.run.costs.algorithms, None]
+        rows = self.message_nodes - len(self.run.program.tasks)
+        return [known[number] for number in self.run.costs.runs_by[rows].tolist()]
 
     @property
     def request(self) -> Mapping[str, Any]:

@@ -48,6 +48,25 @@ def test_what_is_sent_is_what_algorithms_send(n: int) -> None:
     assert measure(simulate("single-cdp", n)).sent == 0
 
 
+@pytest.mark.parametrize("collective", ["best", "hierarchical", "halving-doubling"])
+def test_what_is_sent_is_what_messages_are_laid_out_for(collective: str) -> None:
+    """An all-reduce in one piece puts as much on wires as its messages do, whichever algorithm a name stands for."""
+    asked: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes", "collective": collective, "m": 12, "steps": 3}
+    expanded = simulate("multi-dp", 2, expand=True, **asked)
+    assert set(expanded.messages["op"]) == {"p2p"}
+    assert measure(simulate("multi-dp", 2, **asked)).sent == expanded.messages["size"].sum() / 3
+
+
+def test_what_is_sent_is_of_a_step_at_rest() -> None:
+    """States that run ahead of the updates at first carry fewer versions; later as much begins in every step's time."""
+    trace = simulate("zero-cdp", 4, model="gpt2", cluster="a100-nodes", steps=12)
+    one, messages = measure(trace), trace.messages
+    assert one.step is not None
+    for k in (6, 7, 8):
+        begun = (messages["start"] >= k * one.step) & (messages["start"] < (k + 1) * one.step)
+        assert messages["size"][begun].sum() == one.sent
+
+
 def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     """Two devices work 2 x 3 s and then reduce 2 x 1 GB over 1 GB/s, both stages at once, in one round."""
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 2)

@@ -30,13 +30,18 @@ def bytes_sent(program: Program, costs: Costs) -> Ints:
     return sent
 
 
-def full_version(program: Program) -> int:
-    """The first made version that every micro-batch reads at every stage; 0 if the run is too short for one."""
+def full_versions(program: Program) -> Ints:
+    """The made versions that every micro-batch reads at every stage; none if the run is too short for one."""
     tasks = program.tasks
     forward = np.flatnonzero(tasks.kind == Kind.F)
     readers = np.bincount(tasks.version[forward], minlength=program.steps + 1)
-    full = np.flatnonzero(readers[1:] == program.m * program.n)
-    return int(full[0]) + 1 if len(full) else 0
+    return 1 + np.flatnonzero(readers[1:] == program.m * program.n)
+
+
+def full_version(program: Program) -> int:
+    """The first of the full versions; 0 if there is none."""
+    found = full_versions(program)
+    return int(found[0]) if len(found) else 0
 
 
 def volumes(program: Program) -> dict[str, Fraction]:

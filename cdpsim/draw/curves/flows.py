@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
@@ -71,21 +70,12 @@ def by_content(trace: Trace, shared: Frame) -> Series:
 
 def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
     """What each device sends by content; collectives as their algorithms have it."""
-    message, device, size = shares(trace.messages, _collective(trace), _ran(trace))
+    message, device, size = shares(trace.messages, _collective(trace), trace.algorithms)
     found = {}
     for number in np.union1d(devices(trace), device).tolist():
         rows = np.flatnonzero(device == number)
         found[number] = _over_time(trace, message[rows], size[rows], shared)
     return found
-
-
-def _ran(trace: Trace) -> list[Algorithm | None] | None:
-    """The algorithm of each row of messages, where the trace has its run."""
-    if trace.run is None or not len(trace.run.costs.runs_by):
-        return None
-    known: list[Algorithm | None] = [*trace.run.costs.algorithms, None]
-    rows = trace.message_nodes - len(trace.run.program.tasks)
-    return [known[number] for number in trace.run.costs.runs_by[rows].tolist()]
 
 
 def _collective(trace: Trace) -> str:
