@@ -128,10 +128,15 @@ def step_time(trace: Trace) -> float:
 
 
 def scaled(part: Struct, factor: float, latency: float = 1) -> Struct:
-    """Give a cluster, or a part of it, whose bandwidths and latencies are so many times its own."""
+    """Give a cluster, or a part of it, whose bandwidths and latencies are so many times its own.
+
+    The ways to its devices' hosts stay as they are: what takes them is no message.
+    """
     changed: dict[str, object] = {}
     for name in part.__struct_fields__:
         value = getattr(part, name)
+        if isinstance(part, Cluster) and name == "host":
+            continue
         if isinstance(value, msgspec.Struct):
             changed[name] = scaled(value, factor, latency)
         elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):

@@ -86,11 +86,11 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         counts = [group.count for group in self.devices if group.count is not None]
         return sum(counts) if counts else None
 
-    def require(self, count: int) -> None:
+    def require(self, count: int, schedule: str = "the schedule") -> None:
         """Refuse a schedule that needs more devices than there are."""
         if self.count is not None and count > self.count:
-            remedy = "raise `count` in [devices], or ask for fewer stages"
-            problem = f"has {self.count} devices, but the schedule needs {count}; {remedy}"
+            remedy = "raise `count` in [devices], ask for fewer stages, or take another schedule"
+            problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 
     def sized(self, count: int) -> Self:

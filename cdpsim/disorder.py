@@ -65,12 +65,12 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
         stop = tuple(one for one in self.stop if one.lasts != 0)
         return Disorder(jitter=jitter, link_jitter=link_jitter, slow=slow, stop=stop)
 
-    def require(self, count: int) -> None:
-        """Refuse what is about devices beyond the first `count`, which are all there are."""
+    def require(self, count: int, schedule: str = "the schedule") -> None:
+        """Refuse what is about devices beyond the first `count`, which are all that there are for a schedule."""
         for option, devices in (("slow", self.slow), ("stop", self.stop)):
             for one in devices:
                 if one.device >= count:
-                    problem = f"there is no device {one.device}"
+                    problem = f"there is no device {one.device} for {schedule}"
                     remedy = f"take one from 0 to {count - 1}" if count > 1 else "the only one is 0"
                     raise RequestError(option, f"{problem}; {remedy}")
 

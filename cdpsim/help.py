@@ -196,8 +196,9 @@ examples:
 """
 BREAKEVEN = """For each schedule, the bandwidth from which on its messages are hidden: a training
 step is then at most 1 % (--share) longer than if messages took no time at all. All
-bandwidths of the cluster are scaled alike, and latencies stay. What is found is the
-largest bandwidth below which a step gets longer, to a millionth, by simulation.
+bandwidths between devices are scaled alike; latencies stay, and so does [host], over
+which no message goes. What is found is the largest bandwidth below which a step gets
+longer, to a millionth, by simulation.
 
 columns:
   free        a training step if messages took no time

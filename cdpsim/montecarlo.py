@@ -22,6 +22,7 @@ from cdpsim.trace import Run, Trace
 from cdpsim.variates import Floats
 
 SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
+HEADER = "run,makespan,period\n"
 AT_ONCE = 2**20  # durations: fewer are swept no faster
 
 
@@ -56,7 +57,7 @@ class Spread:
 
     def lines(self) -> Iterator[str]:
         """Give the text of runs.csv: a row for each run, its period empty where there is none."""
-        yield "run,makespan,period\n"
+        yield HEADER
         period = [""] * len(self.makespan) if self.period is None else map(repr, self.period.tolist())
         for run, (makespan, one) in enumerate(zip(self.makespan.tolist(), period, strict=True)):
             yield f"{run},{makespan!r},{one}\n"

@@ -110,7 +110,7 @@ def _widening(model: Model) -> int:
     if not model.precision or PRECISIONS[model.precision] != WIDE // 2:
         shown = f"the model's bytes are in {model.precision}"
         problem = shown if model.precision else "the model does not say what its bytes are in"
-        raise RequestError("mixed precision", f"{problem}; give one in bf16 or fp16 (profile with --dtype bfloat16)")
+        raise RequestError("mixed_precision", f"{problem}; give one in bf16 or fp16 (profile with --dtype bfloat16)")
     return WIDE // PRECISIONS[model.precision]
 
 

@@ -82,7 +82,7 @@ def _serve(request: Request) -> Trace:
     program, costs = _costed(request, program, model)
     done(1)
     start, end = find_engine(request.engine, request.contention)(program, costs)
-    refuse_stalled(program, costs, start, end)
+    refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     if not request.ignore_memory:
         refuse_overflow(program, start, end, request.cluster)
     done(0)
@@ -104,8 +104,8 @@ def _assembled(request: Request, model: Model) -> Program:
         lanes=int(cluster.lanes(1)[0]),
         speed=reached(cluster, 1, model)[0],
     )
-    cluster.require(program.devices)
-    request.disorder.require(max(program.devices, cluster.count or 0))
+    cluster.require(program.devices, request.schedule.name)
+    request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
     if request.defer_receives:
         program = deferred(program)
     check_columns(program)

@@ -69,13 +69,13 @@ def _holder(program: Program, waited: Ints, node: int) -> int:
     return int(program.tasks.device[node])
 
 
-def refuse_stalled(program: Program, costs: Costs, start: Times, end: Times) -> None:
+def refuse_stalled(program: Program, costs: Costs, start: Times, end: Times, which: str = "the run") -> None:
     """Raise what says who waits for whom, if a run does not end."""
     if costs.calendar is not None and (found := waits(program, start, end)):
-        _refuse(program, costs, start, found)
+        _refuse(program, costs, start, found, which)
 
 
-def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait]) -> NoReturn:
+def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait], which: str) -> NoReturn:
     own = [wait for wait in found if wait.task == wait.for_node]
     others = [wait for wait in found if wait.task != wait.for_node]
     in_slots = start.dtype.kind == "i"
@@ -91,7 +91,7 @@ def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait]) -> 
     sentences += [_said(program, wait) for wait in others[:SHOWN]]
     if len(others) > SHOWN:
         sentences.append(f"and {len(others) - SHOWN} more")
-    raise Stalled(f"the run does not end: {'; '.join(sentences)}")
+    raise Stalled(f"{which} does not end: {'; '.join(sentences)}")
 
 
 def _said(program: Program, wait: Wait) -> str:

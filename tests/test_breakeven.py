@@ -66,6 +66,15 @@ def test_one_stage_on_k_devices_waits_for_a_ring(k: int, latency: float) -> None
     assert one.factor == CLOSE((one.break_even or 0) / bandwidth)
 
 
+def test_what_goes_to_the_host_is_no_message() -> None:
+    """A pass takes the 2 x 3 s in which 6 GB cross each way, whatever messages take."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, activation=6 * 10**9, parameters=10**9),))
+    cluster = Cluster(link=Link(bandwidth=1e9), host=Link(bandwidth=2e9))
+    one = breakeven(runner("multi-dp", model, m=2, collective="ring", offload="activations"), cluster, SHARE)
+    assert (one.free, one.step, one.exposed) == (6, CLOSE(7), CLOSE(1 / 7))
+    assert one.break_even == near(1e9 / (SHARE * 6))
+
+
 def test_latency_alone_can_be_too_much() -> None:
     """Fourteen rounds of a ring of eight, of 1.5 ms each, are 21 ms of a second; up to 3 % they are hidden."""
     model = Model(stages=(Stage(forward=0.4, backward=0.6, parameters=10**9),))
@@ -204,6 +213,7 @@ def test_every_bandwidth_is_scaled_and_nothing_else() -> None:
     linked = Cluster(link=Link(latency=1.0, bandwidth=3.0), links=(PairLink(between=(0, 1), bandwidth=4.0),))
     assert scaled(linked, 2).link == Link(latency=1.0, bandwidth=6.0)
     assert scaled(linked, 2).links == (PairLink(between=(0, 1), bandwidth=8.0),)
+    assert scaled(Cluster(host=Link(latency=1.0, bandwidth=3.0)), 2, latency=0).host == Link(latency=1.0, bandwidth=3.0)
     for cluster in (joined, linked):
         assert scaled(cluster, 1) == cluster
         assert scaled(cluster, inf, latency=0).is_free

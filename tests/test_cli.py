@@ -302,7 +302,7 @@ BAD_CLUSTERS = {
     "none.toml": ("[link]\nbandwidth = 0\n", "$.link.bandwidth"),
     "speed.toml": ("[devices]\nspeed = inf\n", "$.devices"),
     "bits.toml": ('[link]\nbandwidth = "1 Gb/s"\n', "$.link.bandwidth"),
-    "few.toml": ("name = 'few'\n[devices]\ncount = 2\n", "cluster 'few': has 2 devices, but the schedule needs 3"),
+    "few.toml": ("name = 'few'\n[devices]\ncount = 2\n", "cluster 'few': has 2 devices, but multi-cdp needs 3"),
     "counts.toml": ("[devices]\ncount = 0\n", "$.devices"),
     "deep.json": ("[" * 100_000, "nested too deeply"),
 }

@@ -141,9 +141,9 @@ def test_what_a_file_says_is_held_to_the_same_rules(content: dict[str, Any], mes
 
 def test_devices_that_are_not_there_are_refused() -> None:
     READ.require(4)
-    with pytest.raises(RequestError, match="slow: there is no device 3; take one from 0 to 2"):
+    with pytest.raises(RequestError, match="slow: there is no device 3 for the schedule; take one from 0 to 2"):
         READ.require(3)
-    with pytest.raises(RequestError, match="stop: there is no device 1; the only one is 0"):
+    with pytest.raises(RequestError, match="stop: there is no device 1 for the schedule; the only one is 0"):
         Disorder(stop=READ.stop).require(1)
 
 

@@ -193,6 +193,18 @@ def test_runs_are_written_beside_run_0(command: Command, here: Path) -> None:
     assert content(here / "again") == many
 
 
+def test_no_run_outlives_what_it_was_written_beside(command: Command, here: Path) -> None:
+    """A single run in the place of many leaves none of them there; a file that is not ours stays."""
+    line = ["simulate", "multi-cdp", "--model", "toy.toml", "-o", "out", "--force"]
+    command(*line, "--jitter", "uniform:0.1", "--runs", 3)
+    assert (here / "out/runs.csv").exists()
+    assert command(*line).code == 0
+    assert not (here / "out/runs.csv").exists()
+    (here / "out/runs.csv").write_text("mine\n")
+    assert command(*line).code == 0
+    assert (here / "out/runs.csv").read_text() == "mine\n"
+
+
 REFUSALS = {
     "simulate multi-cdp --model toy.toml -o out --runs 3": "runs: nothing is random",
     "simulate multi-cdp --model toy.toml -o out --jitter uniform:0.1 --runs 0": "runs=0 must be at least 1",
@@ -200,7 +212,7 @@ REFUSALS = {
     "simulate multi-cdp --model toy.toml -o out --jitter uniform:0.1 --runs 100000000000": "would fit",
     "simulate multi-cdp --model toy.toml -o out --jitter uniform:0.1 --runs 3 --run 2": "runs: are those from 0 on",
     "simulate multi-cdp --model toy.toml -o out --jitter unifrom:0.1": "did you mean 'uniform'?",
-    "simulate multi-cdp --model toy.toml -o out --slow 7:2": "slow: there is no device 7; take one from 0 to 2",
+    "simulate multi-cdp --model toy.toml -o out --slow 7:2": "slow: there is no device 7 for multi-cdp; take one",
     "simulate multi-cdp --model toy.toml -o out --stop 1:2": "stop: '2': no unit",
     "simulate multi-cdp -n 3 -o out --stop 1:2s": "stop: '2s' is not a whole number of slots",
     "simulate multi-cdp -n 3 -o out --jitter uniform:0.1": "jitter: 'uniform:0.1' makes parts of slots",

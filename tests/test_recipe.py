@@ -228,7 +228,7 @@ def refused(model: Model, **recipe: object) -> str:
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
     mixed = {"optimizer": "adam", "mixed_precision": True}
-    assert refused(of_parameters(1, "fp32"), **mixed).startswith("mixed precision: the model's bytes are in fp32; give")
+    assert refused(of_parameters(1, "fp32"), **mixed).startswith("mixed_precision: the model's bytes are in fp32; give")
     bare = Model(stages=(Stage(forward=1, backward=2, parameters=4),))
     assert "the model does not say what its bytes are in; give" in refused(bare, **mixed)
     assert refused(bare, optimizer="adafactor").startswith("stage 0: does not say what the rows and columns")

@@ -81,7 +81,7 @@ def test_a_model_without_times_needs_a_speed(tmp_path: Path) -> None:
 
 def test_a_cluster_with_too_few_devices_is_refused() -> None:
     """By how many."""
-    with pytest.raises(RequestError, match="has 2 devices, but the schedule needs 3"):
+    with pytest.raises(RequestError, match="has 2 devices, but multi-cdp needs 3"):
         simulate("multi-cdp", 3, cluster=Cluster(devices=(Devices(count=2),)))
 
 

@@ -45,7 +45,7 @@ def test_a_pipeline_waits_for_its_second_device() -> None:
     with pytest.raises(Stalled) as found:
         simulate("pp-cdp", 3, stop=["1:3"])
     assert str(found.value) == (
-        "the run does not end: device 1 stopped in slot 3: F(t=0,i=1,j=1) does not begin; 2 devices wait; "
+        "the run of pp-cdp does not end: device 1 stopped in slot 3: F(t=0,i=1,j=1) does not begin; 2 devices wait; "
         "device 0's B(t=0,i=0,j=0) waits for p2p activation_gradient(t=0,i=0,j=1) 1->0, held up by device 1; "
         "device 2's F(t=0,i=1,j=2) waits for p2p activation(t=0,i=1,j=1) 1->2, held up by device 1"
     )
@@ -56,7 +56,7 @@ def test_a_task_under_way_is_not_done() -> None:
     with pytest.raises(Stalled) as found:
         simulate("multi-dp", model=TWO, stop=["0:2.5 s"])
     assert str(found.value) == (
-        "the run does not end: device 0 stopped at 2.5 s: B(t=0,i=0,j=1) is not done; 1 device waits; "
+        "the run of multi-dp does not end: device 0 stopped at 2.5 s: B(t=0,i=0,j=1) is not done; 1 device waits; "
         "device 1's F(t=1,i=1,j=0) waits for all_reduce gradient(t=0,j=0), held up by device 0"
     )
 
@@ -126,7 +126,7 @@ def test_the_answer_is_no_in_one_line_and_nothing_is_written(line: str, command:
     before = content(here)
     code, out, err = command(*line.format("pp-cdp -n 3 --stop 1:3").split())
     assert (code, out) == (1, "")
-    assert err.startswith("cdpsim: the run does not end: device 1 stopped in slot 3")
+    assert err.startswith("cdpsim: the run of pp-cdp does not end: device 1 stopped in slot 3")
     assert err.count("\n") == 1
     assert content(here) == before
 

@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cdpsim import help
@@ -48,4 +50,17 @@ def _serve_simulate(options: argparse.Namespace) -> int:
         trace.summary()["runs"] = several.summary()
         more["runs.csv"] = several.lines()
     trace.save(options.output, force=options.force, more=more)
+    if runs is None and options.force:
+        _remove_runs(Path(options.output) / "runs.csv")
     return 0
+
+
+def _remove_runs(path: Path) -> None:
+    """Take away what was written of the runs that have been overwritten, and no other file of that name."""
+    from cdpsim.montecarlo import HEADER
+
+    with suppress(OSError, UnicodeDecodeError):
+        with path.open(encoding="utf-8") as opened:
+            own = opened.readline(len(HEADER)) == HEADER
+        if own:
+            path.unlink()
