@@ -70,9 +70,9 @@ Clusters are not always orderly. A device may be slow, or stop; tasks and messag
 take a random time, of the same mean: --jitter lognormal:0.1 gives it a standard
 deviation of 10 %. The seed and the number of the run decide what is drawn: of each
 task the same for all schedules, and for run 7 the same with --run 7 as among --runs.
-Releases and links do not know of it: a schedule starts when it would, and messages of
-a device that has stopped go on. A run that a stop for good lets not end exits with 1,
-and says who waits for whom.
+A device that is slow, or has stopped, holds up tasks alone: a
+schedule lets micro-batches start when it would anyway, and messages are as fast as
+ever. A run that a stop for good lets not end exits with 1, and says who waits for whom.
 
 examples:
   cdpsim simulate mp-cdp -n 4 -o traces
@@ -214,7 +214,8 @@ What can hide: all-reduces begin when every device has done its last backward of
 step; that of stage j is hidden behind the next forwards of the stages before it (not
 behind backwards, as DistributedDataParallel's buckets are). Point to point, a sum of
 gradients has until the next device has done its backward there, and parameters may
-arrive --prefetch tasks before their reader. Unless a cluster says overlap = "stream",
+arrive --prefetch tasks before their reader. The states of zero-cdp cannot hide: what a
+device has just used is what the next one needs. Unless a cluster says overlap = "stream",
 all stages' all-reduces go at once and take no longer than the longest of them; for
 data parallelism with one all-reduce of everything take -n 1 -m DEVICES. With --share 4
 a step may take five times as long: messages that nothing hides, four times the rest.

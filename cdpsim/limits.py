@@ -39,7 +39,7 @@ def refuse_too_large(
     n: int, m: int, steps: int, engine: str, max_memory: str | float | None, *, slots: bool = True
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would."""
-    limit = free_bytes() if max_memory is None else size_bytes(max_memory)
+    limit = _allowed(max_memory)
     tasks = 2 * n * m * steps
     each = BYTES_PER_TASK[engine][not slots]
     most = min(limit // each, MOST_TASKS)
@@ -59,7 +59,7 @@ def refuse_large_expansion(
     program: Program, costs: Costs, engine: str, max_memory: str | float | None, *, slots: bool = True
 ) -> None:
     """Refuse, before they are laid out, collectives whose messages will not fit, with an estimate and what would."""
-    limit = free_bytes() if max_memory is None else size_bytes(max_memory)
+    limit = _allowed(max_memory)
     own = len(program.tasks) * BYTES_PER_TASK[engine][not slots]
     by_message, by_edge = BYTES_PER_MESSAGE[engine]
     alike = _alike(program, costs)
@@ -81,6 +81,16 @@ def refuse_large_expansion(
         f"makes {messages:,} messages and needs {'about' if laid_out else 'more than'} {_said(need)}, but "
         f"{_said(limit)} {whose} and {MOST_TASKS:,} are the most; {remedy} another --collective (tree has fewest)",
     )
+
+
+def _allowed(max_memory: str | float | None) -> int:
+    """What may be spent: as much as is asked for, or all that is free."""
+    if max_memory is None:
+        return free_bytes()
+    try:
+        return size_bytes(max_memory)
+    except RequestError as error:
+        raise RequestError("max-memory", str(error)) from None
 
 
 def _alike(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, int]]:
