@@ -70,8 +70,8 @@ Clusters are not always orderly. A device may be slow, or stop; tasks and messag
 take a random time, of the same mean: --jitter lognormal:0.1 gives it a standard
 deviation of 10 %. The seed and the number of the run decide what is drawn: of each
 task the same for all schedules, and for run 7 the same with --run 7 as among --runs.
-A device that is slow, or has stopped, holds up tasks alone: a
-schedule lets micro-batches start when it would anyway, and messages are as fast as
+A device that is slow, or has stopped, holds up its tasks and updates, and nothing else:
+a schedule lets micro-batches start when it would anyway, and messages are as fast as
 ever. A run that a stop for good lets not end exits with 1, and says who waits for whom.
 
 examples:
