@@ -17,16 +17,22 @@ KEPT = 10**6  # at most: every stage's activation and boundary have room for it
 
 seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
 sizes = st.integers(0, 10**9)
+# What is made once, here, need not be made again at every draw, which costs more than drawing.
+works = seconds.map(Work)
+kept_outputs = st.just(0) | st.integers(1, KEPT)
+transients = st.just(0) | sizes
+gradients = st.none() | sizes
+updates = {True: st.none() | works, False: st.none() | seconds}
 
 
 @st.composite
 def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
     """One stage, its tasks as times or as work; updated at once, by its device or by the host."""
-    cost = seconds.map(Work) if work else seconds
-    kept = draw(st.just(0) | st.integers(1, KEPT))
+    cost = works if work else seconds
+    kept = draw(kept_outputs)
     where: dict[str, Any] = {"optimizer": draw(sizes)}
     if updated == "by its device":
-        where |= {"update": draw(st.none() | cost)}
+        where |= {"update": draw(updates[work])}
     elif updated == "by the host":
         where = {"host_optimizer": draw(sizes) + 1, "host_update": draw(seconds)}
         where |= {"offloaded": draw(sizes), "transfer": draw(seconds)}
@@ -35,11 +41,11 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
         backward=draw(cost),
         activation=draw(sizes) + KEPT,
         kept_output=kept,
-        forward_transient=draw(st.just(0) | sizes),
-        backward_transient=draw(st.just(0) | sizes),
-        boundary=draw(st.just(kept) | sizes.map(lambda size: size + KEPT)),
+        forward_transient=draw(transients),
+        backward_transient=draw(transients),
+        boundary=kept if draw(st.booleans()) else draw(sizes) + KEPT,
         parameters=draw(sizes),
-        gradients=draw(st.none() | sizes),
+        gradients=draw(gradients),
         **where,
     )
 
@@ -51,20 +57,33 @@ def models(draw: st.DrawFn, n: int) -> Model:
     return Model(stages=tuple(draw(stages(work, updated)) for _ in range(n)))
 
 
+latencies = st.just(0.0) | seconds
+bandwidths = st.just(float("inf")) | st.floats(1e3, 1e12)
+
+
 @st.composite
 def links(draw: st.DrawFn) -> Link:
     """A link with or without latency, with or without a limit to its bandwidth."""
-    return Link(latency=draw(st.just(0.0) | seconds), bandwidth=draw(st.just(float("inf")) | st.floats(1e3, 1e12)))
+    return Link(latency=draw(latencies), bandwidth=draw(bandwidths))
+
+
+lanes = st.integers(1, 3)
+groups = st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=lanes)
+several_groups = st.lists(groups, min_size=1, max_size=3)
+several_pairs = st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3)
+a_link = links()
+perhaps_a_link = st.none() | a_link
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     """Devices of several speeds, and pairs of them with links of their own."""
-    groups = st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=st.integers(1, 3))
-    several = (*draw(st.lists(groups, min_size=1, max_size=3)), Devices(count=1000, speed=1.0))
-    pairs = draw(st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3))
-    own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(pairs))
-    return Cluster(devices=several, link=draw(links()), links=own, host=draw(st.none() | links()))
+    several = (*draw(several_groups), Devices(count=1000, speed=1.0))
+    own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(draw(several_pairs)))
+    return Cluster(devices=several, link=draw(a_link), links=own, host=draw(perhaps_a_link))
+
+
+a_cluster = clusters()
 
 
 @st.composite
@@ -89,9 +108,9 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     if "slot-order" in schedule.options:
         request["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
     if draw(st.booleans()):
-        request["model"], request["cluster"] = draw(models(n)), draw(clusters())
+        request["model"], request["cluster"] = draw(models(n)), draw(a_cluster)
     elif draw(st.booleans()):
-        request["cluster"] = Cluster(devices=(Devices(lanes=draw(st.integers(1, 3))),), link=draw(links()))
+        request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes)),), link=draw(a_link))
     return request
 
 

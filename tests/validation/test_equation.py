@@ -10,6 +10,7 @@ from torch import nn
 
 from cdpsim import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
+from tests.validation.known import known
 from validation.replay.case import Case, prepare
 from validation.replay.equation import evaluate, grouping_of
 from validation.training.forms import Form, flatten, pack, packed, unpack
@@ -79,7 +80,7 @@ def test_grouping_follows_devices() -> None:
     assert [pyramid(0, j) for j in range(3)] == [[[0], [1], [2]], [[1], [0, 2]], [[0, 1, 2]]]
     assert pyramid(1, 1) == [[1], [0, 2]]
     for name in SCHEDULES:
-        groups = grouping_of(prepare(Case(name, 3)).plan.program)(0, 0)
+        groups = grouping_of(prepare(known(Case(name, 3))).plan.program)(0, 0)
         assert sorted(i for group in groups for i in group) == [0, 1, 2]
 
 

@@ -19,11 +19,12 @@ from cdpsim import SCHEDULES
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category
 from cdpsim.schedules.rule import CDP_V2
+from tests.validation.known import known
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_replay import cyclic, every_schedule, rules_of
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
-from validation.replay.case import Case, Prepared, play_together, prepare, profiled
+from validation.replay.case import Case, Prepared, play_together, prepare
 from validation.replay.plan import Holding
 from validation.replay.shelf import Shelf
 from validation.replay.watch import Reading
@@ -39,22 +40,14 @@ TOLERANCE = 0.01
 
 def stages_of(case: Case) -> tuple[Stage, ...]:
     """What a case's stages hold and do."""
-    model = profiled(case).stages
+    model = known(case).stages
     assert model is not None
     return model.stages
 
 
-@cache
-def model_of(model: str, n: int, batch: int = 4, dtype: str = "float64") -> Model | None:
-    """What stages hold and do whatever the schedule, found out once."""
-    return profiled(
-        Case("single-dp", n, model=model, batch=batch, dtype=dtype, optimizer=OPTIMIZERS["momentum"])
-    ).stages
-
-
 def watched(case: Case) -> tuple[Prepared, list[list[Reading]]]:
     """Play a case in this process, its storages watched."""
-    prepared = prepare(replace(case, watch="storages"))
+    prepared = prepare(replace(known(case), watch="storages"))
     return prepared, [outcome.readings for outcome in play_together(prepared)]
 
 
@@ -85,16 +78,13 @@ def check_equal(case: Case) -> None:
 @every_model
 def test_every_schedule_holds_what_its_program_says(schedule: str, n: int, model: str) -> None:
     for rule in rules_of(schedule):
-        case = Case(schedule, n, steps=2, rule=rule, model=model, optimizer=OPTIMIZERS["momentum"])
-        check_equal(replace(case, stages=model_of(model, n)))
+        check_equal(Case(schedule, n, steps=2, rule=rule, model=model, optimizer=OPTIMIZERS["momentum"]))
 
 
 @every_schedule
 @pytest.mark.parametrize(("n", "model"), [(6, "transformer"), (7, "mlp"), (8, "mlp"), (8, "transformer")])
 def test_so_does_it_with_more_stages(schedule: str, n: int, model: str) -> None:
-    check_equal(
-        replace(Case(schedule, n, steps=2, model=model, optimizer=OPTIMIZERS["momentum"]), stages=model_of(model, n))
-    )
+    check_equal(Case(schedule, n, steps=2, model=model, optimizer=OPTIMIZERS["momentum"]))
 
 
 @st.composite
@@ -124,14 +114,15 @@ def test_any_case_holds_what_its_program_says(case: Case) -> None:
     check_equal(case)
 
 
-@pytest.mark.parametrize("model", ["resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"])
+@pytest.mark.parametrize(
+    "schedule", ["single-cdp", "multi-cdp", "zero-cdp", "mp-cdp"]
+)  # fastest: a model is built once
 @pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("schedule", ["single-cdp", "multi-cdp", "zero-cdp", "mp-cdp"])
+@pytest.mark.parametrize("model", ["resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"])
 def test_models_of_transformers_hold_what_their_programs_say(schedule: str, n: int, model: str) -> None:
     """To the byte too, where a report asks for two per cent: also stages of unlike layers."""
     pytest.importorskip("transformers")
-    case = Case(schedule, n, steps=2, model=model, batch=2, dtype="float32", optimizer=OPTIMIZERS["momentum"])
-    check_equal(replace(case, stages=model_of(model, n, 2, "float32")))
+    check_equal(Case(schedule, n, steps=2, model=model, batch=2, dtype="float32", optimizer=OPTIMIZERS["momentum"]))
 
 
 # Cyclic against simultaneous, from the profile's own numbers (sections 1 and 7 of the spec)
@@ -234,7 +225,7 @@ def ranks() -> Iterator[Ranks]:
 def test_processes_hold_what_devices_in_one_do(schedule: str, ranks: Ranks) -> None:
     """Slot by slot, in every category, though nobody waits for the end of a slot."""
     case = Case(schedule, 3, steps=3, model="transformer", optimizer=OPTIMIZERS["adam"], watch="storages")
-    plan, outcomes = prepare(case).plan, ranks.run(case)
+    plan, outcomes = prepare(known(case)).plan, ranks.run(case)
     assert np.array_equal(memory.simulated(plan), memory.measured(plan, [outcome.readings for outcome in outcomes]))
 
 

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
+from tests.validation.known import known
 from tests.validation.test_equation import OPTIMIZERS
 from tests.validation.test_replay import rules_of, tolerance
 from validation.ranks.launcher import Ranks
@@ -23,7 +24,7 @@ def test_ranks_end_where_the_equation_does(n: int) -> None:
         for schedule in SCHEDULES:
             for rule in rules_of(schedule):
                 for optimizer in ("momentum", "adam")[: 4 - n]:
-                    case = Case(schedule, n, rule=rule, optimizer=OPTIMIZERS[optimizer], model="transformer")
+                    case = known(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS[optimizer], model="transformer"))
                     prepared, outcomes = prepare(case), ranks.run(case)
                     assert difference(outcomes, expected(prepared)) <= tolerance(schedule), case
                     assert len(outcomes) == prepared.plan.program.devices
@@ -45,7 +46,7 @@ def test_a_rank_that_is_gone_is_named(harm: int, named: str) -> None:
         ranks.run(Case("multi-cdp", 2))
         os.kill(ranks.pids[1], harm)
         with pytest.raises(ReplayError, match=named):
-            ranks.run(Case("multi-cdp", 2), timeout=5)
+            ranks.run(Case("multi-cdp", 2), timeout=3)
         for pid in ranks.pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

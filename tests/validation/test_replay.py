@@ -12,6 +12,7 @@ import numpy as np
 from cdpsim import SCHEDULES
 from cdpsim.program import Category, Kind, Program
 from cdpsim.schedules.rule import CDP_V2
+from tests.validation.known import known
 from tests.validation.test_equation import OPTIMIZERS, every_model, every_optimizer
 from validation.replay.case import Case, Prepared, difference, expected, play_together, prepare
 from validation.replay.interpreter import Device
@@ -43,7 +44,7 @@ def tolerance(schedule: str) -> float:
 def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optimizer, model: str) -> None:
     """After four steps, bit for bit where nothing is summed by a collective."""
     for rule in rules_of(schedule):
-        prepared = prepare(Case(schedule, n, rule=rule, optimizer=optimizer, model=model))
+        prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=optimizer, model=model)))
         assert difference(play_together(prepared), expected(prepared)) <= tolerance(schedule)
 
 
@@ -52,7 +53,7 @@ def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optim
 def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
     """Calls, partners and bytes, device by device."""
     for rule in rules_of(schedule):
-        prepared = prepare(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS["adam"]))
+        prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS["adam"])))
         outcomes = play_together(prepared)
         assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
         sends = sum(c for outcome in outcomes for (call, _, _), c in outcome.calls.items() if call == "send")
@@ -64,7 +65,7 @@ def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_wrong_rule_is_noticed(schedule: str, n: int, model: str) -> None:
     """A replay of v1 is not the equation of v2, nor the other way round."""
-    v1, v2 = (prepare(Case(schedule, n, rule=rule, model=model)) for rule in ("cdp-v1", "cdp-v2"))
+    v1, v2 = (prepare(known(Case(schedule, n, rule=rule, model=model))) for rule in ("cdp-v1", "cdp-v2"))
     assert difference(play_together(v1), expected(v2)) > 1e-6
     assert difference(play_together(v2), expected(v1)) > 1e-6
 
@@ -75,7 +76,7 @@ def test_any_causal_rule_is_replayed(schedule: str) -> None:
     draw = np.random.default_rng(4)
     for n in (2, 3, 4):
         fresh = CDP_V2.matrix(n, n) & (draw.random((n, n)) < 0.5)
-        prepared = prepare(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist()))))
+        prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist())))))
         assert difference(play_together(prepared), expected(prepared)) == 0
 
 
@@ -114,7 +115,7 @@ def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
 @every_size
 def test_the_order_keeps_every_dependency(schedule: str, n: int) -> None:
     """Every node once, after all that it waits for."""
-    plan = prepare(Case(schedule, n)).plan
+    plan = prepare(known(Case(schedule, n))).plan
     place = np.argsort(plan.order)
     before, after = plan.program.waits()
     assert sorted(plan.order) == list(range(plan.program.nodes))
@@ -124,7 +125,7 @@ def test_the_order_keeps_every_dependency(schedule: str, n: int) -> None:
 @every_schedule
 def test_what_is_due_is_behind_and_due_once(schedule: str) -> None:
     """No device waits for a message that comes later in the order, nor twice for one."""
-    plan = prepare(Case(schedule, 4)).plan
+    plan = prepare(known(Case(schedule, 4))).plan
     place = np.argsort(plan.order)
     for part in plan.parts():
         waits = [(message, node) for node, messages in part.due.items() for message in messages]

@@ -15,6 +15,7 @@ from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
 from cdpsim.program import Content, Op
 from tests.validation.harm import CARRIERS, replay_carried
+from tests.validation.known import known
 from tests.validation.test_replay import rules_of, tolerance
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
@@ -78,7 +79,7 @@ def ranks() -> Iterator[Ranks]:
 def test_it_does_not_matter_how_messages_are_carried(ranks: Ranks, schedule: str, carrier: str) -> None:
     """Through buffers on the host, or one at a time: values and counts stay, and nothing is stuck."""
     for rule in rules_of(schedule):
-        case = Case(schedule, 2, rule=rule)
+        case = known(Case(schedule, 2, rule=rule))
         outcomes = [outcome for outcome in ranks.call(replay_carried, case, carrier) if outcome]
         prepared = prepare(case)
         assert difference(outcomes, expected(prepared)) <= tolerance(schedule)
@@ -106,7 +107,7 @@ def stuck(plan: Plan, queues: list[deque[int]]) -> list[int]:
 def test_one_queue_a_device_is_enough(schedule: str, n: int) -> None:
     """For messages in both directions, collectives and tasks; so two ranks agree on what is next between them."""
     for rule in rules_of(schedule):
-        plan = prepare(Case(schedule, n, steps=3, rule=rule)).plan
+        plan = prepare(known(Case(schedule, n, steps=3, rule=rule))).plan
         assert not stuck(plan, [deque(part.nodes) for part in plan.parts()])
 
 
