@@ -23,6 +23,13 @@ settings.register_profile("cdpsim", deadline=None, max_examples=examples(50), de
 settings.load_profile("cdpsim")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Do not count what lines laws reach, whose many examples would take twice as long; single cases reach them too."""
+    for item in items:
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker("no_cover")
+
+
 def need(present: object, what: str) -> None:
     """Skip where what a test needs is missing, but fail where everything has to be tested (CI says so)."""
     if not present:

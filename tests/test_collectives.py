@@ -49,7 +49,7 @@ def played(how: Algorithm, k: int, held: Held, sums: Callable[[int], bool]) -> H
             assert src != dst
             for part in (np.arange(first, first + count) % parts).tolist():
                 arriving = before[src][part]
-                assert arriving, f"{src} has nothing of part {part} to send in round {number}"
+                assert arriving, f"of {k}: {src} has nothing of part {part} to send in round {number}"
                 held[dst][part] = arriving + (held[dst][part] if sums(number) else 0)
     return held
 
@@ -99,12 +99,15 @@ def played_all_reduce(name: str, how: Algorithm, k: int) -> Held:
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
-@pytest.mark.parametrize("k", SIZES)
-def test_an_all_reduce_leaves_everyone_with_the_sum_of_all(name: str, k: int) -> None:
-    """Every member's contribution exactly once, in every part, at every member; two trees with four blocks each."""
+def test_an_all_reduce_leaves_everyone_with_the_sum_of_all(name: str) -> None:
+    """Every member's contribution exactly once, in every part, at every member; two trees with four blocks each.
+
+    In every size.
+    """
     how = ALL_REDUCE[name] if name != "double-tree" else OTHER_DOUBLE_TREES[1]
-    held = played_all_reduce(name, how, k)
-    assert all(part == everything(k) for member in held for part in member)
+    for k in SIZES:
+        held = played_all_reduce(name, how, k)
+        assert all(part == everything(k) for member in held for part in member), f"{name} of {k}"
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=len)
@@ -115,50 +118,54 @@ def test_a_hierarchical_all_reduce_leaves_everyone_with_the_sum_of_all(nodes: tu
     assert all(part == everything(k) for member in held for part in member)
 
 
-@pytest.mark.parametrize("k", SIZES)
-def test_broadcasts_bring_the_root_s_payload_to_all(k: int) -> None:
-    """As a whole, or scattered and gathered."""
-    for how in (BROADCAST, SCATTER_ALL_GATHER):
-        parts = how.parts(k)
-        held: Held = [[0 if member else share(0)] * parts for member in range(k)]
-        assert all(part == share(0) for member in played(how, k, held, lambda number: False) for part in member)
+@pytest.mark.parametrize("how", [BROADCAST, SCATTER_ALL_GATHER], ids=["whole", "in parts"])
+def test_broadcasts_bring_the_root_s_payload_to_all(how: Algorithm) -> None:
+    """As a whole, or scattered and gathered, in every size."""
+    for k in SIZES:
+        held: Held = [[0 if member else share(0)] * how.parts(k) for member in range(k)]
+        done = played(how, k, held, lambda number: False)
+        assert all(part == share(0) for member in done for part in member), f"of {k}"
 
 
-@pytest.mark.parametrize("k", SIZES)
-def test_reductions_bring_the_sum_to_the_root(k: int) -> None:
-    """As a whole, or reduced and scattered, and gathered at the root: there what comes back replaces a partial sum."""
-    whole = played(REDUCE, k, own(k, 1), lambda number: True)
-    assert whole[0] == [everything(k)]
-    halves = REDUCE_SCATTER_GATHER.rounds(k) // 2
-    in_parts = played(REDUCE_SCATTER_GATHER, k, own(k, k), lambda number: number < halves)
-    assert all(part == everything(k) for part in in_parts[0])
+def test_reductions_bring_the_sum_to_the_root() -> None:
+    """As a whole, or reduced and scattered, and gathered at the root: there what comes back replaces a partial sum.
+
+    In every size.
+    """
+    for k in SIZES:
+        whole = played(REDUCE, k, own(k, 1), lambda number: True)
+        assert whole[0] == [everything(k)], f"of {k}"
+        in_parts = played(REDUCE_SCATTER_GATHER, k, own(k, k), sums_first(REDUCE_SCATTER_GATHER, k))
+        assert all(part == everything(k) for part in in_parts[0]), f"of {k}, in parts"
 
 
 @pytest.mark.parametrize("name", REDUCE_SCATTER)
-@pytest.mark.parametrize("k", SIZES)
-def test_a_reduce_scatter_leaves_each_its_part_of_the_sum(name: str, k: int) -> None:
-    held = played(REDUCE_SCATTER[name], k, own(k, k), lambda number: True)
-    assert all(held[member][member] == everything(k) for member in range(k))
+def test_a_reduce_scatter_leaves_each_its_part_of_the_sum(name: str) -> None:
+    """In every size."""
+    for k in SIZES:
+        held = played(REDUCE_SCATTER[name], k, own(k, k), lambda number: True)
+        assert all(held[member][member] == everything(k) for member in range(k)), f"{name} of {k}"
 
 
 @pytest.mark.parametrize("name", ALL_GATHER)
-@pytest.mark.parametrize("k", SIZES)
-def test_an_all_gather_brings_every_part_to_all(name: str, k: int) -> None:
-    held: Held = [[share(part) if part == member else 0 for part in range(k)] for member in range(k)]
-    done = played(ALL_GATHER[name], k, held, lambda number: False)
-    assert all(member == list(map(share, range(k))) for member in done)
+def test_an_all_gather_brings_every_part_to_all(name: str) -> None:
+    """In every size."""
+    for k in SIZES:
+        held: Held = [[share(part) if part == member else 0 for part in range(k)] for member in range(k)]
+        done = played(ALL_GATHER[name], k, held, lambda number: False)
+        assert all(member == list(map(share, range(k))) for member in done), f"{name} of {k}"
 
 
-@pytest.mark.parametrize("k", SIZES)
-def test_pairwise_exchange_brings_each_part_to_its_member(k: int) -> None:
-    """From every member to every other one, exactly once."""
-    messages = [
-        (src, dst, part)
-        for one in PAIRWISE_EXCHANGE.schedule(k)
-        for src, dst, part, count in zip(*(column.tolist() for column in one), strict=True)
-        if count == 1
-    ]
-    assert sorted(messages) == [(a, b, b) for a in range(k) for b in range(k) if a != b]
+def test_pairwise_exchange_brings_each_part_to_its_member() -> None:
+    """From every member to every other one, exactly once, in every size."""
+    for k in SIZES:
+        messages = [
+            (src, dst, part)
+            for one in PAIRWISE_EXCHANGE.schedule(k)
+            for src, dst, part, count in zip(*(column.tolist() for column in one), strict=True)
+            if count == 1
+        ]
+        assert sorted(messages) == [(a, b, b) for a in range(k) for b in range(k) if a != b], f"of {k}"
 
 
 def two(k: int) -> int:
@@ -211,24 +218,26 @@ def check_counts(how: Algorithm, k: int) -> None:
     sends = np.zeros(k, dtype=np.int64)
     for one in schedule:
         np.add.at(sends, one.src, one.parts)
-        assert len(np.unique(one.src)) == len(one.src) and len(np.unique(one.dst)) == len(one.dst)
-    assert how.rounds(k) == len(schedule)
-    assert how.carried(k) == sum(int(one.parts.max()) for one in schedule)
-    assert how.sends(k).tolist() == sends.tolist()
+        assert all(len({*ends.tolist()}) == len(ends) for ends in (one.src, one.dst)), f"of {k}: {one}"
+    assert how.rounds(k) == len(schedule), f"of {k}"
+    assert how.carried(k) == sum(int(one.parts.max()) for one in schedule), f"of {k}"
+    assert how.sends(k).tolist() == sends.tolist(), f"of {k}"
 
 
 @pytest.mark.parametrize("name", TEXTBOOK)
-@pytest.mark.parametrize("k", SIZES)
-def test_rounds_and_times_are_the_textbook_s(name: str, k: int) -> None:
-    """Counted from the rounds, stated in closed form, and written here from the papers: three times the same."""
+def test_rounds_and_times_are_the_textbook_s(name: str) -> None:
+    """Counted from the rounds, stated in closed form, and written here from the papers: three times the same.
+
+    In every size.
+    """
     how, rounds, carried = TEXTBOOK[name]
-    assert how.rounds(k) == rounds(k)
-    assert Fraction(how.carried(k), how.parts(k)) == carried(k)
-    check_counts(how, k)
     latency, bandwidth, size = 3e-6, 7e9, 5_000_000
-    assert np.isclose(
-        how.seconds(k, size, latency, bandwidth), rounds(k) * latency + float(carried(k)) * size / bandwidth, rtol=1e-12
-    )
+    for k in SIZES:
+        assert how.rounds(k) == rounds(k), f"{name} of {k}"
+        assert Fraction(how.carried(k), how.parts(k)) == carried(k), f"{name} of {k}"
+        check_counts(how, k)
+        expected = rounds(k) * latency + float(carried(k)) * size / bandwidth
+        assert np.isclose(how.seconds(k, size, latency, bandwidth), expected, rtol=1e-12), f"{name} of {k}"
 
 
 @pytest.mark.parametrize(
@@ -249,9 +258,14 @@ def test_two_trees_take_two_steps_for_each_edge_and_block(how: Algorithm) -> Non
     assert (how.rounds(1), how.rounds(2)) == (0, 2 * blocks)
 
 
-@pytest.mark.parametrize("k", SIZES[1:])
-def test_two_trees_share_the_work(k: int) -> None:
-    """Whoever has children in one tree has none in the other; all edges of a member are coloured apart."""
+def test_two_trees_share_the_work() -> None:
+    """Whoever has children in one tree has none in the other; edges of a member are coloured apart: in every size."""
+    for k in SIZES[1:]:
+        check_two_trees(k)
+
+
+def check_two_trees(k: int) -> None:
+    """That of so many members."""
     trees = two_trees.parents(k)
     colour = two_trees.colours(trees)
     children = [[np.flatnonzero(tree == member).tolist() for member in range(k)] for tree in trees]
@@ -259,12 +273,12 @@ def test_two_trees_share_the_work(k: int) -> None:
         given = [(tree, child) for tree in (0, 1) for child in children[tree][member]]
         taken = [(tree, member) for tree in (0, 1) if trees[tree][member] >= 0]
         for edges in (given, taken):
-            assert len(edges) == len({int(colour[edge]) for edge in edges}) <= 2
+            assert len(edges) == len({int(colour[edge]) for edge in edges}) <= 2, f"of {k}: {member}"
         # The one exception: of an odd number, member 0 is the first tree's root and may have a child in the second.
-        assert not (children[0][member] and children[1][member]) or (k % 2 and member == 0)
+        assert not (children[0][member] and children[1][member]) or (k % 2 and member == 0), f"of {k}"
     for tree in trees:
         depth = max(len(path_to_root(tree.tolist(), member)) for member in range(k))
-        assert depth == ceil(log2(k))
+        assert depth == ceil(log2(k)), f"of {k}"
 
 
 def path_to_root(parent: list[int], member: int) -> list[int]:

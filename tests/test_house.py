@@ -160,19 +160,16 @@ def documented(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Module | 
                 waiting.append((f"{name}.{child.name}", child))
 
 
-PUBLIC = [pair for name, tree in MODULES.items() for pair in documented(tree, name)]
-
-
-@pytest.mark.parametrize(("name", "node"), PUBLIC, ids=[name for name, _ in PUBLIC])
-def test_what_is_public_says_what_it_is_in_a_sentence(
-    name: str, node: ast.Module | ast.ClassDef | ast.FunctionDef
-) -> None:
-    docstring = ast.get_docstring(node)
-    assert docstring, f"{name} has no docstring"
-    first, *rest = docstring.splitlines()
-    assert first.endswith("."), first
-    assert len(first.split()) > 1, first
-    assert not rest or not rest[0], f"a blank line comes after {first!r}"
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_public_says_what_it_is_in_a_sentence(module: str) -> None:
+    """The module, and all of its public classes, functions and methods."""
+    for name, node in documented(MODULES[module], module):
+        docstring = ast.get_docstring(node)
+        assert docstring, f"{name} has no docstring"
+        first, *rest = docstring.splitlines()
+        assert first.endswith("."), f"{name}: {first}"
+        assert len(first.split()) > 1, f"{name}: {first}"
+        assert not rest or not rest[0], f"{name}: a blank line comes after {first!r}"
 
 
 def texts(tree: ast.AST) -> Iterator[str]:

@@ -30,6 +30,7 @@ def run_of(trace: Trace) -> Run:
     return trace.run
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("part", range(PARTS))
 def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
     """Longest paths and the event loop are two readings of one program: 2,000 of them, in parts for several workers."""
@@ -44,7 +45,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
         assert np.array_equal(run.end, end)
 
     # Where the same examples are tried every time, each part has its own.
-    (seed(part)(law) if settings.default.derandomize else law)()
+    (seed(part)(law) if settings().derandomize else law)()
 
 
 @given(requests())

@@ -36,6 +36,7 @@ def test_the_ending_picks_the_form(ending: str, command: Command, here: Path) ->
     assert (here / f"x{ending}").read_bytes().lower().startswith(BEGINNINGS[ending].lower())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_drawn_in_every_way(name: str, command: Command, here: Path) -> None:
     """In slots and with real costs, by drawings that know none of them."""
