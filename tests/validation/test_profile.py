@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,17 @@ def test_optimizers_weigh_what_they_keep() -> None:
     }
 
 
+@cache
+def small_layers() -> tuple[Stage, ...]:
+    """A small model's layers, which several tests look at, profiled once."""
+    return profile("gpt2-mini").model.stages
+
+
 @pytest.mark.parametrize("partition", [*PARTITIONS, "1,2,5"])
 def test_stages_are_those_of_the_cuts(partition: str) -> None:
     """Whatever makes them, they are all of the layers."""
     pytest.importorskip("transformers")
-    found, layers = profile("gpt2-mini", 4, partition=partition), profile("gpt2-mini").model.stages
+    found, layers = profile("gpt2-mini", 4, partition=partition), small_layers()
     ends = [0, *found.cuts, found.layers]
     assert len(found.model.stages) == 4 == len(ends) - 1
     for stage, (begin, end) in zip(found.model.stages, pairwise(ends), strict=True):
