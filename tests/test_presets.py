@@ -176,7 +176,7 @@ def test_one_is_printed_as_its_file(command: Command, kind: str, name: str) -> N
         ("models gpt2 --format json", "format: is of the table, but 'gpt2' is printed as its file; leave one out"),
         ("clusters --format yaml", "format: unknown format 'yaml'; known are text, json, csv, markdown, latex"),
         ("simulate multi-dp -n 2 --cluster a100-node -o x", "cluster: unknown cluster 'a100-node'; did you mean"),
-        ("simulate multi-dp -n 9 --cluster v100-node -o x", "cluster 'v100-node': has 8 devices, but the schedule"),
+        ("simulate multi-dp -n 9 --cluster v100-node -o x", "cluster 'v100-node': has 8 devices, but multi-dp needs 9"),
     ],
 )
 def test_what_there_is_not_is_refused(command: Command, line: str, problem: str) -> None:
