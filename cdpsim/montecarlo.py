@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.costs import price
+from cdpsim.costs import Costs, price
 from cdpsim.disorder import Disorder
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
@@ -50,10 +50,8 @@ class Spread:
 
     def summary(self) -> dict[str, Any]:
         """Give how many runs there are, and quantiles of what they take."""
-        both = {"makespan": quantiles(self.makespan)}
-        return (
-            {"count": len(self.makespan)} | both | {"period": None if self.period is None else quantiles(self.period)}
-        )
+        period = None if self.period is None else quantiles(self.period)
+        return {"count": len(self.makespan), "makespan": quantiles(self.makespan), "period": period}
 
     def lines(self) -> Iterator[str]:
         """Give the text of runs.csv: a row for each run, its period empty where there is none."""
@@ -92,11 +90,7 @@ def spread(trace: Trace, runs: int) -> Spread:
         raise RequestError("runs", f"many runs at once do not know who shares links with whom; {remedy}")
     program, seed = run.program, int(run.request["seed"])
     _refuse_too_many(runs, run)
-    request = run.request
-    model = Model.unit(program.n) if request["model"] == "unit" else Model.from_builtins(request["model"], "model")
-    cluster = Cluster.from_builtins(request["cluster"], "cluster")
-    costs = price(program, timed(model, cluster.host), cluster, run.collective)
-    steady = steadily(program, costs, disorder)
+    steady = steadily(program, _undisturbed(run), disorder)
     graph = levels(*program.waits(), program.nodes)
     earliest = np.zeros(program.nodes)
     earliest[[task for task, _ in program.releases]] = steady.release
@@ -115,6 +109,14 @@ def spread(trace: Trace, runs: int) -> Spread:
     _refuse_endless(makespan)
     end = graph.sweep(steady.duration[graph.order, None], earliest[graph.order], steady.calendar)
     return Spread(makespan, ends, end[place[firsts], 0].max(axis=1))
+
+
+def _undisturbed(run: Run) -> Costs:
+    """What a run would cost if nothing disturbed it: its own costs have chance in them."""
+    asked, n = run.request, run.program.n
+    model = Model.unit(n) if asked["model"] == "unit" else Model.from_builtins(asked["model"], "model")
+    cluster = Cluster.from_builtins(asked["cluster"], "cluster")
+    return price(run.program, timed(model, cluster.host), cluster, run.collective)
 
 
 def _disorder(request: Mapping[str, Any]) -> Disorder:

@@ -40,10 +40,8 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     for task in _first_in_lanes(program, ends).tolist():
         number, node = int(device[task]), int(waited[task])
         if number not in found:
-            while (
-                _is_update(program, node, number) and waited[node] < program.nodes
-            ):  # not its own update: what that waits for
-                node = int(waited[node])
+            while _is_update(program, node, number) and waited[node] < program.nodes:
+                node = int(waited[node])  # not its own update: what that waits for
             found[number] = Wait(number, task, node, _holder(program, waited, node))
     return [found[number] for number in sorted(found)]
 

@@ -81,6 +81,11 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True, prefe
         parser.set_defaults(ignore_memory=True)
     _add_training(parser)
     _add_disorder(parser)
+    _add_changes(parser, prefetch)
+
+
+def _add_changes(parser: argparse.ArgumentParser, prefetch: str) -> None:
+    """Add what changes a schedule."""
     group = parser.add_argument_group(
         "options that change the schedule (`cdpsim schedules` says which one takes which)"
     )
