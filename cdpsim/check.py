@@ -55,7 +55,7 @@ def _layout(program: Program) -> Iterator[str]:
             task = int(wrong[0])
             yield f"{program.describe(task)} stands where a task of {what} {expected[task]} belongs"
             return
-    for kind in (Kind.F, Kind.B):
+    for kind in (Kind.F, Kind.B, Kind.W)[: phases // max(program.n, 1)]:
         count = np.bincount(tasks.stage[:phases][tasks.kind[:phases] == kind], minlength=program.n)
         for stage in np.flatnonzero(count != 1).tolist():
             yield f"a micro-batch has {count[stage]} tasks {kind.name} of stage {stage}; it needs one"
@@ -104,19 +104,18 @@ def _lanes(program: Program) -> Iterator[str]:
 
 
 def _passes(program: Program) -> Iterator[str]:
-    """A backward runs on the device of its forward and reads the same version."""
-    tasks, compute, phases = program.tasks, program.compute, program.phases
-    kind, stage = tasks.kind[:phases], tasks.stage[:phases]
-    forward, backward = (np.flatnonzero(kind == k)[np.argsort(stage[kind == k])] for k in (Kind.F, Kind.B))
-    for what in ("device", "version"):
-        column = getattr(tasks, what)[:compute].reshape(-1, phases)
-        apart = np.argwhere(column[:, forward] != column[:, backward])
-        if len(apart):
-            row, j = apart[0].tolist()
-            f, b = row * phases + int(forward[j]), row * phases + int(backward[j])
-            values = f"{getattr(tasks, what)[f]} and {getattr(tasks, what)[b]}"
-            yield f"{program.describe(f)} and {program.describe(b)} differ in {what}: {values}"
-            return
+    """A backward runs on the device of its forward and reads the same version, but where the rule says otherwise."""
+    tasks, forward = program.tasks, program.of_kind(Kind.F)
+    for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
+        backward = program.of_kind(kind)
+        for what in ("device", "version")[: 2 - program.versions_differ]:
+            column = getattr(tasks, what)
+            apart = np.argwhere(column[forward] != column[backward])
+            if len(apart):
+                f, b = (int(tasks_of[tuple(apart[0])]) for tasks_of in (forward, backward))
+                problem = f"differ in {what}: {column[f]} and {column[b]}"
+                yield f"{program.describe(f)} and {program.describe(b)} {problem}"
+                return
 
 
 def _versions(program: Program) -> Iterator[str]:

@@ -87,15 +87,17 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     """Times of all compute tasks and updates; a device's speed turns work into time."""
     tasks = program.tasks
     stage, device = tasks.stage, tasks.device
-    row = np.array([2, 1, 0, 0], dtype=np.int8)[tasks.kind]  # of `times` below
+    splits = program.splits
     speeds = reached(cluster, program.devices, model)
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
     for speed in dict.fromkeys(speeds):
         rows: slice | Ints = slice(None)
         if len(set(speeds)) > 1:
             rows = np.flatnonzero(np.array([s == speed for s in speeds])[device])
-        times = np.stack([model.backward_time(speed), model.forward_time(speed), model.update_time(speed)])
-        duration[rows] = times[row[rows], stage[rows]]
+        weights = model.weight_backward_time(speed)
+        backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
+        times = np.stack([model.update_time(speed), model.forward_time(speed), backward, weights])  # by `Kind`
+        duration[rows] = times[tasks.kind[rows], stage[rows]]
     return duration
 
 

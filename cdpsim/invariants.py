@@ -14,6 +14,8 @@ from cdpsim.costs import Times
 from cdpsim.metrics import memory
 from cdpsim.paths import longest
 from cdpsim.program import Category, Content, Edge, Kind, Op, Program
+from cdpsim.schedules.rule import NAMED, RULES
+from cdpsim.schedules.shape import Shape
 from cdpsim.trace import Run
 
 Invariant = Callable[[Run], Iterator[str]]
@@ -130,23 +132,23 @@ def nothing_waits_without_cause(run: Run) -> Iterator[str]:
     yield from _names(run, np.flatnonzero(run.start > cause), "waits for nothing")
 
 
-def _passes(run: Run) -> tuple[Ints, Times, Times]:
-    """Compute tasks in rows of one micro-batch's pass each: node, start, end."""
-    program, compute = run.program, run.program.compute
-    shape = (-1, program.phases)
-    return np.arange(compute).reshape(shape), run.start[:compute].reshape(shape), run.end[:compute].reshape(shape)
-
-
 def passes_go_from_stage_to_stage(run: Run) -> Iterator[str]:
     """A micro-batch goes forward through all stages, then back: one after another, whatever the dependencies say."""
-    node, start, end = _passes(run)
-    early = node[:, 1:][start[:, 1:] < end[:, :-1]]
+    program = run.program
+    there, back = program.of_kind(Kind.F), program.of_kind(Kind.B)
+    way = np.concatenate([there, back[:, ::-1]], axis=1)
+    early = way[:, 1:][run.start[way[:, 1:]] < run.end[way[:, :-1]]]
     yield from _names(run, early, "starts before the stage before it has ended")
+    if program.splits:
+        weights = program.of_kind(Kind.W)
+        early = weights[run.start[weights] < run.end[back]]
+        yield from _names(run, early, "starts before the rest of its backward has ended")
 
 
 def boundaries_cross_by_one_message(run: Run) -> Iterator[str]:
     """From one device to another exactly one message, after the task that made it and before the one that reads it."""
-    program, (node, _, _) = run.program, _passes(run)
+    program = run.program
+    node = np.concatenate([program.of_kind(Kind.F), program.of_kind(Kind.B)[:, ::-1]], axis=1)
     device = program.tasks.device[node]
     crossing = node[:, 1:][device[:, 1:] != device[:, :-1]]
     messages, first = program.messages, len(program.tasks)
@@ -215,26 +217,34 @@ def versions_exist_before_they_are_read(run: Run) -> Iterator[str]:
 
 
 def readings_are_at_most_one_step_old(run: Run) -> Iterator[str]:
-    """theta_t or theta_{t-1}, and a backward what its forward read."""
+    """theta_t or theta_{t-1}; where a schedule has a rule of its own, what that says."""
     tasks, compute = run.program.tasks, run.program.compute
     age = tasks.step[:compute] - tasks.version[:compute]
-    yield from _names(run, np.flatnonzero((age < 0) | (age > 1)), "reads neither theta_t nor theta_{t-1}")
+    own = run.request.get("rule")
+    rule = NAMED.get(own) if isinstance(own, str) else None
+    most = 1
+    if rule is not None and rule.name not in RULES:
+        most = int(rule.lags(Shape(run.program.n, run.program.m // run.request.get("replicas", 1))).max())
+    wrong = np.flatnonzero((age < 0) | (age > most))
+    yield from _names(run, wrong, "reads " + ("neither theta_t nor theta_{t-1}" if most == 1 else "what is too old"))
 
 
 def backwards_read_what_their_forward_read(run: Run) -> Iterator[str]:
-    """On the same device, the same version."""
-    program, (node, _, _) = run.program, _passes(run)
-    forward, backward = node[:, : program.n], node[:, ::-1][:, : program.n]
-    tasks = program.tasks
-    same = (tasks.version[forward] == tasks.version[backward]) & (tasks.device[forward] == tasks.device[backward])
-    yield from _names(run, backward[~same], "differs from its forward in device or version")
+    """On the same device, and, but where the rule says otherwise, the same version."""
+    program, tasks = run.program, run.program.tasks
+    forward = program.of_kind(Kind.F)
+    for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
+        backward = program.of_kind(kind)
+        same = (tasks.version[forward] == tasks.version[backward]) | program.versions_differ
+        same &= tasks.device[forward] == tasks.device[backward]
+        yield from _names(run, backward[~same], "differs from its forward in device or version")
 
 
 def updates_come_after_all_their_gradients(run: Run) -> Iterator[str]:
     """An update starts when every micro-batch has done its backward of that stage in that step."""
     program, tasks = run.program, run.program.tasks
     ready = np.zeros((program.steps, program.n), dtype=run.end.dtype)
-    backward, update = (np.flatnonzero(tasks.kind == kind) for kind in (Kind.B, Kind.U))
+    backward, update = program.lasts.ravel(), np.flatnonzero(tasks.kind == Kind.U)
     np.maximum.at(ready, (tasks.step[backward], tasks.stage[backward]), run.end[backward])
     early = run.start[update] < ready[tasks.step[update], tasks.stage[update]]
     yield from _names(run, update[early], "comes before a gradient that belongs into it")
@@ -248,7 +258,8 @@ def gradients_are_summed_once(run: Run) -> Iterator[str]:
     if run.request.get("expand_collectives"):
         return  # a message of an expanded collective carries some parts of a sum, and does not say which
     gradient = messages.content == Content.GRADIENT
-    gives = np.concatenate([tasks.kind == Kind.B, gradient])
+    giver = tasks.kind == (Kind.W if program.splits else Kind.B)
+    gives = np.concatenate([giver, gradient])
     takes = np.concatenate([tasks.kind == Kind.U, gradient])
     step, stage = (np.concatenate([getattr(tasks, c), getattr(messages, c)]) for c in ("step", "stage"))
     before, after = program.edges.before, program.edges.after
@@ -258,7 +269,7 @@ def gradients_are_summed_once(run: Run) -> Iterator[str]:
     depth, _, _ = longest(
         before, after, np.ones(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
     )
-    sums = np.concatenate([tasks.kind == Kind.B, np.zeros(len(messages), dtype=bool)]).astype(np.int64)
+    sums = np.concatenate([giver, np.zeros(len(messages), dtype=bool)]).astype(np.int64)
     order = np.argsort(depth[before], kind="stable")
     for rows in np.split(order, heads(depth[before][order])[1:]):
         np.add.at(sums, after[rows], sums[before[rows]])
@@ -329,13 +340,13 @@ def senders_hold_what_they_send(run: Run) -> Iterator[str]:
 
 def activations_are_held_from_forward_to_backward(run: Run) -> Iterator[str]:
     """What devices hold of passes is what their tasks need, recounted from the tasks."""
-    program, (node, start, end) = run.program, _passes(run)
+    program = run.program
     rows, device = program.passes_held, program.tasks.device
     size = program.buffers.size[rows]
     begin, finish = (times[rows] for times in memory.held(program.buffers, run.start, run.end))
     held = memory.step_function(program.buffers.device[rows], begin, finish, size)
     # A stage's passes weigh the same, but for those whose input the stage before has on the same device.
-    forward = node[:, : program.n]
+    forward = program.of_kind(Kind.F)
     near = np.zeros(forward.shape, dtype=np.int64)
     near[:, 1:] = device[forward[:, 1:]] == device[forward[:, :-1]]
     kind = near * program.n + program.tasks.stage[forward]
@@ -344,8 +355,8 @@ def activations_are_held_from_forward_to_backward(run: Run) -> Iterator[str]:
     weight[kind_of[program.buffers.begin[rows] >> 1]] = size
     needed = memory.step_function(
         device[forward].ravel(),
-        start[:, : program.n].ravel(),
-        end[:, ::-1][:, : program.n].ravel(),
+        run.start[forward].ravel(),
+        run.end[program.lasts].ravel(),
         weight[kind].ravel(),
     )
     if any(not np.array_equal(a, b) for a, b in zip(held, needed, strict=True)):

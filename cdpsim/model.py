@@ -21,6 +21,7 @@ from cdpsim.units import MOST_SECONDS, Work
 
 __all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage"]
 
+UNIT_MODELS = ("unit", "unit-split")  # the slot model, and the one in which backwards are split and take two slots
 MOST_STAGES = 1_000_000
 MOST_LAYERS = 2_000  # that are grouped: exact cuts take time as their square
 MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in float64
@@ -97,12 +98,26 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             )
 
     @classmethod
-    def unit(cls, n: int) -> Self:
-        """Make the paper's slot model: every pass takes one slot, everything held or sent counts as one."""
+    def unit(cls, n: int, *, split: bool = False) -> Self:
+        """Make the paper's slot model: every pass takes one slot, everything held or sent counts as one.
+
+        Where backwards are split, each of their two parts takes one.
+        """
         if not 1 <= n <= MOST_STAGES:
             raise RequestError(f"n={n}", f"must be at least 1 and at most {MOST_STAGES}")
-        stage = Stage(forward=1, backward=1, activation=1, boundary=1, parameters=1)
-        return cls(name="unit", stages=(stage,) * n, is_unit=True)
+        weights = {"weight_backward": 1} if split else {}
+        stage = Stage(forward=1, backward=1 + split, activation=1, boundary=1, parameters=1, **weights)
+        return cls(name=UNIT_MODELS[split], stages=(stage,) * n, is_unit=True)
+
+    def split(self, schedule: str) -> Self:
+        """Give the model for a schedule that does the weights' parts of backwards later: it must say what they take."""
+        without = next((j for j, stage in enumerate(self.stages) if stage.weight_backward is None), None)
+        if without is None:
+            return self
+        if self.is_unit:
+            return self.unit(self.n, split=True)
+        problem = f"has no weight_backward, and {schedule} splits backwards; say which part of them is the weights'"
+        raise RequestError(f"stage {without}", problem)
 
     @property
     def n(self) -> int:
@@ -195,8 +210,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         fileform.save(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
-        """Give what a file says of this model, or "unit"."""
-        return "unit" if self.is_unit else self.table()
+        """Give what a file says of this model, or the name of one of slots."""
+        return self.name if self.is_unit else self.table()
 
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:

@@ -14,7 +14,7 @@ from cdpsim.disorder import Disorder
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import free_bytes
-from cdpsim.model import Model
+from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.offload import timed
 from cdpsim.paths import levels
 from cdpsim.progress import ticker
@@ -114,7 +114,8 @@ def spread(trace: Trace, runs: int) -> Spread:
 def _undisturbed(run: Run) -> Costs:
     """What a run would cost if nothing disturbed it: its own costs have chance in them."""
     asked, n = run.request, run.program.n
-    model = Model.unit(n) if asked["model"] == "unit" else Model.from_builtins(asked["model"], "model")
+    model, slots = asked["model"], asked["model"] in UNIT_MODELS
+    model = Model.unit(n, split=model != "unit") if slots else Model.from_builtins(model, "model")
     cluster = Cluster.from_builtins(asked["cluster"], "cluster")
     return price(run.program, timed(model, cluster.host), cluster, run.collective)
 

@@ -152,6 +152,7 @@ class Program:
     lane_tasks: Ints  # tasks, lane after lane, each lane in its order: the compute tasks, perhaps updates
     lane_start: Ints  # lane k runs lane_tasks[lane_start[k]:lane_start[k + 1]]
     releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
+    versions_differ: bool = False  # whether backwards may read other versions than their forwards
 
     @property
     def nodes(self) -> int:
@@ -167,6 +168,23 @@ class Program:
     def phases(self) -> int:
         """How many compute tasks a micro-batch has in a step."""
         return self.compute // (self.steps * self.m)
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards have a part of their own for the weights."""
+        return self.phases > 2 * self.n
+
+    def of_kind(self, kind: Kind) -> Ints:
+        """The tasks of a kind, in columns by stage and rows by micro-batch, step after step."""
+        third = (Kind.F, Kind.B, Kind.W).index(kind)
+        phase = np.arange(third * self.n, (third + 1) * self.n, dtype=np.int32)
+        task: Ints = np.arange(self.steps * self.m, dtype=np.int32)[:, None] * self.phases + phase
+        return task if kind == Kind.F else task[:, ::-1]
+
+    @property
+    def lasts(self) -> Ints:
+        """The tasks that end micro-batches' ways through stages, in the form of `of_kind`."""
+        return self.of_kind(Kind.W if self.splits else Kind.B)
 
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:

@@ -17,7 +17,7 @@ import numpy as np
 from cdpsim.columns import Ints, heads, runs
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
-from cdpsim.program import Program
+from cdpsim.program import Kind, Program
 from cdpsim.trace import Trace
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
@@ -69,11 +69,8 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """From the start of each forward to the end of its backward."""
-    shape = (program.steps, program.m, program.phases)
-    compute = program.compute
-    begin = start[:compute].reshape(shape)[:, :, : program.n]
-    finish = end[:compute].reshape(shape)[:, :, ::-1][:, :, : program.n]
-    begin, finish = _in_order(np.stack([begin, finish]))
+    shape = (program.steps, program.m, program.n)
+    begin, finish = _in_order(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]).reshape(2, *shape))
     step, micro_batch, stage = np.indices(begin.shape, dtype=np.int32)
     columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
     order = np.lexsort((columns[2], columns[1], columns[3], columns[0]))
@@ -129,9 +126,9 @@ def steady_state(program: Program, start: Times, end: Times) -> tuple[Any, Times
         raise RequestError("steps", f"steps={program.steps} shows no period; take at least 2")
     if not is_periodic(program, start, end):
         raise RequestError("steps", f"after {program.steps} steps the schedule is not periodic yet; take more steps")
-    starts, ends = _by_step(program, start), _by_step(program, end)
-    occupied = ends[-1, :, ::-1][:, : program.n] - starts[-1, :, : program.n]
-    return starts[-1, 0, 0] - starts[-2, 0, 0], occupied.sum(axis=0)
+    forward, last = program.of_kind(Kind.F), program.lasts
+    occupied = end[last[-program.m :]] - start[forward[-program.m :]]
+    return start[forward[-program.m, 0]] - start[forward[-2 * program.m, 0]], occupied.sum(axis=0)
 
 
 def is_periodic(program: Program, start: Times, end: Times) -> bool:

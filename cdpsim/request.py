@@ -16,13 +16,15 @@ from cdpsim.disorder import Disorder, disorder_of
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose
 from cdpsim.limits import refuse_too_large
-from cdpsim.model import Model, Recipe
+from cdpsim.model import UNIT_MODELS, Model, Recipe
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule
-from cdpsim.schedules.rule import RULES, Rule, find_rule, matrix_rule
+from cdpsim.schedules.rule import NAMED, Rule, find_rule, matrix_rule
+from cdpsim.schedules.shape import Shape
 
 SLOT_ORDERS = ("forward-first", "backward-first")
 _TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
+_PIPELINES = {"chunks": None, "replicas": 1, "overlap_all_reduce": False}  # and what they are where nobody asks
 _DISORDER = ("slow", "jitter", "link_jitter", "stop")
 
 
@@ -34,9 +36,10 @@ class Request:
     model: Model  # in its stages, trained as asked
     cluster: Cluster
     rule: Rule
-    m: int
+    shape: Shape
     steps: int
     prefetch: int
+    overlap_all_reduce: bool
     slot_order: str
     collective: str
     expand: bool
@@ -71,8 +74,12 @@ class Request:
 
     def recorded(self) -> dict[str, Any]:
         """Give what a summary says of it; what was not asked for has no word."""
-        said: dict[str, Any] = {"schedule": self.schedule.name, "n": self.model.n, "m": self.m, "steps": self.steps}
-        said["rule"] = _recorded(self.rule, self.model.n, self.m)
+        shape = self.shape
+        said: dict[str, Any] = {"schedule": self.schedule.name, "n": shape.n, "m": shape.m, "steps": self.steps}
+        said |= {"chunks": shape.chunks} if shape.chunks > 1 else {}
+        said |= {"replicas": shape.replicas} if shape.replicas > 1 else {}
+        said |= {"overlap_all_reduce": True} if self.overlap_all_reduce else {}
+        said["rule"] = _recorded(self.rule, shape)
         said |= {"prefetch": self.prefetch, "slot_order": self.slot_order, "collective": self.collective}
         said |= {"expand_collectives": True} if self.expands else {}
         said |= {"defer_receives": True} if self.defer_receives else {}
@@ -93,31 +100,58 @@ def read(asked: Mapping[str, Any]) -> Request:
     choose("collective", asked["collective"], COLLECTIVES)
     allowed = numbers["steps"], _weighed(engine, contention), asked["max_memory"]
     n = asked["n"]
-    if isinstance(asked["model"], str) and asked["model"] == "unit":
+    if asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        refuse_too_large(n, n, *allowed)
+        refuse_too_large(n, _shape(schedule, n, asked).micro_batches, *allowed)
     model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
     cluster = _find_cluster(asked["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in _DISORDER}, slots=model.is_unit)
-    m = whole("m", model.n if asked["m"] is None else asked["m"], at_least=1)
-    chunks = whole("chunks", asked["chunks"], at_least=1)
-    refuse_too_large(model.n, m, *allowed, slots=model.is_unit and cluster.is_free)
+    shape = _shape(schedule, model.n, asked)
+    refuse_too_large(model.n, shape.micro_batches, *allowed, slots=model.is_unit and cluster.is_free)
     slot_order, prefetch = asked["slot_order"], numbers["prefetch"]
-    refuse_untaken(schedule, m=m != model.n, chunks=chunks > 1, prefetch=prefetch > 0, slot_order=slot_order)
-    rule = asked["rule"]
-    same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory")
+    refuse_untaken(
+        schedule,
+        m=shape.m != schedule.micro_batches(model.n),
+        chunks=shape.chunks != schedule.order.chunks,
+        replicas=shape.replicas > 1,
+        overlap_all_reduce=asked["overlap_all_reduce"],
+        vertical_sync=asked["vertical_sync"],
+        prefetch=prefetch > 0,
+        slot_order=slot_order,
+    )
+    if schedule.splits(shape):
+        model = model.split(schedule.name)
+    same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory", "overlap_all_reduce")
     return Request(
         schedule=schedule,
         model=model,
         cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
-        rule=rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule),
-        m=m,
+        rule=_find_rule(schedule, asked["rule"], asked["vertical_sync"]),
+        shape=shape,
         slot_order=slot_order or SLOT_ORDERS[0],
         contention=contention,
         disorder=disorder,
         **numbers,
         **{name: asked[name] for name in same},
     )
+
+
+def _shape(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
+    """How many micro-batches, chunks and replicas are asked for; as many as the schedule has itself where none are."""
+    own = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
+    m, chunks, replicas = (
+        whole(name, default if asked[name] is None else asked[name], at_least=1) for name, default in own.items()
+    )
+    return Shape(n, m, chunks, replicas)
+
+
+def _find_rule(schedule: Schedule, rule: str | Rule | None, vertical_sync: bool) -> Rule:
+    if vertical_sync:
+        if rule is not None:
+            raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
+        assert schedule.vertical_sync is not None, "which has been refused"
+        return schedule.vertical_sync
+    return rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
 
 
 def _weighed(engine: str, contention: str) -> str:
@@ -133,9 +167,11 @@ def keywords(request: Mapping[str, Any]) -> dict[str, Any]:
     asked["defer_receives"] = bool(request.get("defer_receives", False))
     asked["contention"] = request.get("contention", "none")
     rule = request["rule"]
-    asked["rule"] = RULES[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
+    asked |= {name: request.get(name, default) for name, default in _PIPELINES.items()}
+    asked["rule"] = NAMED[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
     for part, form in (("model", Model), ("cluster", Cluster)):
-        asked[part] = "unit" if request[part] == "unit" else form.from_builtins(request[part], part)
+        slots = isinstance(request[part], str)
+        asked[part] = request[part] if slots else form.from_builtins(request[part], part)
     asked["run"] = request.get("run", 0)
     if "disorder" in request:
         disorder = Disorder.from_builtins(request["disorder"], "disorder")
@@ -143,9 +179,9 @@ def keywords(request: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _recorded(rule: Rule, n: int, m: int) -> object:
+def _recorded(rule: Rule, shape: Shape) -> object:
     """A rule as a summary says it: by its name, or by its matrix."""
-    return rule.name if rule.name in RULES else rule.matrix(n, m).astype(int).tolist()
+    return rule.name if rule.name in NAMED else rule.matrix(shape.n, shape.m).astype(int).tolist()
 
 
 def find_schedule(schedule: str | Schedule) -> Schedule:
@@ -169,14 +205,12 @@ def whole(name: str, value: object, *, at_least: int) -> int:
     return int(text)
 
 
-def refuse_untaken(
-    schedule: Schedule, *, m: bool = False, chunks: bool = False, prefetch: bool = False, slot_order: str | None = None
-) -> None:
+def refuse_untaken(schedule: Schedule, *, slot_order: str | None = None, **asked: bool) -> None:
     """Refuse an option that the schedule does not take, rather than let it do nothing."""
     if slot_order is not None:
         choose("slot-order", slot_order, SLOT_ORDERS)
-    asked = {"m": m, "chunks": chunks, "prefetch": prefetch, "slot-order": slot_order is not None}
-    for option, is_asked in asked.items():
+    for name, is_asked in (asked | {"slot_order": slot_order is not None}).items():
+        option = name.replace("_", "-")
         if is_asked and option not in schedule.options:
             takes = ", ".join(schedule.options) or "none of its kind"
             raise RequestError(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
@@ -185,8 +219,9 @@ def refuse_untaken(
 def _find_model(model: str | Path | Model, n: int | None, training: Mapping[str, object]) -> Model:
     """A model by name or file, in n stages where n is given, and trained as asked, or as it says itself."""
     asked = {name: value for name, value in training.items() if value is not None}
-    if isinstance(model, str) and model == "unit":
-        return apply(Model.unit(whole("n", n, at_least=1)), Recipe(**asked))  # type: ignore[arg-type]
+    if isinstance(model, str) and model in UNIT_MODELS:
+        unit = Model.unit(whole("n", n, at_least=1), split=model != "unit")
+        return apply(unit, Recipe(**asked))  # type: ignore[arg-type]
     found = presets.find_model(model)
     recipe = msgspec.structs.replace(found.training, **asked)
     return apply(found, recipe, None if n is None else whole("n", n, at_least=1))

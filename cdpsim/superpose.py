@@ -30,6 +30,7 @@ from cdpsim.program import Category
 from cdpsim.request import whole as whole_number
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
+from cdpsim.schedules.shape import Shape
 from cdpsim.units import Work
 
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow
@@ -141,7 +142,7 @@ def held(model: Model, contents: str) -> Ints:
     CDP-v1's rule has the parameters updated after the whole pass, as a training loop does. How long tasks take makes no
     difference to what is held during each: here a slot.
     """
-    program = assemble(SCHEDULES["multi-cdp"], model, 1, m=1, rule=CDP_V1)
+    program = assemble(SCHEDULES["multi-cdp"], model, 1, shape=Shape(model.n, 1), rule=CDP_V1)
     duration = np.zeros(program.nodes, dtype=np.int64)
     duration[: 2 * model.n] = 1
     rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)

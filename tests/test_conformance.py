@@ -12,6 +12,7 @@ from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
+from cdpsim.schedules.shape import Shape
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
@@ -43,7 +44,8 @@ def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) ->
     run = simulate(schedule, n).run
     assert run is not None
     t, i, phase = np.ogrid[:3, :n, : 2 * n]
-    position = np.broadcast_to(schedule.order.position(t, i, phase, n, n), (3, n, 2 * n)).ravel()
+    assert schedule.order.position is not None
+    position = np.broadcast_to(schedule.order.position(t, i, phase, Shape(n, n)), (3, n, 2 * n)).ravel()
     assert np.array_equal(run.start[: len(position)], position)
 
 

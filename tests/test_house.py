@@ -17,8 +17,9 @@ DRAWN = """
     version errors progress help console columns variates filling compiled stops paths files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
-    schedules.actions schedules.rule schedules.order schedules.placement schedules
-    assemble.build assemble.grid assemble.passes assemble.update assemble.replicated assemble.sharded assemble
+    schedules.actions schedules.shape schedules.rule schedules.order schedules.placement schedules
+    assemble.build assemble.listing assemble.grid assemble.passes assemble.update
+    assemble.replicated assemble.sharded assemble
     costs disturb expand streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics

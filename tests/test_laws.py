@@ -17,6 +17,7 @@ from cdpsim.engine import ENGINES
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
 from cdpsim.schedules import State
+from cdpsim.schedules.shape import Shape
 from cdpsim.trace import Run
 from tests.conftest import examples
 from tests.strategies import requests
@@ -174,8 +175,8 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     random.shuffle(label)
     place = schedule.placement.device
 
-    def relabelled(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: tuple[int, ...]) -> Ints:
-        device: Ints = np.array(label)[place(i, j, t, n, m, widths)]
+    def relabelled(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+        device: Ints = np.array(label)[place(i, j, t, shape)]
         return device
 
     moved = replace(schedule, placement=replace(schedule.placement, device=relabelled))

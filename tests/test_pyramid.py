@@ -17,6 +17,7 @@ from cdpsim.pyramid import Occupancies, assign, conflict, occupancies, overlap, 
 from cdpsim.schedules.order import CYCLIC, Order
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import matrix_rule
+from cdpsim.schedules.shape import Shape
 
 sizes = st.integers(1, 12)
 
@@ -30,11 +31,11 @@ def rows_of(trace: Trace) -> Occupancies:
 def staggered(offsets: list[int], n: int) -> Schedule:
     """Micro-batch i starts at a slot of its own within the step, not at 2i; a device each, so that nobody waits."""
 
-    def position(t: Ints, i: Ints, phase: Ints, n: int, m: int) -> Ints:
+    def position(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
         start: Ints = 2 * n * t + np.array(offsets)[i] + phase
         return start
 
-    order = Order("drawn", False, position, lambda i, m: Fraction(offsets[i], 2 * n))
+    order = Order("drawn", False, position, lambda i, shape: Fraction(offsets[i], 2 * n))
     stale = matrix_rule(np.zeros((len(offsets), n), dtype=bool))
     return Schedule("drawn", "drawn offsets", order, BY_MICRO_BATCH, stale)
 

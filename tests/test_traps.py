@@ -17,6 +17,7 @@ from cdpsim.columns import Ints
 from cdpsim.costs import Costs
 from cdpsim.program import Edges, Program
 from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules.shape import Shape
 
 front_door = sys.modules["cdpsim.simulate"]  # the module: `cdpsim.simulate` is the function
 Tamper = Callable[[pytest.MonkeyPatch], None]
@@ -66,7 +67,7 @@ def with_delay(schedule: str, task: str) -> Tamper:
 
 def devices_of(schedule: str) -> int:
     """How many devices the untampered schedule has for four stages."""
-    return SCHEDULES[schedule].placement.devices(4, 4, (4, 3, 2, 1))
+    return SCHEDULES[schedule].placement.devices(Shape(4, 4, widths=(4, 3, 2, 1)))
 
 
 def with_task_moved(schedule: str, i: int, j: int, t: int, to: int) -> Tamper:
@@ -76,8 +77,8 @@ def with_task_moved(schedule: str, i: int, j: int, t: int, to: int) -> Tamper:
         original = SCHEDULES[schedule]
         place = original.placement.device
 
-        def moved(i_: Ints, j_: Ints, t_: Ints, n: int, m: int, widths: tuple[int, ...]) -> Ints:
-            device = place(i_, j_, t_, n, m, widths)
+        def moved(i_: Ints, j_: Ints, t_: Ints, shape: Shape) -> Ints:
+            device = place(i_, j_, t_, shape)
             return np.where((i_ == i) & (j_ == j) & (t_ == t), to, device)
 
         tampered = replace(original, placement=replace(original.placement, device=moved))

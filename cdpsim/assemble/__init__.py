@@ -1,5 +1,6 @@
 """Schedule x model x steps -> program: messages, buffers and dependencies follow from who needs what where."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from cdpsim.assemble.build import Builder
 from cdpsim.assemble.grid import Grid, releases
 from cdpsim.assemble.passes import pass_through_stages
-from cdpsim.assemble.replicated import exchange_at_flush, pass_along
+from cdpsim.assemble.replicated import all_reduce, pass_along
 from cdpsim.assemble.sharded import broadcast_for_use, carry_state
 from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
@@ -17,6 +18,7 @@ from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule, State
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.shape import Shape
 
 
 def assemble(
@@ -24,32 +26,35 @@ def assemble(
     model: Model,
     steps: int,
     *,
-    m: int | None = None,
+    shape: Shape | None = None,
     rule: Rule | None = None,
     prefetch: int = 0,
+    at_once: bool = False,
     forward_first: bool = True,
     lanes: int = 1,
     speed: float | None = None,
 ) -> Program:
     """Derive the program of a schedule.
 
-    `m` micro-batches (default: as many as stages); `lanes` is what a device does side by side; `speed`, where the
-    model states work instead of times, tells a placement how long its stages take.
+    Its `shape` is the schedule's own, where not given; `at_once` lets all-reduces not wait for the end of their step;
+    `lanes` is what a device does side by side; `speed`, where the model states work instead of times, tells a placement
+    how long its stages take.
     """
-    m = model.n if m is None else m
-    widths: tuple[int, ...] = ()
+    shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive:
         times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
-        widths = pyramid_widths(m, [Fraction(f) + Fraction(b) for f, b in times])
-    grid = Grid(schedule, rule or schedule.rule, model.n, m, steps, widths, min(lanes, m), forward_first)
+        shape = replace(shape, widths=pyramid_widths(shape.m, [Fraction(f) + Fraction(b) for f, b in times]))
+    grid = Grid(schedule, rule or schedule.rule, shape, steps, min(lanes, shape.m), forward_first)
     check_causal(grid)
     updates = place_updates(grid, in_lanes=model.updates_in_lanes)
     build = Builder(len(grid.kind) + len(updates))
     pass_through_stages(grid, model, build)
-    if schedule.state is State.REPLICATED:
-        (exchange_at_flush if schedule.order.flush else pass_along)(grid, updates, model, build, prefetch)
-    else:
+    if schedule.state is State.SHARDED:
         (broadcast_for_use if schedule.order.flush else carry_state)(grid, updates, model, build, prefetch)
+    elif grid.together:
+        all_reduce(grid, updates, model, build, at_once)
+    else:
+        pass_along(grid, updates, model, build, prefetch)
     if model.updates_take_time and not updates.in_lanes:
         take_turns(grid, updates, build)
     lane_tasks, lane_start = lanes_with(grid, updates)
@@ -66,31 +71,38 @@ def assemble(
         lane_tasks=lane_tasks,
         lane_start=lane_start,
         releases=tuple(releases(grid)),
+        versions_differ=grid.rule.backward is not None,
     )
 
 
 def check_causal(grid: Grid) -> None:
     """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
-    fresh = grid.rule.matrix(grid.n, grid.m)
-    timing = grid.schedule.order
+    rule, shape, timing = grid.rule, grid.shape, grid.schedule.order
+    lags = rule.lags(shape)
     if timing.flush:
-        if not fresh.all():
+        if lags.any():
             raise RequestError(
                 "rule",
-                f"{grid.rule.name!r} does not go with the {timing.name} timing of {grid.schedule.name}, where every "
+                f"{rule.name!r} does not go with the {timing.name} timing of {grid.schedule.name}, where every "
                 f"task reads the newest parameters; use 'dp', or a cyclic schedule",
             )
         return
-    backward = grid.backward[0, grid.m - 1] if not grid.rule.barrier else grid.backward[0, grid.m - 1, :1]
-    made = grid.position[backward] + 1
-    read = timing.position(np.array(1), np.arange(grid.m)[:, None], np.arange(grid.n), grid.n, grid.m)
-    late = np.argwhere(fresh & (np.broadcast_to(read, (grid.m, grid.n)) < made))
+    assert timing.position is not None
+    i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
+    t = int(lags.max()) + 1  # in which all versions that are read have been made in the run
+    updated_by = 2 * shape.n - 1 - (0 * j if rule.barrier else j)
+    made = timing.position(t - 1 - lags, 0 * i + shape.m - 1, updated_by, shape) + 1
+    read = timing.position(np.array(t), i, j, shape)
+    late = np.argwhere(np.broadcast_to(read, lags.shape) < made)
     if len(late):
         i, j = late[0].tolist()
+        lag, older = lags[i, j], "an older one"
+        if not lag:
+            older = "the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must"
         raise RequestError(
             "rule",
-            f"{grid.rule.name!r} is not causal with {timing.name} timing: (i={i}, j={j}) would read theta_t before "
-            f"it exists; let it read the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must",
+            f"{rule.name!r} is not causal with {timing.name} timing: (i={i}, j={j}) would read "
+            f"{f'theta_(t-{lag})' if lag else 'theta_t'} before it exists; let it read {older}",
         )
 
 
@@ -106,5 +118,5 @@ def _tasks(grid: Grid, updates: Updates) -> Tasks:
         step=column(grid.by_task(t), updates.step),
         device=column(grid.task_device, updates.device),
         lane=column(grid.lane, updates.lane(grid)),
-        version=column(grid.by_task(grid.version), updates.step + 1),
+        version=column(grid.by_task(grid.version, grid.backward_version), updates.step + 1),
     )

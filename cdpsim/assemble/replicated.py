@@ -10,29 +10,46 @@ from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
 
 
-def exchange_at_flush(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
-    """All-reduce each stage's gradients over its holders at the end of their step; every holder updates its replica.
+def all_reduce(grid: Grid, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
+    """Sum each stage's gradients over its holders, of which every one updates its replica.
 
-    Nothing is pulled, so there is nothing to prefetch.
+    Where steps flush, it waits for their last tasks of the step, or goes `at_once`, as soon as it can.
     """
     holders, node = grid.holders, updates.node
-    by_step = holders.device.reshape(grid.steps, -1)
-    assert (by_step == by_step[0]).all(), "where steps flush, a stage stays on its devices"
-    taker = _all_reduce(grid, updates, model.size("gradients"), build)
-    build.link(grid.backward.ravel(), taker[holders.row.ravel()])
-    # theta_t was made on the device itself, by the update of step t-1: each reader waits for that.
-    build.link(node[holders.row[:-1].ravel()], grid.forward[1:].ravel())
-    made = np.where(holders.step > 0, end(node - by_step.shape[1]), -1)
+    in_step = len(holders) // grid.steps
+    assert (holders.device.reshape(grid.steps, -1) == holders.device[:in_step]).all(), "a stage stays on its devices"
+    taker = _all_reduces(grid, updates, model.size("gradients"), build, at_once)
+    build.link(grid.last.ravel(), taker[holders.row.ravel()])
+    if updates.barrier is not None:
+        build.link(updates.barrier, node, Edge.BARRIER)
     of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
     gradients, parameters = model.size("gradients")[holders.stage], model.size("parameters")[holders.stage]
     build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), end=end(node), **of)
-    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
-    last = {name: column[-by_step.shape[1] :] for name, column in of.items()}
-    final, always = node[-by_step.shape[1] :], np.full(by_step.shape[1], -1)
+    made = np.append(np.full(in_step, -1), end(node[:-in_step]))
+    if model.updates_take_time and not grid.schedule.order.flush:
+        made[in_step:] -= beside_old(grid, updates)[:-in_step]
+    copies = build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
+    _read(grid, updates, copies, build)
+    last = {name: column[-in_step:] for name, column in of.items()}
+    final, always = node[-in_step:], np.full(in_step, -1)
     build.hold(Category.OPTIMIZER, size=model.size("optimizer")[last["stage"]], begin=always, end=end(final), **last)
 
 
-def _all_reduce(grid: Grid, updates: Updates, gradients: Ints, build: Builder) -> Ints:
+def _read(grid: Grid, updates: Updates, copies: Ints, build: Builder) -> None:
+    """Let forwards wait for what they read, which the device itself has made, and hold that until it is read."""
+    row, in_step = grid.holders.row[0], len(updates) // grid.steps
+    passes = [(grid.forward, grid.backward, grid.version)]
+    if grid.rule.backward is not None:
+        passes = [(grid.forward, grid.forward, grid.version), (grid.backward, grid.backward, grid.backward_version)]
+    for reader, last_use, version in passes:
+        update = (row + version * in_step).ravel()
+        made = update >= in_step
+        build.link(updates.node[update[made] - in_step], reader.ravel()[made])
+        if not grid.schedule.order.flush:
+            build.keep(copies[update], end(last_use.ravel()))
+
+
+def _all_reduces(grid: Grid, updates: Updates, gradients: Ints, build: Builder, at_once: bool) -> Ints:
     """What takes the gradients of each holder: an all-reduce where there are several, else its update itself."""
     holders, taker = grid.holders, updates.node.copy()
     first = heads(holders.step, holders.stage)
@@ -51,7 +68,8 @@ def _all_reduce(grid: Grid, updates: Updates, gradients: Ints, build: Builder) -
         size=gradients[stage],
     )
     taker[rows] = np.repeat(message, count)
-    build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows], Edge.BARRIER)
+    if grid.schedule.order.flush and not at_once:
+        build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows], Edge.BARRIER)
     build.link(taker[rows], updates.node[rows])
     return taker
 
@@ -88,7 +106,7 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
     build.link(message, taker[sends + 1])
     taker_of_row = np.empty_like(taker)
     taker_of_row[order] = taker
-    build.link(grid.backward.ravel(), taker_of_row[holders.row.ravel()])
+    build.link(grid.last.ravel(), taker_of_row[holders.row.ravel()])
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, Edge.BARRIER)
     columns = {"device": device, "stage": stage, "version": step, "size": size}
@@ -131,9 +149,10 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
 def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
     """Who needs a version where: rows of version, stage, device, order, node, last use, place, tasks ahead.
 
-    A forward reads for its backward too; an update reads what it replaces; a maker holds what it makes, read or not.
-    The order is that in which readers hand the version on. `place` is in the lanes, of the reader or of the task that
-    an update follows, and `ahead` says how many tasks before that the version is pulled.
+    A forward reads for its backward too, unless the rule has another version for that; an update reads what it
+    replaces; a maker holds what it makes, read or not. The order is that in which readers hand the version on. `place`
+    is in the lanes, of the reader or of the task that an update follows, and `ahead` says how many tasks before that
+    the version is pulled.
     """
     assert updates.anchor is not None
     n, never = grid.n, 2 * int(grid.position.max()) + 2
@@ -145,15 +164,20 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
     update_order = np.where(made_here, never, 2 * grid.position[follows] + 1)
     make = np.arange(len(updates) - n)
     nobody = np.full(len(make), -1, dtype=np.int32)
+    apart = grid.rule.backward is not None
+    passes = [(grid.version.ravel(), forward, forward if apart else backward)]
+    passes += [(grid.backward_version.ravel(), backward, backward)] * apart
+    version, reader, last_use = (np.concatenate(column) for column in zip(*passes, strict=True))
+    j, device = (np.tile(column, len(passes)) for column in (j, grid.device.ravel()))
     rows = (
-        (grid.version.ravel(), updates.step, updates.step[make] + 1),
+        (version, updates.step, updates.step[make] + 1),
         (j, updates.stage, updates.stage[make]),
-        (grid.device.ravel(), updates.device, updates.device[make]),
-        (2 * grid.position[forward], update_order, np.full_like(nobody, never)),
-        (forward, updates.node, nobody),
-        (end(backward), end(updates.node), end(updates.node[make])),
-        (grid.rank[forward], updates.place(grid), nobody),
-        (np.ones_like(forward), np.zeros_like(updates.step), nobody),
+        (device, updates.device, updates.device[make]),
+        (2 * grid.position[reader], update_order, np.full_like(nobody, never)),
+        (reader, updates.node, nobody),
+        (end(last_use), end(updates.node), end(updates.node[make])),
+        (grid.rank[reader], updates.place(grid), nobody),
+        (np.ones_like(reader), np.zeros_like(updates.step), nobody),
     )
     columns = [np.concatenate(parts) for parts in rows]
     order = sort_by(*columns[:4])

@@ -27,8 +27,8 @@ def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder
 
 def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
     """One broadcast a phase of a step, which all micro-batches read."""
-    step, phase = (index.ravel() for index in np.indices((grid.steps, 2 * grid.n), dtype=np.int32))
-    stage = np.where(phase < grid.n, phase, 2 * grid.n - 1 - phase)
+    step, phase = (index.ravel() for index in np.indices((grid.steps, grid.phases), dtype=np.int32))
+    stage = np.where(phase < grid.n, phase, grid.phases - 1 - phase)
     update = step * grid.n + stage
     root = updates.device[update]
     columns = {"stage": stage, "size": parameters[stage]}
@@ -37,7 +37,7 @@ def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, bui
     )
     later = step > 0
     build.link(updates.node[update[later] - grid.n], message[later])
-    shape = (grid.steps, grid.m, 2 * grid.n)
+    shape = (grid.steps, grid.m, grid.phases)
     reader = np.arange(len(grid.kind), dtype=np.int32).reshape(shape).transpose(0, 2, 1).ravel()
     each = np.repeat(np.arange(len(message)), grid.m)
     build.link(message[each], reader)
@@ -157,7 +157,7 @@ def _move(
         model.size(k)[way.stage[moves]] for k in ("parameters", "gradients", "optimizer")
     )
     size = np.ones_like(versions) if model.is_unit else versions * parameters + sums * gradients + optimizer
-    step = np.where(user[moves] >= 0, user[moves] // (2 * grid.n * grid.m), -1)
+    step = np.where(user[moves] >= 0, user[moves] // (grid.phases * grid.m), -1)
     columns = {"stage": way.stage[moves], "size": size}
     src, dst = way.device[moves], way.device[moves + 1]
     message = build.send(Op.P2P, Content.STATE, step=step, src=src, dst=dst, versions=versions, **columns)

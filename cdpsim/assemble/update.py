@@ -16,9 +16,9 @@ from cdpsim.schedules import State
 class Updates:
     """A row for each update, in the order of their nodes.
 
-    Where steps flush, one for every device that makes the new version; else exactly one for each (step, stage), in
-    that order, which follows the compute task `anchor` on its device and, where the rule has a barrier, the task
-    `barrier` anywhere.
+    Where gradients are all-reduced, one for every device that makes the new version, else exactly one for each (step,
+    stage), in that order. Where nothing flushes, it follows the compute task `anchor` on its device and, where the rule
+    has a barrier, the task `barrier` anywhere.
     """
 
     first_node: int
@@ -64,17 +64,24 @@ def place_updates(grid: Grid, *, in_lanes: bool = False) -> Updates:
     """Whoever holds all of a stage's gradients applies them."""
     first = len(grid.kind)
     t, j = (index.ravel() for index in np.indices((grid.steps, grid.n), dtype=np.int32))
+    sharded, holders = grid.schedule.state is State.SHARDED, grid.holders
     if grid.schedule.order.flush:
-        if grid.schedule.state is State.SHARDED:
+        if sharded:
             return Updates(first, t, j, owner(grid, j), in_lanes=in_lanes)
-        holders = grid.holders
         return Updates(first, holders.step, holders.stage, holders.device, in_lanes=in_lanes)
-    anchor = grid.backward[:, -1].ravel()
-    barrier = np.repeat(grid.backward[:, -1, 0], grid.n) if grid.rule.barrier else None
-    if barrier is not None and grid.schedule.state is State.SHARDED:
-        # By the time of the barrier the state has travelled on; the optimizer is applied where it is then.
-        anchor = _last_use(grid, j, grid.position[barrier])
-    return Updates(first, t, j, grid.task_device[anchor], anchor, barrier, in_lanes)
+    if grid.together:
+        step, stage, device, anchor = holders.step, holders.stage, holders.device, holders.last_task
+    else:
+        anchor = grid.last[:, -1].ravel()
+        step, stage, device = t, j, grid.task_device[anchor]
+    barrier = None
+    if grid.rule.barrier:
+        replica = device // (grid.devices // grid.shape.replicas)
+        barrier = grid.last[step, (replica + 1) * grid.shape.m - 1, 0]
+        if sharded:  # by the time of the barrier the state has travelled on; the optimizer is applied where it is then
+            anchor = _last_use(grid, j, grid.position[barrier])
+            device = grid.task_device[anchor]
+    return Updates(first, step, stage, device, anchor, barrier, in_lanes)
 
 
 def lanes_with(grid: Grid, updates: Updates) -> tuple[Ints, Ints]:
@@ -105,9 +112,12 @@ def beside_old(grid: Grid, updates: Updates) -> Ints:
     Otherwise the new version is written where the old one is.
     """
     follows = updates.position(grid)
-    replaced_by = grid.version * grid.n + grid.tij[2]
-    here = grid.device == updates.device[replaced_by]
     result = np.zeros(len(updates), dtype=np.int64)
+    if grid.together:  # every device updates for itself, as many in each step
+        replaced_by = grid.holders.row[0] + grid.backward_version * (len(updates) // grid.steps)
+    else:
+        replaced_by = grid.backward_version * grid.n + grid.tij[2]
+    here = grid.device == updates.device[replaced_by]
     result[replaced_by[here & (grid.position[grid.backward] > follows[replaced_by])]] = 1
     return result
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdpsim.errors import RequestError
+from cdpsim.model import UNIT_MODELS
 
 if TYPE_CHECKING:
     from cdpsim.trace import Trace
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 RUN = ("steps", "engine", "collective", "max_memory")
 REQUEST = (
     *("model", "cluster", "expand_collectives", "contention", "defer_receives", "ignore_memory"),
-    *("rule", "m", "chunks", "prefetch", "slot_order"),
+    *("rule", "m", "chunks", "replicas", "overlap_all_reduce", "vertical_sync", "prefetch", "slot_order"),
 )
 DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
 TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
@@ -95,8 +96,21 @@ def _add_changes(parser: argparse.ArgumentParser, prefetch: str) -> None:
         help="which parameters are read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in row i, column j lets "
         "micro-batch i read the newest parameters of stage j (default: the schedule's own)",
     )
-    group.add_argument("-m", metavar="M", help="micro-batches (default N)")
-    group.add_argument("--chunks", default="1", metavar="V", help="stages per device (default 1)")
+    group.add_argument("-m", metavar="M", help="micro-batches of each replica in a training step (default N)")
+    group.add_argument(
+        "--chunks", metavar="V", help="stages per device, so N/V devices (default 1, or what the schedule is made for)"
+    )
+    group.add_argument("--replicas", default="1", metavar="R", help="as many pipelines side by side (default 1)")
+    group.add_argument(
+        "--overlap-all-reduce",
+        action="store_true",
+        help="all-reduce a stage's gradients as soon as they are there (default: at the end of the training step)",
+    )
+    group.add_argument(
+        "--vertical-sync",
+        action="store_true",
+        help="a micro-batch reads in all stages the version that it has read in the first one",
+    )
     group.add_argument(
         "--prefetch",
         default=prefetch,
@@ -204,13 +218,16 @@ def simulated(options: argparse.Namespace, schedule: str, steps: int | None = No
     from cdpsim.request import whole
     from cdpsim.simulate import simulate
 
-    if options.n is None and options.model == "unit":
+    if options.n is None and options.model in UNIT_MODELS:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
     return simulate(
         schedule,
         None if options.n is None else whole("n", options.n, at_least=1),
         m=None if options.m is None else whole("m", options.m, at_least=1),
-        chunks=whole("chunks", options.chunks, at_least=1),
+        chunks=None if options.chunks is None else whole("chunks", options.chunks, at_least=1),
+        replicas=whole("replicas", options.replicas, at_least=1),
+        overlap_all_reduce=options.overlap_all_reduce,
+        vertical_sync=options.vertical_sync,
         steps=whole("steps", options.steps if steps is None else steps, at_least=1),
         rule=options.rule,
         engine=options.engine,

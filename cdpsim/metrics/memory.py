@@ -6,7 +6,7 @@ from cdpsim.columns import Ints, heads, ranks, sort_by
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.paths import COMPILED_FROM, compiled
-from cdpsim.program import Buffers, Category, Program
+from cdpsim.program import Buffers, Category, Kind, Program
 
 
 def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
@@ -115,10 +115,9 @@ def host_peaks(program: Program, start: Times, end: Times, activations: Ints, op
     for each device that updates it.
     """
     tasks, n = program.tasks, program.n
-    node = np.arange(program.compute).reshape(-1, program.phases)
-    forward, backward = node[:, :n].ravel(), node[:, ::-1][:, :n].ravel()
+    forward, last = program.of_kind(Kind.F).ravel(), program.lasts.ravel()
     sizes = activations[tasks.stage[forward]]
-    device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[backward], sizes)
+    device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[last], sizes)
     peaks = np.zeros(program.devices, dtype=np.int64)
     np.maximum.at(peaks, device, size)
     updates = np.unique(tasks.device[program.compute :].astype(np.int64) * n + tasks.stage[program.compute :])
@@ -137,10 +136,8 @@ def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> 
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
     """From the last micro-batch's first task to the first micro-batch's last one."""
-    step = program.m * program.phases
-    first = start[: step : program.phases].max()
-    last = end[program.compute - step : program.compute]
-    return first.item(), last[program.phases - 1 :: program.phases].min().item()
+    first = start[program.of_kind(Kind.F)[: program.m, 0]].max()
+    return first.item(), end[program.lasts[-program.m :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:

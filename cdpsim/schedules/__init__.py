@@ -18,7 +18,9 @@ slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14
 from dataclasses import dataclass
 from enum import Enum
 
+from cdpsim.errors import RequestError
 from cdpsim.schedules import rule as rules
+from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, Order
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
@@ -29,6 +31,7 @@ from cdpsim.schedules.placement import (
     Placement,
 )
 from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.shape import Shape
 
 
 class State(Enum):
@@ -48,14 +51,47 @@ class Schedule:
     placement: Placement
     rule: Rule
     state: State = State.REPLICATED
+    m: int | None = None  # micro-batches in a training step, where that is not the user's to say
+    vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options it takes beyond those that every schedule takes."""
-        pulls = self.placement.replicas and (self.state is State.SHARDED or not self.order.flush)
-        alike = self.placement.replicas and self.state is State.REPLICATED and self.order.flush
-        takes = {"m": alike, "prefetch": pulls, "slot-order": self.placement.lanes and not self.order.flush}
+        flush, replicas = self.order.flush, self.placement.replicas
+        pulls = replicas and (self.state is State.SHARDED or not flush)
+        alike = replicas and flush and self.state is State.REPLICATED
+        pipeline = self.order.actions is not None or (not replicas and not self.placement.lanes)
+        takes = {
+            "m": (alike or self.order.any_m) and self.m is None,
+            "chunks": self.order.any_chunks,
+            "replicas": pipeline,
+            "overlap-all-reduce": pipeline and flush,
+            "vertical-sync": self.vertical_sync is not None,
+            "prefetch": pulls,
+            "slot-order": self.placement.lanes and not flush,
+        }
         return tuple(name for name, taken in takes.items() if taken)
+
+    def micro_batches(self, n: int) -> int:
+        """How many micro-batches a training step has, where nothing else is asked for."""
+        return n if self.m is None else self.m
+
+    def splits(self, shape: Shape) -> bool:
+        """Whether backwards have a part of their own for the weights."""
+        return self.order.actions is not None and self.actions(shape).splits
+
+    def actions(self, shape: Shape) -> Actions:
+        """What each device of a replica does in a step, where the order says that."""
+        assert self.order.actions is not None
+        devices, rest = divmod(shape.n, shape.chunks)
+        if rest:
+            problem = f"needs n to be a multiple of its chunks; n={shape.n}, chunks={shape.chunks}"
+            raise RequestError("n", f"{self.name} {problem}")
+        try:
+            return self.order.actions(devices, shape.m, shape.chunks)
+        except RequestError as error:
+            problem = str(error).removeprefix(f"{error.subject}: ")
+            raise RequestError(error.subject, f"{self.name} {problem}") from None
 
 
 _ALL = (

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from cdpsim.columns import Ints
+from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.shape import Shape
 
-Position = Callable[[Ints, Ints, Ints, int, int], Ints]  # step, micro-batch, phase, stages, micro-batches
+Listing = Callable[[int, int, int], Actions]  # devices, micro-batches, chunks
+Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,39 @@ class Order:
     `flush`: a training step ends for all micro-batches before the next begins, so that every task reads the newest
     parameters, all replicas update at once and what they exchange is a collective. Without it steps overlap and
     what is exchanged goes point to point.
+
+    An order is a position for each task, or, with `actions`, what each device does in a step, written out.
     """
 
     name: str
     flush: bool
-    position: Position
-    release: Callable[[int, int], Fraction]  # micro-batch, micro-batches -> share of its own pass
+    position: Position | None
+    release: Callable[[int, Shape], Fraction] = lambda i, shape: Fraction(
+        0
+    )  # of micro-batch i: a share of its own pass
+    actions: Listing | None = None
+    any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
+    chunks: int = 1  # stages per device, where nothing else is asked for
+    any_chunks: bool = False  # whether something else may be
 
 
-def _simultaneous(t: Ints, i: Ints, phase: Ints, n: int, m: int) -> Ints:
-    return 2 * n * t + phase + 0 * i
+def listed(name: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Order:
+    """An order by what each of so many devices does in a step of m micro-batches; then all is flushed."""
+    return Order(name, True, None, actions=actions, any_m=True, chunks=chunks, any_chunks=any_chunks)
 
 
-def _cyclic(t: Ints, i: Ints, phase: Ints, n: int, m: int) -> Ints:
-    return 2 * n * t + 2 * i + phase
+def _simultaneous(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
+    return 2 * shape.n * t + phase + 0 * i
 
 
-SIMULTANEOUS = Order("simultaneous", True, _simultaneous, lambda i, m: Fraction(0))
-CYCLIC = Order("cyclic", False, _cyclic, lambda i, m: Fraction(i, m))
+def _cyclic(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
+    return 2 * shape.n * t + 2 * i + phase
+
+
+def _streamed(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
+    return 2 * (shape.m * t + i) + phase
+
+
+SIMULTANEOUS = Order("simultaneous", True, _simultaneous)
+CYCLIC = Order("cyclic", False, _cyclic, lambda i, shape: Fraction(i, shape.m))
+STREAMED = Order("streamed", False, _streamed, lambda i, shape: Fraction(i, shape.n), any_m=True)

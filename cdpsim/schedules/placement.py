@@ -8,9 +8,9 @@ from math import ceil
 import numpy as np
 
 from cdpsim.columns import Ints
+from cdpsim.schedules.shape import Shape, Widths
 
-Widths = tuple[int, ...]  # devices per stage
-Device = Callable[[Ints, Ints, Ints, int, int, Widths], Ints]  # i, j, t, stages, micro-batches, widths
+Device = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t
 
 
 def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
@@ -35,7 +35,7 @@ def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each task runs.
+    """Where each task of a replica runs.
 
     `replicas`: several devices hold the same stage. `lanes`: micro-batches stand side by side on a device that can do
     several things at once. `exclusive`: a device finishes the backward of one micro-batch before it begins the
@@ -44,36 +44,41 @@ class Placement:
 
     name: str
     device: Device
-    devices: Callable[[int, int, Widths], int]
+    devices: Callable[[Shape], int]  # of one replica
     replicas: bool = True
     lanes: bool = False
     exclusive: bool = False
 
 
-def _pyramid(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
-    first = np.concatenate([[0], np.cumsum(widths)[:-1]])
-    device: Ints = first[j] + (t * m + i) % np.asarray(widths)[j]
+def _pyramid(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+    first = np.concatenate([[0], np.cumsum(shape.widths)[:-1]])
+    device: Ints = first[j] + (t * shape.m + i) % np.asarray(shape.widths)[j]
     return device
 
 
-def _single(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+def _single(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
     return 0 * (i + j + t)
 
 
-def _by_micro_batch(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+def _by_micro_batch(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
     return i + 0 * (j + t)
 
 
-def _by_both(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
-    return i * n + j + 0 * t
+def _by_both(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+    return i * shape.n + j + 0 * t
 
 
-def _by_stage(i: Ints, j: Ints, t: Ints, n: int, m: int, widths: Widths) -> Ints:
+def _by_stage(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
     return j + 0 * (i + t)
 
 
-SINGLE = Placement("single", _single, lambda n, m, widths: 1, replicas=False, lanes=True)
-BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, lambda n, m, widths: m)
-BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, lambda n, m, widths: n * m)
-PYRAMID = Placement("pyramid", _pyramid, lambda n, m, widths: sum(widths), exclusive=True)
-BY_STAGE = Placement("by stage", _by_stage, lambda n, m, widths: n, replicas=False)
+def _not_here(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+    raise AssertionError("whose list a task is in says where it runs")
+
+
+SINGLE = Placement("single", _single, lambda shape: 1, replicas=False, lanes=True)
+BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, lambda shape: shape.m)
+BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, lambda shape: shape.n * shape.m)
+PYRAMID = Placement("pyramid", _pyramid, lambda shape: sum(shape.widths), exclusive=True)
+BY_STAGE = Placement("by stage", _by_stage, lambda shape: shape.n, replicas=False)
+LISTED = Placement("as listed", _not_here, lambda shape: shape.n // shape.chunks, replicas=False)

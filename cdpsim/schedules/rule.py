@@ -1,4 +1,4 @@
-"""Which parameters: whether micro-batch i reads stage j's newest version theta_t or the one before it."""
+"""Which parameters: how much older than theta_t the version of stage j is that micro-batch i reads."""
 
 import csv
 from collections.abc import Callable
@@ -12,46 +12,75 @@ from numpy.typing import NDArray
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError, nearest
 from cdpsim.files import read_text
+from cdpsim.schedules.shape import Shape
 
 Fresh = NDArray[np.bool_]  # u[i, j]
+Lag = Callable[[Ints, Ints, Shape], Ints]  # of i and j: how many steps older than theta_t the parameters are
 
 
 @dataclass(frozen=True)
 class Rule:
-    """u[i, j] as a function of index arrays: True reads theta_t, False theta_{t-1}.
+    """How old the parameters are that micro-batch i reads of stage j: theta_{t - lag}, theta_0 if there is none.
 
-    `barrier`: new parameters appear for all stages together, when the last micro-batch has finished its pass.
+    In the CDP paper u[i, j] is true where the lag is 0; elsewhere it is 1. `barrier`: new parameters appear for all
+    stages together, when the last micro-batch has finished its pass. `backward`: the lag of backwards, where they do
+    not read what their forward has read.
     """
 
     name: str
-    fresh: Callable[[Ints, Ints, int, int], Fresh]  # i, j, stages, micro-batches
+    lag: Lag
     barrier: bool = False
+    backward: Lag | None = None
+
+    def lags(self, shape: Shape) -> Ints:
+        """The lag of forwards: a row a micro-batch, a column a stage."""
+        return _over(self.lag, shape)
+
+    def backward_lags(self, shape: Shape) -> Ints:
+        """The lag of backwards, in the same form."""
+        return _over(self.backward or self.lag, shape)
 
     def matrix(self, n: int, m: int) -> Fresh:
         """u[i, j] for n stages and m micro-batches."""
-        i, j = np.indices((m, n))
-        return np.broadcast_to(self.fresh(i, j, n, m), (m, n))
+        fresh: Fresh = self.lags(Shape(n, m)) == 0
+        return fresh
 
 
-DP = Rule("dp", lambda i, j, n, m: np.ones_like(i, dtype=bool))
-CDP_V1 = Rule("cdp-v1", lambda i, j, n, m: np.zeros_like(i, dtype=bool), barrier=True)
-CDP_V2 = Rule("cdp-v2", lambda i, j, n, m: i + j >= m - 1)
+def _over(lag: Lag, shape: Shape) -> Ints:
+    i, j = np.indices((shape.m, shape.n), dtype=np.int32)
+    return lag(i, j, shape)
+
+
+def _newest(i: Ints, j: Ints, shape: Shape) -> Ints:
+    """What a stage has when a micro-batch comes, one every two slots: those in flight there have not updated it yet."""
+    in_flight = shape.n - 1 - j
+    lag: Ints = np.maximum(-((i - in_flight) // shape.m), 0)
+    return lag
+
+
+DP = Rule("dp", lambda i, j, shape: 0 * i)
+CDP_V1 = Rule("cdp-v1", lambda i, j, shape: 0 * i + 1, barrier=True)
+CDP_V2 = Rule("cdp-v2", lambda i, j, shape: (i + j < shape.m - 1).astype(np.int32))
 RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}
+# Rules of their own that schedules have, of which none is given by --rule.
+NEWEST = Rule("newest", _newest)
+VERTICAL_SYNC = Rule("vertical-sync", lambda i, j, shape: _newest(i, 0 * j, shape))
+NEWEST_EACH = Rule("newest-each", _newest, backward=lambda i, j, shape: 0 * i)
+NAMED = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH)}
 
 
 def matrix_rule(matrix: Fresh, name: str = "custom") -> Rule:
     """Any boolean u[i, j], one row a micro-batch, one column a stage."""
 
-    def fresh(i: Ints, j: Ints, n: int, m: int) -> Fresh:
-        if matrix.shape != (m, n):
+    def lag(i: Ints, j: Ints, shape: Shape) -> Ints:
+        if matrix.shape != (shape.m, shape.n):
             rows, columns = matrix.shape if matrix.ndim == 2 else (len(matrix), 0)
-            raise RequestError(
-                name,
-                f"the rule has {rows} rows of {columns}, but {m} micro-batches and {n} stages need {m} rows of {n}",
-            )
-        return matrix[i, j]
+            needed = f"{shape.m} micro-batches and {shape.n} stages need {shape.m} rows of {shape.n}"
+            raise RequestError(name, f"the rule has {rows} rows of {columns}, but {needed}")
+        older: Ints = (~matrix[i, j]).astype(np.int32)
+        return older
 
-    return Rule(name, fresh)
+    return Rule(name, lag)
 
 
 def find_rule(name: str | Path) -> Rule:

@@ -1,0 +1,92 @@
+"""Orders that are written out: the place of each task in its device's list, and the device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.columns import Ints
+from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.shape import Shape
+
+# Of each action, which third of the phases it belongs to: forwards, backwards, weights' parts.
+_THIRD = np.array([0, 0, 1, 1, 2], dtype=np.int32)
+assert [*Action] == [Action.F, Action.B, Action.I, Action.W]
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """What the devices of one replica do in a step.
+
+    Where some backwards are split, one that is not is a backward for the input and one for the weights with nothing
+    in between; `whole` says which, because it hands on its gradient only when all of it is done.
+    """
+
+    shape: Shape
+    devices: int
+    splits: bool
+    phase: Ints  # of each task, device after device
+    micro_batch: Ints
+    first: Ints  # where each device begins there
+    whole: NDArray[np.bool_]  # of micro-batch and stage
+
+    @classmethod
+    def of(cls, actions: Actions, shape: Shape) -> "Listing":
+        """Number the tasks of some actions."""
+        kind, stage, micro_batch, first = actions.kind, actions.stage, actions.micro_batch, actions.first
+        whole = np.zeros((shape.m, shape.n), dtype=bool)
+        if actions.splits:
+            undivided = kind == Action.B
+            whole[micro_batch[undivided], stage[undivided]] = True
+            twice = 1 + undivided
+            kind, stage, micro_batch = (np.repeat(column, twice) for column in (kind, stage, micro_batch))
+            ends = np.cumsum(twice)
+            kind[ends[undivided] - 1] = Action.W
+            first = np.append(0, ends)[first].astype(np.int32)
+        third = _THIRD[kind]
+        phase = np.where(third == 0, stage, (third + 1) * shape.n - 1 - stage)
+        return cls(shape, actions.devices, actions.splits, phase, micro_batch, first, whole)
+
+    @property
+    def phases(self) -> int:
+        """How many tasks a micro-batch has."""
+        return (3 if self.splits else 2) * self.shape.n
+
+    @property
+    def longest(self) -> int:
+        """How many tasks a device has at most."""
+        return int(np.diff(self.first).max())
+
+    @property
+    def place(self) -> Ints:
+        """The place of each (micro-batch, phase) in its device's list."""
+        place = np.empty((self.shape.m, self.phases), dtype=np.int32)
+        place[self.micro_batch, self.phase] = np.arange(len(self.phase)) - np.repeat(self.first[:-1], self._counts)
+        return place
+
+    @property
+    def device(self) -> Ints:
+        """The device of each (micro-batch, stage)."""
+        device = np.empty((self.shape.m, self.phases), dtype=np.int32)
+        device[self.micro_batch, self.phase] = np.repeat(np.arange(self.devices, dtype=np.int32), self._counts)
+        return device[:, : self.shape.n]
+
+    @property
+    def _counts(self) -> Ints:
+        return np.diff(self.first)
+
+    def lane_tasks(self, steps: int) -> Ints:
+        """The tasks of all replicas' devices, one after another, each in its order, step after step."""
+        own = self.micro_batch * self.phases + self.phase
+        in_step = self.shape.micro_batches * self.phases
+        if steps == 1 and self.shape.replicas == 1:
+            return own.astype(np.int32, copy=False)
+        lanes = [own[low:high] for low, high in zip(self.first[:-1], self.first[1:], strict=True)]
+        of_replica = self.shape.m * self.phases
+        every = [
+            lane + replica * of_replica + t * in_step
+            for replica in range(self.shape.replicas)
+            for lane in lanes
+            for t in range(steps)
+        ]
+        return np.concatenate(every).astype(np.int32, copy=False)
