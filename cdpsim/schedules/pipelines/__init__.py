@@ -1,0 +1,1 @@
+"""Pipelines' orders, by the papers."""

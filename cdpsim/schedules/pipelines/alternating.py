@@ -1,0 +1,72 @@
+"""Orders that begin with forwards alone, go on with a forward and a backward in turn, and end with backwards alone."""
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.errors import RequestError
+from cdpsim.schedules.actions import Action, Actions
+
+
+def gpipe(devices: int, m: int, chunks: int = 1) -> Actions:
+    """All forwards, then all backwards (Huang et al. 2019)."""
+    _check_one_chunk(chunks)
+    return _alternating(devices, m, 1, np.full(devices, m))
+
+
+def one_f_one_b(devices: int, m: int, chunks: int = 1) -> Actions:
+    """1F1B (Narayanan et al. 2019, with a flush): on no device more forwards ahead than fill the pipeline behind it."""
+    _check_one_chunk(chunks)
+    return _alternating(devices, m, 1, _followers(devices))
+
+
+def interleaved(devices: int, m: int, chunks: int = 2) -> Actions:
+    """Interleaved 1F1B (Narayanan et al. 2021): device d has the stages d, d + devices, ..., `chunks` of them.
+
+    Micro-batches go in rounds of about as many as there are devices, and a round goes through one stage of a device
+    after another.
+    """
+    rounds = max(1, m // devices)
+    if m % rounds:
+        raise RequestError("m", f"needs m to be a multiple of its m // devices = {rounds} rounds; {m=}, {devices=}")
+    together = m // rounds
+    return _alternating(devices, m, chunks, (chunks - 1) * together + 2 * _followers(devices), together)
+
+
+def looped_bfs(devices: int, m: int, chunks: int = 2) -> Actions:
+    """Breadth-first (Lamy-Poirier 2023): all micro-batches through one stage of a device after another, and back.
+
+    Device d has the stages d, d + devices, ..., `chunks` of them. What went forward last comes back first.
+    """
+    return _alternating(devices, m, chunks, np.full(devices, m * chunks), m, last_first=True)
+
+
+def _check_one_chunk(chunks: int) -> None:
+    if chunks != 1:
+        raise RequestError("chunks", f"needs chunks = 1, a stage for each device; {chunks=}")
+
+
+def _followers(devices: int) -> Ints:
+    return np.arange(devices)[::-1]
+
+
+def _alternating(
+    devices: int, m: int, chunks: int, ahead: Ints, together: int = 1, last_first: bool = False
+) -> Actions:
+    # `ahead`: of each device, the forwards before the first that a backward follows; `together`: the micro-batches that
+    # go through one of its stages after another. A device's passes, forward or backward, are numbered as they come.
+    passes = m * chunks
+    number, ahead = np.arange(passes, dtype=np.int32), np.minimum(ahead, passes).astype(np.int32)[:, None]
+    order = np.empty((devices, 2 * passes), dtype=np.int32)
+    np.put_along_axis(order, number + np.maximum(number - ahead, 0), number, axis=1)
+    np.put_along_axis(order, number + np.minimum(number + ahead + 1, passes), number + passes, axis=1)
+    round_, chunk, within = np.indices((m // together, chunks, together), dtype=np.int32).reshape(3, -1)
+    back = together - 1 - within if last_first else within
+    kind = np.repeat(np.array([Action.F, Action.B], dtype=np.int32), passes)
+    stage = np.concatenate([chunk, chunks - 1 - chunk]) * devices
+    micro_batch = np.concatenate([round_, round_]) * together + np.concatenate([within, back])
+    return Actions(
+        np.arange(devices + 1, dtype=np.int32) * (2 * passes),
+        kind[order].ravel(),
+        (stage[order] + np.arange(devices, dtype=np.int32)[:, None]).ravel(),
+        micro_batch[order].ravel(),
+    )
