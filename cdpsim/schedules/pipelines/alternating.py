@@ -5,17 +5,18 @@ import numpy as np
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.pipelines import needs
 
 
 def gpipe(devices: int, m: int, chunks: int = 1) -> Actions:
     """All forwards, then all backwards (Huang et al. 2019)."""
-    _check_one_chunk(chunks)
+    needs.one_chunk(chunks)
     return _alternating(devices, m, 1, np.full(devices, m))
 
 
 def one_f_one_b(devices: int, m: int, chunks: int = 1) -> Actions:
     """1F1B (Narayanan et al. 2019, with a flush): on no device more forwards ahead than fill the pipeline behind it."""
-    _check_one_chunk(chunks)
+    needs.one_chunk(chunks)
     return _alternating(devices, m, 1, _followers(devices))
 
 
@@ -38,11 +39,6 @@ def looped_bfs(devices: int, m: int, chunks: int = 2) -> Actions:
     Device d has the stages d, d + devices, ..., `chunks` of them. What went forward last comes back first.
     """
     return _alternating(devices, m, chunks, np.full(devices, m * chunks), m, last_first=True)
-
-
-def _check_one_chunk(chunks: int) -> None:
-    if chunks != 1:
-        raise RequestError("chunks", f"needs chunks = 1, a stage for each device; {chunks=}")
 
 
 def _followers(devices: int) -> Ints:

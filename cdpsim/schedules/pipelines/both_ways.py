@@ -1,0 +1,49 @@
+"""Orders of two pipelines in opposite directions: of one, stage j is on device j, of the other on devices - 1 - j."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.columns import Ints
+from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.pipelines import needs
+
+
+def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
+    """Chimera (Li and Hoefler 2021): two 1F1B pipelines, one in the gaps of the other, with half of the micro-batches each.
+
+    `devices` micro-batches make a unit. Units follow one another directly; in the last one there may be fewer.
+    """
+    needs.one_chunk(chunks)
+    needs.even_devices(devices)
+    i, stage = np.indices((m, devices), dtype=np.int32)
+    half = (m + 1) // 2
+    turn = i % half
+    # With equal times a pipeline does something in every other slot of a device, and a unit fills 2 * devices of them.
+    slot = 2 * turn + devices * (turn // (devices // 2))
+    return _in_slots(i >= half, slot + stage, slot + 2 * devices - 1 - stage)
+
+
+def gems(devices: int, m: int, chunks: int = 1) -> Actions:
+    """GEMS (Jain et al. 2020): micro-batches go this way and that way in turn, each right behind the one before.
+
+    A device holds one at a time: it begins the next one's forward after this one's backward.
+    """
+    needs.one_chunk(chunks)
+    i, _ = np.indices((m, devices), dtype=np.int32)
+    return _in_slots(i % 2 == 1, 2 * i, 2 * i + 1)
+
+
+def _in_slots(up: NDArray[np.bool_], forward: Ints, backward: Ints) -> Actions:
+    # Of each micro-batch (row) and stage (column): whether it goes up, and when it would be done if all took a slot.
+    m, devices = up.shape
+    i, stage = np.indices(up.shape, dtype=np.int32)
+    device = np.where(up, devices - 1 - stage, stage)
+    slots = int(max(forward.max(), backward.max())) + 1
+    number = np.full((devices, slots), -1, dtype=np.int32)
+    number[device, forward] = i * devices + stage
+    number[device, backward] = m * devices + i * devices + stage
+    number = number[number >= 0]
+    kind, (micro_batch, stage) = Action.F + number // (m * devices), np.divmod(number % (m * devices), devices)
+    return Actions(np.arange(devices + 1, dtype=np.int32) * 2 * m, kind, stage, micro_batch)
