@@ -18,7 +18,8 @@ DRAWN = """
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.actions schedules.shape schedules.rule schedules.order schedules.placement
-    schedules.pipelines.alternating schedules.pipelines.both_ways schedules.pipelines.zero_bubble
+    schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
+    schedules.pipelines.zero_bubble
     schedules.pipelines.fold schedules.pipelines.dual schedules.pipelines schedules
     assemble.build assemble.listing assemble.grid assemble.passes assemble.update
     assemble.replicated assemble.sharded assemble

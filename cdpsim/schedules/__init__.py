@@ -21,11 +21,13 @@ from enum import Enum
 from cdpsim.errors import RequestError
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, Order
+from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Listing, Order, listed
+from cdpsim.schedules.pipelines import alternating, both_ways
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
     BY_MICRO_BATCH_AND_STAGE,
     BY_STAGE,
+    LISTED,
     PYRAMID,
     SINGLE,
     Placement,
@@ -94,7 +96,13 @@ class Schedule:
             raise RequestError(error.subject, f"{self.name} {problem}") from None
 
 
-_ALL = (
+def pipeline(name: str, about: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Schedule:
+    """A pipeline that is flushed at the end of a training step, by what each of its devices does until then."""
+    order = listed(name, actions, chunks=chunks, any_chunks=any_chunks)
+    return Schedule(name, about, order, LISTED, rules.DP)
+
+
+_OF_TABLE_1 = (
     Schedule("single-dp", "one device runs all micro-batches at once", SIMULTANEOUS, SINGLE, rules.DP),
     Schedule("single-cdp", "one device, micro-batches two slots apart", CYCLIC, SINGLE, rules.CDP_V2),
     Schedule("multi-dp", "a device per micro-batch, all-reduce", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP),
@@ -105,4 +113,27 @@ _ALL = (
     Schedule("zero-dp", "sharded states, broadcast for use", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP, State.SHARDED),
     Schedule("zero-cdp", "a stage's state travels to its user", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, State.SHARDED),
 )
+_PIPELINES = (
+    pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
+    pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
+    pipeline("interleaved-1f1b", "1f1b with several stages per device", alternating.interleaved, any_chunks=True),
+    pipeline("looped-bfs", "gpipe with several stages per device", alternating.looped_bfs, any_chunks=True),
+    pipeline("chimera", "two pipelines in opposite directions", both_ways.chimera),
+    pipeline("gems", "two pipelines in turn, a micro-batch at a time", both_ways.gems),
+    Schedule(
+        "pipedream",
+        "1f1b without flush: an update per micro-batch, a version for each in flight",
+        STREAMED,
+        BY_STAGE,
+        rules.NEWEST,
+        m=1,
+        vertical_sync=rules.VERTICAL_SYNC,
+    ),
+    Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
+    Schedule(
+        "pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH
+    ),
+)
+_ALL = (*_OF_TABLE_1, *_PIPELINES)
+TABLE_1 = tuple(schedule.name for schedule in _OF_TABLE_1)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}

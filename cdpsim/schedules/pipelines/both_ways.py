@@ -1,7 +1,5 @@
 """Orders of two pipelines in opposite directions: of one, stage j is on device j, of the other on devices - 1 - j."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,7 @@ from cdpsim.schedules.pipelines import needs
 
 
 def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
-    """Chimera (Li and Hoefler 2021): two 1F1B pipelines, one in the gaps of the other, with half of the micro-batches each.
+    """Chimera (Li and Hoefler 2021): two 1F1B pipelines, one in the gaps of the other, each with half of the micro-batches.
 
     `devices` micro-batches make a unit. Units follow one another directly; in the last one there may be fewer.
     """
