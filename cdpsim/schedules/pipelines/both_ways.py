@@ -9,7 +9,7 @@ from cdpsim.schedules.pipelines import needs
 
 
 def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
-    """Chimera (Li and Hoefler 2021): two 1F1B pipelines, one in the gaps of the other, each with half of the micro-batches.
+    """Chimera (Li and Hoefler 2021): two 1F1B pipelines with half of the micro-batches each, one in the gaps of the other.
 
     `devices` micro-batches make a unit. Units follow one another directly; in the last one there may be fewer.
     """
