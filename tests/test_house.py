@@ -17,10 +17,10 @@ DRAWN = """
     version errors progress help console columns variates filling compiled stops paths files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
-    schedules.actions schedules.shape schedules.rule schedules.order schedules.placement
+    schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
-    schedules.pipelines.zero_bubble
-    schedules.pipelines.fold schedules.pipelines.dual schedules.pipelines schedules
+    schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
+    schedules.pipelines schedules
     assemble.build assemble.listing assemble.grid assemble.passes assemble.update
     assemble.replicated assemble.sharded assemble
     costs disturb expand streams

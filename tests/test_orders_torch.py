@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from cdpsim.errors import RequestError
-from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
+from tests.played import Named, order_of
 
 pytest.importorskip("torch")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-Order = list[list[tuple[str, int, int]]]  # of each device: kind, stage, micro-batch
 # Ours, and how many stages of each device torch's takes.
 ORDERS = {
     "GPipe": (gpipe, [1]),
@@ -22,7 +21,7 @@ ORDERS = {
 }
 
 
-def torch_order(name: str, devices: int, m: int, chunks: int) -> Order:
+def torch_order(name: str, devices: int, m: int, chunks: int) -> list[list[Named]]:
     """What torch's table has each device compute."""
     return [
         [
@@ -34,14 +33,7 @@ def torch_order(name: str, devices: int, m: int, chunks: int) -> Order:
     ]
 
 
-def our_order(actions: Actions) -> Order:
-    """The same of ours."""
-    kind = [Action(k).name for k in actions.kind.tolist()]
-    rows = list(zip(kind, actions.stage.tolist(), actions.micro_batch.tolist(), strict=True))
-    return [rows[low:high] for low, high in zip(actions.first[:-1], actions.first[1:], strict=True)]
-
-
-def mended(name: str, order: Order) -> Order:
+def mended(name: str, order: list[list[Named]]) -> list[list[Named]]:
     """torch's table without its known fault: on the last device its 1F1B numbers forwards from 1 on.
 
     Its runtime, which goes by no table, does not.
@@ -78,7 +70,7 @@ def test_orders_are_those_of_torchs_tables() -> None:
                 torch_order(name, devices, m, chunks)
         else:
             theirs = mended(name, torch_order(name, devices, m, chunks))
-            assert our_order(ORDERS[name][0](devices, m, chunks)) == theirs, (name, devices, m, chunks)
+            assert order_of(ORDERS[name][0](devices, m, chunks)) == theirs, (name, devices, m, chunks)
 
 
 def test_torchs_1f1b_still_numbers_the_last_forwards_from_1_on() -> None:

@@ -3,7 +3,8 @@
 Where a task runs follows from whose list it is in.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -11,7 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints, runs
+from cdpsim.columns import Ints, heads, runs, sort_by
+from cdpsim.errors import RequestError
+from cdpsim.paths import longest
 
 
 class Action(IntEnum):
@@ -67,3 +70,161 @@ class Actions:
     def splits(self) -> bool:
         """Whether any backward is done in two parts."""
         return bool((self.kind == Action.I).any())
+
+    def named(self, row: int) -> str:
+        """An action as torch writes it: `0F1` is the forward of micro-batch 1 in stage 0."""
+        return f"{self.stage[row]}{Action(int(self.kind[row])).name}{self.micro_batch[row]}"
+
+    def at(self, row: int) -> str:
+        """Where an action stands."""
+        return f"device {self.device[row]}, action {self.place[row]}"
+
+
+def check_actions(actions: Actions, subject: str = "actions", at: Callable[[int], str] | None = None) -> None:
+    """Refuse what is no training step, naming the action at fault, where it stands (`at` of its row), and the remedy.
+
+    In a step every micro-batch has a forward and a backward, whole or in two parts, of every stage, all of them on one
+    device; and it comes to an end.
+    """
+    for problem in _problems(actions, at or actions.at):
+        raise RequestError(subject, problem)
+
+
+def _problems(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
+    if not len(actions):
+        yield "there are no actions; begin with 0F0"
+        return
+    yield from _numbers(actions, at)
+    order = sort_by(actions.micro_batch, actions.stage, actions.kind)
+    passes = (actions.micro_batch[order], actions.stage[order])
+    yield from _twice(actions, order, heads(*passes, actions.kind[order]), at)
+    first = heads(*passes)
+    yield from _every_pass(actions, order[first])
+    yield from _whole(actions, order, first, at)
+    yield from _together(actions, order, first, at)
+    yield from _deadlock(actions, *_waits(actions, order, first))
+
+
+def _numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
+    """Kinds are known; stages and micro-batches are numbered from 0 on without a gap; no device is idle throughout."""
+    for row in np.flatnonzero((actions.kind < Action.F) | (actions.kind > Action.W)).tolist():
+        yield f"{at(row)}: {actions.kind[row]} is no kind of action; known are {', '.join(Action.__members__)}"
+    for column, name in ((actions.stage, "stage"), (actions.micro_batch, "micro-batch")):
+        lowest, highest = int(column.argmin()), int(column.argmax())
+        if column[lowest] < 0:
+            yield f"{at(lowest)}: there is no {name} {column[lowest]}; number them from 0 on"
+        count = np.bincount(column[column < len(column)], minlength=min(int(column[highest]) + 1, len(column)))
+        for gap in np.flatnonzero(count == 0).tolist():
+            yield f"{at(highest)}: there is a {name} {column[highest]} but no {name} {gap}; number them without a gap"
+    for device in np.flatnonzero(np.diff(actions.first) == 0).tolist():
+        yield f"device {device} has nothing to do; leave it out"
+
+
+def _twice(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """No action is there twice."""
+    for again in np.setdiff1d(np.arange(len(order)), first, assume_unique=True).tolist():
+        one, other = sorted(order[again - 1 : again + 1].tolist())
+        yield f"{at(other)}: {actions.named(other)} is there already ({at(one)}); leave one out"
+
+
+def _every_pass(actions: Actions, rows: Ints) -> Iterator[str]:
+    """Every micro-batch passes every stage; `rows` have one action of each pass, in order."""
+    stages = int(actions.stage.max()) + 1
+    number = actions.micro_batch[rows].astype(np.int64) * stages + actions.stage[rows]
+    for k in np.flatnonzero(number != np.arange(len(number))).tolist():
+        i, stage = divmod(k, stages)
+        yield f"micro-batch {i} does not pass stage {stage}; add {stage}F{i} and {stage}B{i}"
+    i, stage = divmod(len(number), stages)
+    if stage:
+        yield f"micro-batch {i} does not pass stage {stage}; add {stage}F{i} and {stage}B{i}"
+
+
+def _whole(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """A pass is a forward and a backward, or a forward and the two parts of one."""
+    done = np.bitwise_or.reduceat(1 << actions.kind[order], first)
+    whole, parts = (sum(1 << Action[kind] for kind in kinds) for kinds in ("FB", "FIW"))
+    for k in np.flatnonzero((done != whole) & (done != parts)).tolist():
+        row = int(order[first[k]])
+        stage, i = actions.stage[row], actions.micro_batch[row]
+        kinds = [kind.name for kind in Action if done[k] >> kind & 1]
+        split = [kind for kind in kinds if kind in "IW"]
+        if split and "B" in kinds:
+            part = int(order[first[k] + kinds.index(split[0])])
+            yield f"{at(part)}: {actions.named(part)} is a part of {stage}B{i}, which is there too; leave one out"
+        else:
+            lacks = [f"{stage}{kind}{i}" for kind in ("FIW" if split else "FB") if kind not in kinds]
+            yield f"{at(row)}: {actions.named(row)} lacks {' and '.join(lacks)}; add what is missing"
+
+
+def _together(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """A pass is all on one device."""
+    forward = np.repeat(order[first], np.diff(first, append=len(order)))
+    for k in np.flatnonzero(actions.device[order] != actions.device[forward]).tolist():
+        row, other = int(order[k]), int(forward[k])
+        named = f"{actions.named(row)} is on another device than {actions.named(other)}"
+        yield f"{at(row)}: {named} ({at(other)}); move one of them"
+
+
+def _waits(actions: Actions, order: Ints, first: Ints) -> tuple[Ints, Ints]:
+    """What waits for what, beside the order of devices: rows (before, after)."""
+    stages = int(actions.stage.max()) + 1
+    forward, backward = (order[first + k].reshape(-1, stages) for k in (0, 1))
+    weights = np.flatnonzero(actions.kind[order] == Action.W)
+    pairs = (
+        (forward[:, :-1], forward[:, 1:]),
+        (forward, backward),
+        (backward[:, 1:], backward[:, :-1]),
+        (order[weights - 1], order[weights]),
+    )
+    before, after = (np.concatenate([column.ravel() for column in columns]) for columns in zip(*pairs, strict=True))
+    return before, after
+
+
+def _deadlock(actions: Actions, before: Ints, after: Ints) -> Iterator[str]:
+    """All devices come to the end of their orders."""
+    lasting = np.ones(len(actions), dtype=np.int64)
+    rows = np.arange(len(actions), dtype=np.int32)
+    *_, reached = longest(before, after, lasting, np.zeros_like(lasting), rows, actions.first)
+    if reached < len(actions):
+        names = [actions.named(row) for row in _cycle(actions, before, after)]
+        more = [f"... {len(names) - 8} more"] if len(names) > 8 else []
+        cycle = " -> ".join([*names[:8], *more, names[0]])
+        yield f"schedule deadlocks: {cycle}, each waiting for the one before it; put one of them elsewhere"
+
+
+def _cycle(actions: Actions, before: Ints, after: Ints) -> list[int]:
+    """Actions in a circle, each waiting for what the one before it makes, or for its device to be done with that."""
+    now, lacks = _stuck(actions, before, after)
+    device = actions.device
+    # What a stuck device lacks is on a stuck device: going from one to the other enters a circle.
+    path = [min(lacks)]
+    while path[-1] not in path[:-1]:
+        path.append(int(device[lacks[path[-1]]]))
+    circle = path[path.index(path[-1]) + 1 :]
+    rows = list(dict.fromkeys(row for d in circle for row in (now[d], lacks[d])))[::-1]
+    lowest = rows.index(min(rows))
+    return rows[lowest:] + rows[:lowest]
+
+
+def _stuck(actions: Actions, before: Ints, after: Ints) -> tuple[list[int], dict[int, int]]:
+    """How far each device comes, and what the next action of each that is stuck then lacks."""
+    inputs = defaultdict[int, list[int]](list)
+    for needed, row in zip(before.tolist(), after.tolist(), strict=True):
+        inputs[row].append(needed)
+    now, end, done = actions.first[:-1].tolist(), actions.first[1:].tolist(), set[int]()
+    lacks, waiting = dict[int, int](), defaultdict[int, list[int]](list)
+    ready = list(range(actions.devices))
+    while ready:
+        device = ready.pop()
+        lacks.pop(device, None)
+        while now[device] < end[device]:
+            row = now[device]
+            lacking = next((needed for needed in inputs[row] if needed not in done), None)
+            if lacking is not None:
+                lacks[device] = lacking
+                waiting[lacking].append(device)
+                break
+            done.add(row)
+            ready += waiting.pop(row, [])
+            now[device] += 1
+    return now, lacks

@@ -9,7 +9,7 @@ from cdpsim.schedules.pipelines import needs
 
 
 def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
-    """Chimera (Li and Hoefler 2021): two 1F1B pipelines with half of the micro-batches each, one in the gaps of the other.
+    """Chimera (Li and Hoefler 2021): half of the micro-batches go the other way, in the gaps of the first half's 1F1B.
 
     `devices` micro-batches make a unit. Units follow one another directly; in the last one there may be fewer.
     """
