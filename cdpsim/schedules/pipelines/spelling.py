@@ -1,0 +1,35 @@
+"""Orders spelt out: a word for each device, a letter for each action."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cdpsim.schedules.actions import Action, Actions
+
+_KINDS = np.zeros(128, dtype=np.int32)
+_KINDS[[ord(kind.name) for kind in Action]] = list(Action)
+
+
+def spelt(words: Sequence[str]) -> Actions:
+    """Actions by their letters: capital ones are of a device's first stage, small ones of its second.
+
+    Stages are 0 and 1 on each device, and the micro-batches that each of the two has follow each other: forwards,
+    backwards (whole or not), and Ws as their Is did. & joins two that are meant to overlap.
+
+    >>> actions = spelt(["FfF&ifwIbW"])
+    >>> actions.stage.tolist(), actions.micro_batch.tolist()
+    ([0, 1, 0, 1, 1, 1, 0, 1, 0], [0, 0, 1, 0, 1, 0, 0, 1, 0])
+    """
+    letters = np.frombuffer("".join(words).encode(), dtype=np.uint8)
+    joined = letters == ord("&")
+    beside, letters = np.roll(joined, 1)[~joined], letters[~joined]
+    second = letters >= ord("a")
+    kind = _KINDS[letters & ~np.uint8(32)]
+    number = np.empty(len(kind), dtype=np.int32)
+    for stage in (~second, second):
+        for some in ((Action.F,), (Action.B, Action.I)):
+            rows = np.flatnonzero(stage & np.isin(kind, some))
+            number[rows] = np.arange(len(rows)) % max(len(rows) // len(words), 1)
+        number[stage & (kind == Action.W)] = number[stage & (kind == Action.I)]
+    first = np.cumsum([0, *(len(word) - word.count("&") for word in words)], dtype=np.int32)
+    return Actions(first, kind, second.astype(np.int32), number, beside if beside.any() else None)
