@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from cdpsim.schedules.actions import Action, Actions
 
 UNIT = {"F": 1, "B": 1}
@@ -24,6 +26,11 @@ class Played(NamedTuple):
         return max(self.end.values())
 
     @property
+    def longest_stay(self) -> int:
+        """The longest time from the start of a device's first action to the end of its last."""
+        return max(self.end[row[-1]] - self.start[row[0]] for row in self.order)
+
+    @property
     def bubble(self) -> int:
         """How long all devices together do nothing."""
         busy = sum(self.end[action] - self.start[action] for action in self.end)
@@ -37,25 +44,41 @@ def order_of(actions: Actions) -> list[list[Named]]:
     return [rows[low:high] for low, high in zip(actions.first[:-1], actions.first[1:], strict=True)]
 
 
-def play(actions: Actions, times: Mapping[str, int]) -> Played:
-    """Start each action when the one before it on its device is done and what it needs is there."""
+def together(actions: Actions, pairs: bool) -> list[list[list[Named]]]:
+    """Each device's actions, with `pairs` each beside the one that it is meant to overlap with."""
+    beside = actions.beside if pairs and actions.beside is not None else np.zeros(len(actions), bool)
+    cuts = [np.flatnonzero(~row) for row in np.split(beside, actions.first[1:-1])]
+    return [
+        [row[low:high] for low, high in zip(cut, [*cut[1:], len(row)], strict=True)]
+        for row, cut in zip(order_of(actions), cuts, strict=True)
+    ]
+
+
+def play(actions: Actions, times: Mapping[str, int], pairs: bool = False) -> Played:
+    """Start each action when the one before it on its device is done and what it needs is there.
+
+    With `pairs` two that are meant to overlap are one, which takes as long as both.
+    """
     order = order_of(actions)
     split = {(stage, i) for row in order for kind, stage, i in row if kind == "I"}
     last = max(stage for row in order for _, stage, _ in row)
     played = Played(order, {}, {})
+    groups = together(actions, pairs)
     done, free = [0] * len(order), [0] * len(order)
     waits = list(range(len(order)))
     while waits:
         before = sum(done)
         for device in waits:
-            for action in order[device][done[device] :]:
-                inputs = [played.end.get(needed) for needed in needs(action, last, split)]
+            for group in groups[device][done[device] :]:
+                inputs = [played.end.get(needed) for action in group for needed in needs(action, last, split)]
                 if None in inputs:
                     break
-                played.start[action] = max([free[device], *(end for end in inputs if end is not None)])
-                played.end[action] = free[device] = played.start[action] + times[action[0]]
+                start = max([free[device], *(end for end in inputs if end is not None)])
+                free[device] = start + sum(times[kind] for kind, _, _ in group)
+                played.start.update(dict.fromkeys(group, start))
+                played.end.update(dict.fromkeys(group, free[device]))
                 done[device] += 1
-        waits = [device for device in waits if done[device] < len(order[device])]
+        waits = [device for device in waits if done[device] < len(groups[device])]
         assert sum(done) > before, f"a deadlock: devices {waits} wait"
     return played
 
