@@ -6,15 +6,15 @@ from itertools import product
 import pytest
 
 from cdpsim.errors import RequestError
-from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.pipelines.fold import dualpipev, zbv
 from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble
+from tests.played import together
 
 pytest.importorskip("torch")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-Order = list[list[tuple[str, int, int | None, bool]]]  # of each device: kind, stage, micro-batch, beside the one before
 ORDERS: dict[str, Callable[[int, int, int], Actions]] = {
     "InterleavedZeroBubble": interleaved_zero_bubble,
     "ZBVZeroBubble": zbv,
@@ -22,25 +22,19 @@ ORDERS: dict[str, Callable[[int, int, int], Actions]] = {
 }
 
 
-def torch_order(name: str, devices: int, m: int, chunks: int) -> Order:
-    """What torch's table has each device compute, of overlapped actions the second beside the first."""
+def torch_order(name: str, devices: int, m: int, chunks: int) -> list[list[list[tuple[str, int, int | None]]]]:
+    """What torch's table has each device compute, two that overlap together."""
     return [
         [
-            (str(part.computation_type.value), part.stage_index, part.microbatch_index, place > 0)
+            [
+                (str(part.computation_type.value), part.stage_index, part.microbatch_index)
+                for part in action.sub_actions or [action]
+            ]
             for action in row
             if action is not None and action.computation_type.name != "REDUCE_GRAD"
-            for place, part in enumerate(action.sub_actions or [action])
         ]
         for row in get_schedule_ops(name, devices, m, num_stages_per_rank=chunks)
     ]
-
-
-def our_order(actions: Actions) -> Order:
-    """The same of ours."""
-    kind = [Action(k).name for k in actions.kind.tolist()]
-    beside = [False] * len(actions) if actions.beside is None else actions.beside.tolist()
-    rows = list(zip(kind, actions.stage.tolist(), actions.micro_batch.tolist(), beside, strict=True))
-    return [rows[low:high] for low, high in zip(actions.first[:-1], actions.first[1:], strict=True)]
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -54,4 +48,4 @@ def test_orders_are_those_of_torchs_tables_and_what_torch_refuses_is_refused(nam
             with pytest.raises(RequestError, match=r"^(m|chunks): needs "):
                 ORDERS[name](devices, m, chunks)
         else:
-            assert our_order(ORDERS[name](devices, m, chunks)) == theirs, (devices, m, chunks)
+            assert together(ORDERS[name](devices, m, chunks), pairs=True) == theirs, (devices, m, chunks)

@@ -13,7 +13,7 @@ from cdpsim.schedules.pipelines.spelling import spelt
 
 def zbv(devices: int, m: int, chunks: int = 2) -> Actions:
     """ZB-V (Qi et al. 2023): the memory of 1F1B, and no bubble between unit tasks of 2d-1 micro-batches or more."""
-    # Fewer micro-batches go as the first of those that fill the pipeline.
+    # Fewer micro-batches go as the first of so many that fill the pipeline.
     enough = max(m, 2 * devices - 1)
     actions = _folded(_zbv, devices, enough, chunks)
     there = actions.micro_batch < m

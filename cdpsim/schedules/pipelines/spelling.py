@@ -13,8 +13,8 @@ _KINDS[[ord(kind.name) for kind in Action]] = list(Action)
 def spelt(words: Sequence[str]) -> Actions:
     """Actions by their letters: capital ones are of a device's first stage, small ones of its second.
 
-    Stages are 0 and 1 on each device, and the micro-batches that each of the two has follow each other: forwards,
-    backwards (whole or not), and Ws as their Is did. & joins two that are meant to overlap.
+    They are stages 0 and 1 on every device, with as many micro-batches each, which follow one another in order:
+    forwards, backwards (whole or not), and Ws as their Is did. & joins two that are meant to overlap.
 
     >>> actions = spelt(["FfF&ifwIbW"])
     >>> actions.stage.tolist(), actions.micro_batch.tolist()

@@ -1,7 +1,8 @@
 """Backwards in two parts: gradients of weights fill the bubble (Qi et al. 2023, Zero Bubble Pipeline Parallelism).
 
 A device does some forwards ahead, then a forward and an I by turns. The fewer it does ahead, the later it begins with
-Ws: so all devices hold equally many activations until their Ws, and Ws are left for the end.
+Ws: so all devices hold equally many activations until their Ws, and Ws are left for the end. Bubbles are as published
+while Ws are the shortest tasks; each micro-batch that is lacking leaves a slot more of them.
 """
 
 from dataclasses import replace
@@ -14,13 +15,13 @@ from cdpsim.schedules.pipelines.spelling import spelt
 
 
 def zb_h1(devices: int, m: int, chunks: int = 1) -> Actions:
-    """H1: d activations at most, as 1F1B has, and a bubble of (d-1)(F + I - W), if there are d micro-batches."""
+    """H1: d activations at most, as 1F1B has, and a bubble of (d-1)(F + I - W), from d micro-batches on."""
     needs.one_chunk(chunks)
     return _by_turns(devices, m, 1, 1, m)
 
 
 def zb_h2(devices: int, m: int, chunks: int = 1) -> Actions:
-    """H2: 2d-1 activations at most, and a bubble of (d-1)(F + I - 2W), if there are 2d-1 micro-batches."""
+    """H2: 2d-1 activations at most, and a bubble of (d-1)(F + I - 2W), from 2d-1 micro-batches on."""
     needs.one_chunk(chunks)
     return _by_turns(devices, m, 1, 2, m)
 
