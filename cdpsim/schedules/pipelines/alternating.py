@@ -3,7 +3,6 @@
 import numpy as np
 
 from cdpsim.columns import Ints
-from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.pipelines import needs
 
@@ -26,10 +25,7 @@ def interleaved(devices: int, m: int, chunks: int = 2) -> Actions:
     Micro-batches go in rounds of about as many as there are devices, and a round goes through one stage of a device
     after another.
     """
-    rounds = max(1, m // devices)
-    if m % rounds:
-        raise RequestError("m", f"needs m to be a multiple of its m // devices = {rounds} rounds; {m=}, {devices=}")
-    together = m // rounds
+    together = needs.equal_rounds(devices, m)
     return _alternating(devices, m, chunks, (chunks - 1) * together + 2 * _followers(devices), together)
 
 
