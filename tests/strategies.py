@@ -1,16 +1,22 @@
 """What hypothesis draws: requests for runs, from the slot model to uneven stages on uneven devices and links."""
 
+from contextlib import suppress
+from functools import cache
+from itertools import product
 from typing import Any
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, Stage
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage
+from cdpsim.assemble.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.devices import OVERLAPS
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
+from cdpsim.schedules.shape import Shape
 from cdpsim.units import Work
 
 KEPT = 10**6  # at most: every stage's activation and boundary have room for it
@@ -25,11 +31,41 @@ gradients = st.none() | sizes
 updates = {True: st.none() | works, False: st.none() | seconds}
 
 
+shares = st.sampled_from([0.25, 0.5, 0.7])
+
+
+@cache
+def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
+    """All small shapes that a schedule allows, of one replica or two."""
+    takes = schedule.options
+    chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
+    ms = range(1, 2 * most + 1) if schedule.order.any_m and schedule.m is None else [None]
+    found = []
+    for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
+        shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)
+        with suppress(RequestError):
+            if schedule.order.actions:
+                schedule.actions(shape)
+            check_causal(schedule, schedule.rule, shape)
+            found.append(shape)
+    return tuple(found)
+
+
+def fitting(name: str, n: int) -> dict[str, Any]:
+    """Keywords for `simulate` with n stages, or the next number of them that a schedule allows, and enough to do."""
+    schedule = SCHEDULES[name]
+    if not schedule.order.actions:
+        return {"schedule": name, "n": n}
+    chunks = 2 if "chunks" in schedule.options else schedule.order.chunks
+    n += n % 2
+    return {"schedule": name, "n": n, "m": 2 * n} | ({"chunks": chunks} if "chunks" in schedule.options else {})
+
+
 @st.composite
 def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
     """One stage, its tasks as times or as work; updated at once, by its device or by the host."""
     cost = works if work else seconds
-    kept = draw(kept_outputs)
+    kept, backward = draw(kept_outputs), draw(cost)
     where: dict[str, Any] = {"optimizer": draw(sizes)}
     if updated == "by its device":
         where |= {"update": draw(updates[work])}
@@ -38,7 +74,8 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
         where |= {"offloaded": draw(sizes), "transfer": draw(seconds)}
     return Stage(
         forward=draw(cost),
-        backward=draw(cost),
+        backward=backward,
+        weight_backward=type(backward)(backward * draw(shares)),
         activation=draw(sizes) + KEPT,
         kept_output=kept,
         forward_transient=draw(transients),
@@ -98,10 +135,14 @@ def causal_rules(draw: st.DrawFn, n: int) -> Rule:
 def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
     schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
-    n = draw(st.integers(1, most))
-    request: dict[str, Any] = {"schedule": schedule, "n": n, "steps": draw(st.integers(1, 4))}
+    shape = draw(st.sampled_from(shapes(schedule, most)))
+    n = shape.n
+    request: dict[str, Any] = {"schedule": schedule, "n": n, "m": shape.m, "steps": draw(st.integers(1, 4))}
+    request |= {"chunks": shape.chunks, "replicas": shape.replicas}
+    if "overlap-all-reduce" in schedule.options:
+        request["overlap_all_reduce"] = shape.replicas > 1 and draw(st.booleans())
     request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
-    if not schedule.order.flush:
+    if not schedule.order.flush and not schedule.order.any_m:
         request["rule"] = draw(causal_rules(n))
     if "prefetch" in schedule.options:
         request["prefetch"] = draw(st.integers(0, 3))

@@ -6,13 +6,13 @@ from fractions import Fraction
 import numpy as np
 
 from cdpsim.assemble.build import Builder
+from cdpsim.assemble.causal import check_causal
 from cdpsim.assemble.grid import Grid, releases
 from cdpsim.assemble.passes import pass_through_stages
 from cdpsim.assemble.replicated import all_reduce, pass_along
 from cdpsim.assemble.sharded import broadcast_for_use, carry_state
 from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
-from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule, State
@@ -45,7 +45,7 @@ def assemble(
         times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
         shape = replace(shape, widths=pyramid_widths(shape.m, [Fraction(f) + Fraction(b) for f, b in times]))
     grid = Grid(schedule, rule or schedule.rule, shape, steps, min(lanes, shape.m), forward_first)
-    check_causal(grid)
+    check_causal(schedule, grid.rule, shape)
     updates = place_updates(grid, in_lanes=model.updates_in_lanes)
     build = Builder(len(grid.kind) + len(updates))
     pass_through_stages(grid, model, build)
@@ -73,37 +73,6 @@ def assemble(
         releases=tuple(releases(grid)),
         versions_differ=grid.rule.backward is not None,
     )
-
-
-def check_causal(grid: Grid) -> None:
-    """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
-    rule, shape, timing = grid.rule, grid.shape, grid.schedule.order
-    lags = rule.lags(shape)
-    if timing.flush:
-        if lags.any():
-            raise RequestError(
-                "rule",
-                f"{rule.name!r} does not go with the {timing.name} timing of {grid.schedule.name}, where every "
-                f"task reads the newest parameters; use 'dp', or a cyclic schedule",
-            )
-        return
-    assert timing.position is not None
-    i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
-    t = int(lags.max()) + 1  # in which all versions that are read have been made in the run
-    updated_by = 2 * shape.n - 1 - (0 * j if rule.barrier else j)
-    made = timing.position(t - 1 - lags, 0 * i + shape.m - 1, updated_by, shape) + 1
-    read = timing.position(np.array(t), i, j, shape)
-    late = np.argwhere(np.broadcast_to(read, lags.shape) < made)
-    if len(late):
-        i, j = late[0].tolist()
-        lag, older = lags[i, j], "an older one"
-        if not lag:
-            older = "the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must"
-        raise RequestError(
-            "rule",
-            f"{rule.name!r} is not causal with {timing.name} timing: (i={i}, j={j}) would read "
-            f"{f'theta_(t-{lag})' if lag else 'theta_t'} before it exists; let it read {older}",
-        )
 
 
 def _tasks(grid: Grid, updates: Updates) -> Tasks:
