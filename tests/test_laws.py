@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, Stage, Trace, simulate
+from cdpsim import Cluster, Model, Stage, Trace, simulate
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.columns import Ints
@@ -16,7 +16,7 @@ from cdpsim.costs import Costs
 from cdpsim.engine import ENGINES
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
-from cdpsim.schedules import State
+from cdpsim.schedules import TABLE_1, State
 from cdpsim.schedules.shape import Shape
 from cdpsim.trace import Run
 from tests.conftest import examples
@@ -194,7 +194,7 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
 @pytest.mark.parametrize("model", ["unit", Model(stages=(Stage(forward=0.25, backward=0.7, parameters=9),))])
 def test_one_stage_takes_equally_long_under_every_schedule(steps: int, model: str | Model) -> None:
     """With one stage and one micro-batch there is nothing to schedule."""
-    assert len({simulate(name, 1, steps=steps, model=model).summary()["makespan"] for name in SCHEDULES}) == 1
+    assert len({simulate(name, 1, steps=steps, model=model).summary()["makespan"] for name in TABLE_1}) == 1
 
 
 @given(requests())

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.check import check_columns
 from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.metrics.waiting import Reason, idle, waits_for
+from cdpsim.schedules import TABLE_1
 from cdpsim.simulate import reopen
 from cdpsim.trace import Run, load
 from cdpsim.units import Work
 
-ROWS = [(name, rule) for name in SCHEDULES for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]
+ROWS = [(name, rule) for name in TABLE_1 for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]
 
 
 def model(n: int = 3, update: Any = 0.5, **more: Any) -> Model:
