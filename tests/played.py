@@ -44,6 +44,11 @@ def order_of(actions: Actions) -> list[list[Named]]:
     return [rows[low:high] for low, high in zip(actions.first[:-1], actions.first[1:], strict=True)]
 
 
+def pairs_of(actions: Actions) -> list[bool]:
+    """Which actions overlap with the one before."""
+    return [False] * len(actions) if actions.beside is None else actions.beside.tolist()
+
+
 def together(actions: Actions, pairs: bool) -> list[list[list[Named]]]:
     """Each device's actions, with `pairs` each beside the one that it is meant to overlap with."""
     beside = actions.beside if pairs and actions.beside is not None else np.zeros(len(actions), bool)

@@ -5,13 +5,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
 from cdpsim.schedules.pipelines.both_ways import chimera, gems
+from tests.conftest import examples
 from tests.played import DOUBLE, UNIT, Played, in_flight, order_of, play
 
 
@@ -36,10 +37,12 @@ ORDERS = {
 }
 BOTH_WAYS = ("chimera", "gems")
 
+many = settings(max_examples=examples(500))
 names = st.sampled_from(sorted(ORDERS))
 sizes = (st.integers(1, 9), st.integers(1, 24), st.integers(1, 4))
 
 
+@many
 @given(names, *sizes)
 def test_an_order_is_a_training_step_or_refused_in_a_line(name: str, devices: int, m: int, chunks: int) -> None:
     """A forward and a backward of every micro-batch and stage, each once; and a run of it ends."""
@@ -64,6 +67,7 @@ def test_an_order_is_a_training_step_or_refused_in_a_line(name: str, devices: in
     check_actions(actions)
 
 
+@many
 @given(names, *sizes)
 def test_a_stage_is_on_one_device_or_on_the_one_across(name: str, devices: int, m: int, chunks: int) -> None:
     order, is_meant = ORDERS[name]
@@ -74,6 +78,7 @@ def test_a_stage_is_on_one_device_or_on_the_one_across(name: str, devices: int, 
             assert len({stage for _, stage, _ in row}) == len(mine) * chunks or (name in BOTH_WAYS and m == 1)
 
 
+@many
 @given(names, *sizes)
 def test_columns_of_orders_have_32_bits(name: str, devices: int, m: int, chunks: int) -> None:
     order, is_meant = ORDERS[name]
@@ -92,6 +97,7 @@ devices_and_rounds = (st.integers(1, 8), st.integers(1, 5))
 times = st.sampled_from([UNIT, DOUBLE, {"F": 3, "B": 5}])
 
 
+@many
 @given(st.sampled_from([gpipe, one_f_one_b]), *sizes[:2], times)
 def test_gpipe_and_1f1b_have_the_same_bubble(
     order: Callable[[int, int], Actions], d: int, m: int, took: dict[str, int]
@@ -99,6 +105,7 @@ def test_gpipe_and_1f1b_have_the_same_bubble(
     assert bubbles(play(order(d, m), took)) == Fraction(d - 1, m + d - 1)
 
 
+@many
 @given(st.sampled_from([interleaved, looped_bfs]), *devices_and_rounds, sizes[2], times)
 def test_stages_in_a_loop_divide_the_bubble_by_chunks(
     order: Callable[[int, int, int], Actions], d: int, rounds: int, v: int, took: dict[str, int]
@@ -107,6 +114,7 @@ def test_stages_in_a_loop_divide_the_bubble_by_chunks(
     assert bubbles(play(order(d, m, v), took)) == Fraction(d - 1, v * m + d - 1)
 
 
+@many
 @given(*sizes[:2])
 def test_1f1b_has_no_more_in_flight_than_fill_the_pipeline(d: int, m: int) -> None:
     assert [in_flight(row) for row in order_of(gpipe(d, m))] == [m] * d
@@ -158,6 +166,7 @@ def test_chimera_is_as_in_the_papers_figure() -> None:
     ]
 
 
+@many
 @given(*sizes[:2])
 def test_gems_has_two_micro_batches_at_a_time_and_the_bubble_that_goes_with_it(d: int, m: int) -> None:
     """Chimera's Table 2 has (D - 1) / (D + 1/2), where a backward takes twice and micro-batches are many."""

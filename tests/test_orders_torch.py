@@ -10,7 +10,7 @@ from tests.played import Named, order_of
 
 pytest.importorskip("torch")
 
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+from tests.torch_tables import torch_order, torch_schedule
 
 # Ours, and how many stages of each device torch's takes.
 ORDERS = {
@@ -21,16 +21,8 @@ ORDERS = {
 }
 
 
-def torch_order(name: str, devices: int, m: int, chunks: int) -> list[list[Named]]:
-    """What torch's table has each device compute."""
-    return [
-        [
-            (str(action.computation_type.value), action.stage_index, action.microbatch_index)
-            for action in row
-            if action is not None and action.microbatch_index is not None  # REDUCE_GRAD has none
-        ]
-        for row in get_schedule_ops(name, devices, m, num_stages_per_rank=chunks)
-    ]
+def table(name: str, devices: int, m: int, chunks: int) -> list[list[Named]]:
+    return torch_order(torch_schedule(f"Schedule{name}", devices, m, chunks))
 
 
 def mended(name: str, order: list[list[Named]]) -> list[list[Named]]:
@@ -62,17 +54,17 @@ def test_orders_are_those_of_torchs_tables() -> None:
     for name, devices, m, chunks in cases():
         if is_refused(name, devices, m):
             with pytest.raises(ValueError, match="multiple of the number of rounds"):
-                torch_order(name, devices, m, chunks)
+                table(name, devices, m, chunks)
             with pytest.raises(RequestError, match=r"^m: needs m to be a multiple of its .* rounds; m="):
                 ORDERS[name][0](devices, m, chunks)
         elif name == "1F1B" and m < devices:
             with pytest.raises(ValueError, match="must be greater than or equal to the number of stages"):
-                torch_order(name, devices, m, chunks)
+                table(name, devices, m, chunks)
         else:
-            theirs = mended(name, torch_order(name, devices, m, chunks))
+            theirs = mended(name, table(name, devices, m, chunks))
             assert order_of(ORDERS[name][0](devices, m, chunks)) == theirs, (name, devices, m, chunks)
 
 
 def test_torchs_1f1b_still_numbers_the_last_forwards_from_1_on() -> None:
     """When it does not, `mended` goes."""
-    assert [i for kind, _, i in torch_order("1F1B", 2, 3, 1)[-1] if kind == "F"] == [1, 2, 3]
+    assert [i for kind, _, i in table("1F1B", 2, 3, 1)[-1] if kind == "F"] == [1, 2, 3]

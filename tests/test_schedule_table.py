@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
@@ -13,12 +13,9 @@ from cdpsim.schedules import table
 from cdpsim.schedules.actions import Action, Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import interleaved, one_f_one_b
 from cdpsim.schedules.table import read_actions, write_actions
-from tests.played import Named, needs, order_of, play
+from tests.conftest import examples
+from tests.played import Named, needs, order_of, pairs_of, play
 from tests.test_orders import ORDERS
-
-
-def pairs_of(actions: Actions) -> list[bool]:
-    return [False] * len(actions) if actions.beside is None else actions.beside.tolist()
 
 
 def assert_same(one: Actions, other: Actions) -> None:
@@ -149,6 +146,7 @@ def test_an_unknown_kind_is_refused() -> None:
         check_actions(Actions(np.array([0, 2], dtype=np.int32), kind, zeros, zeros))
 
 
+@settings(max_examples=examples(500))
 @given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.data())
 def test_orders_are_refused_if_they_deadlock_and_only_then(
     devices: int, m: int, split: bool, data: st.DataObject

@@ -36,12 +36,11 @@ def gems(devices: int, m: int, chunks: int = 1) -> Actions:
 def _in_slots(up: NDArray[np.bool_], forward: Ints, backward: Ints) -> Actions:
     # Of each micro-batch (row) and stage (column): whether it goes up, and when it would be done if all took a slot.
     m, devices = up.shape
-    i, stage = np.indices(up.shape, dtype=np.int32)
-    device = np.where(up, devices - 1 - stage, stage)
+    device = np.where(up, np.arange(devices)[::-1], np.arange(devices))
     slots = int(max(forward.max(), backward.max())) + 1
-    number = np.full((devices, slots), -1, dtype=np.int32)
-    number[device, forward] = i * devices + stage
-    number[device, backward] = m * devices + i * devices + stage
-    number = number[number >= 0]
-    kind, (micro_batch, stage) = Action.F + number // (m * devices), np.divmod(number % (m * devices), devices)
-    return Actions(np.arange(devices + 1, dtype=np.int32) * 2 * m, kind, stage, micro_batch)
+    row = np.full((devices, slots), -1, dtype=np.int32)
+    forwards = np.arange(m * devices, dtype=np.int32).reshape(m, devices)
+    row[device, forward], row[device, backward] = forwards, forwards + m * devices
+    turn, stage = (column.astype(np.int32) for column in np.divmod(row[row >= 0], devices))
+    kind = np.where(turn < m, np.int32(Action.F), np.int32(Action.B))
+    return Actions(np.arange(devices + 1, dtype=np.int32) * 2 * m, kind, stage, turn % m)
