@@ -113,7 +113,7 @@ def _numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
         lowest, highest = int(column.argmin()), int(column.argmax())
         if column[lowest] < 0:
             yield f"{at(lowest)}: there is no {name} {column[lowest]}; number them from 0 on"
-        count = np.bincount(column[column < len(column)], minlength=min(int(column[highest]) + 1, len(column)))
+        count = np.bincount(np.minimum(column, len(column)))  # of a higher number there is a gap below that anyway
         for gap in np.flatnonzero(count == 0).tolist():
             yield f"{at(highest)}: there is a {name} {column[highest]} but no {name} {gap}; number them without a gap"
     for device in np.flatnonzero(np.diff(actions.first) == 0).tolist():
