@@ -155,15 +155,26 @@ def test_chimera_shares_fewer_micro_batches_out_as_evenly_as_can_be(half: int, d
     assert [i for kind, stage, i in played.order[0] if (kind, stage) == ("F", 0)] == list(range((m + 1) // 2))
 
 
-def test_chimera_is_as_in_the_papers_figure() -> None:
-    """Four devices and four micro-batches, of which 2 and 3 go up."""
-    rows = [" ".join(f"{kind}{i}" for kind, _, i in row) for row in order_of(chimera(4, 4))]
-    assert rows == [
-        "F0 F1 F2 B2 F3 B3 B0 B1",
-        "F0 F2 F1 F3 B2 B0 B3 B1",
-        "F2 F0 F3 F1 B0 B2 B1 B3",
-        "F2 F3 F0 B0 F1 B1 B2 B3",
-    ]
+# Written out, as papers draw them: kind and micro-batch, and the stage where a device has several.
+DRAWN = [
+    (gpipe, 2, 3, 1, ["F0 F1 F2 B0 B1 B2"] * 2),
+    (one_f_one_b, 2, 3, 1, ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]),
+    (interleaved, 1, 2, 2, ["0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1"]),
+    (looped_bfs, 1, 2, 2, ["0F0 0F1 1F0 1F1 1B1 1B0 0B1 0B0"]),
+    (chimera, 2, 2, 1, ["0F0 1F1 1B1 0B0", "0F1 1F0 1B0 0B1"]),
+    (chimera, 4, 4, 1, ["0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1", "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1"]),
+    (gems, 2, 3, 1, ["0F0 0B0 1F1 1B1 0F2 0B2", "1F0 1B0 0F1 0B1 1F2 1B2"]),
+]
+
+
+@pytest.mark.parametrize(("order", "devices", "m", "chunks", "drawn"), DRAWN)
+def test_orders_are_as_they_are_drawn(
+    order: Callable[[int, int, int], Actions], devices: int, m: int, chunks: int, drawn: list[str]
+) -> None:
+    rows = order_of(order(devices, m, chunks))
+    several = len({stage for _, stage, _ in rows[0]}) > 1
+    said = [" ".join(f"{stage if several else ''}{kind}{i}" for kind, stage, i in row) for row in rows]
+    assert said[: len(drawn)] == drawn
 
 
 @many
