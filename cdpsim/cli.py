@@ -16,7 +16,7 @@ def _serve(arguments: list[str]) -> int:
     parser, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
     for add in (
         *(tables.add_schedules, tables.add_table1, runs.add_simulate, tables.add_pyramid),
-        *(compare.add_compare, breakeven.add_breakeven),
+        *(compare.add_compare, runs.add_import, breakeven.add_breakeven),
         *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
         superpose.add_superpose,
         *(presets.add_models, presets.add_clusters),

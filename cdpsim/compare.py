@@ -8,6 +8,7 @@ import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.metrics import communication, memory, traffic, utilisation
+from cdpsim.metrics.staleness import mean_staleness
 from cdpsim.metrics.waiting import Reason, idle
 from cdpsim.montecarlo import spread
 from cdpsim.program import Category
@@ -20,11 +21,12 @@ class Measured:
 
     `step` is the time from the end of one training step to that of the next. `bubble` is the share of the lanes' time
     in which they do nothing, `exposed` the part of it in which they wait for a message that is on its way, or for a
-    stream that messages block; both while all micro-batches are under way, so without the first one's start and the
-    last one's end. `memory` is the most that one device holds, the categories the most of each on one device, and a
-    run `fits` if no device needs more than it has. `sent` is what all devices put on the wire for one training step,
-    `rate` the micro-batches per unit of time, and `samples` the samples, where the model says how many a micro-batch
-    has.
+    stream that messages block; both over half of the run's steps. `memory` is the most that one device holds,
+    the categories the most of each on one device, and a run `fits` if no device needs more than it has. `versions` is
+    the most of one stage's parameters that a device holds at once, `staleness` how many steps old what forwards read is
+    on average. `messages` are those of one training step, `sent` is what they put on the wire, and `rounds`, in slots,
+    how many of them must fit between two slots. `rate` is the micro-batches per unit of time, and `samples` the
+    samples, where the model says how many a micro-batch has.
     """
 
     schedule: str
@@ -41,6 +43,10 @@ class Measured:
     gradients: int
     optimizer: int
     communication: int
+    versions: int
+    staleness: float | None
+    messages: int
+    rounds: int | None
     sent: float
     rate: float | None
     samples: float | None
@@ -78,6 +84,10 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
         memory=peaks[-1],
         fits=bool((held[:, -1] <= has).all()),
         **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
+        versions=int(memory.live_versions(program, run.start, run.end)["versions"].max(initial=0)),
+        staleness=mean_staleness(program),
+        messages=int(np.count_nonzero(trace.messages["step"] == _step_at_rest(run))),
+        rounds=communication.rounds(program, run.costs.rounds, run.start, run.end) if trace.in_slots else None,
         sent=_sent(trace, run),
         rate=rate,
         samples=rate * each if rate and each else None,
@@ -92,11 +102,9 @@ def _samples(trace: Trace) -> int | None:
 
 
 def _idleness(run: Run) -> tuple[float, float]:
-    """The shares of the lanes' time, within the steady part of the run, that are idle and that wait for messages."""
+    """The shares of the lanes' time, over whole steps, that are idle and that wait for messages."""
     program = run.program
-    low, high = memory.steady_window(program, run.start, run.end)
-    if low >= high:
-        low, high = 0, utilisation.makespan(program, run.end)
+    low, high = utilisation.at_rest(program, run.start, run.end)
     parts = idle(program, run.start, run.end)
     length = np.minimum(parts["end"], high) - np.maximum(parts["begin"], low)
     length = np.maximum(length, 0)
@@ -110,11 +118,15 @@ def _idleness(run: Run) -> tuple[float, float]:
 
 
 def _sent(trace: Trace, run: Run) -> float:
-    """What goes over wires for the last training step whose version all micro-batches read.
-
-    Not for the first one: where stages take unequal times, what runs ahead comes to rest only after some steps.
-    """
+    """What goes over wires for one training step."""
     shares = traffic.shares(trace.messages, run.collective, trace.algorithms)
-    last = communication.full_versions(run.program).max(initial=1) - 1
     step = trace.messages["step"][shares.message]
-    return float(shares.size[step == last].sum())
+    return float(shares.size[step == _step_at_rest(run)].sum())
+
+
+def _step_at_rest(run: Run) -> int:
+    """The last training step whose version all micro-batches read.
+
+    Not the first one: where stages take unequal times, what runs ahead comes to rest only after some steps.
+    """
+    return int(communication.full_versions(run.program).max(initial=1)) - 1

@@ -12,6 +12,7 @@ EXAMPLES = """examples:
   cdpsim simulate mp-cdp -n 4 -o traces    when every task runs, and all the rest
   cdpsim pyramid -n 4                      how few devices model parallelism needs
   cdpsim compare -n 8                      all schedules side by side
+  cdpsim import-schedule mine.csv          a pipeline that torch, or somebody, wrote
   cdpsim figure 1 -o fig1.svg              the paper's Fig. 1: DP, CDP-v1, CDP-v2
   cdpsim breakeven -n 8 --model gpt2 --cluster a100-nodes
   cdpsim superpose vit-b16 -n 32           the paper's Fig. 4, in numbers
@@ -25,10 +26,12 @@ EXAMPLES = """examples:
 """
 SCHEDULES = """columns:
   order      simultaneous: all micro-batches are in the same stage at once;
-             cyclic: one starts two slots after the other
+             cyclic: one starts two slots after the other; streamed: the same on and on
+             without a flush; a pipeline's own: what each of its devices does is listed
   placement  what a device is responsible for
   rule       which parameters are read: dp the newest, cdp-v1 those of the step
-             before, cdp-v2 the newest wherever they exist in time
+             before, cdp-v2 the newest wherever they exist in time; newest what is
+             there when a forward comes, newest-each even in the backward
   state      replicated: on every device that uses it; sharded: in one place
   options    those of `cdpsim simulate` that not every schedule takes
 """
@@ -176,23 +179,50 @@ examples:
 """
 COMPARE = """columns (under unit costs in slots and stages' worth, else in seconds and bytes):
   devices        how many
+  makespan       of the whole run, which has --steps training steps
   step           from the end of one training step to that of the next; with --runs
                  its quantiles over the runs, too (--format json has more of them)
   micro-batches  how many a slot, or a second; or samples, where the model file says how
                  many a micro-batch has (`samples = 32` at its top, as `profile` writes)
   bubble         the share of time in which devices do nothing ...
   exposed        ... and the part of it in which what they need is on its way, or
-                 messages block their stream; both without the first micro-batches'
-                 start and the last ones' end
+                 messages block their stream; both over half of the steps
   memory         the most that one device holds; then, whether that fits into every
                  device, and by category the most of each
+  versions       the most of one stage's parameters that a device holds at once
+  staleness      how many steps old what forwards read is, on average
+  messages       of one training step, and, in slots, how many of their rounds must
+                 fit between two slots (`rounds`)
   sent           what all devices put on wires for one training step
+
+Without NAME these are all schedules that can be asked for it: what cannot is left out
+with the reason, and an option is for those that take it. In slots all backwards take
+two of them if some schedule splits backwards (--model unit-split).
 
 examples:
   cdpsim compare -n 8
+  cdpsim compare -n 8 -m 16 --chunks 2 --within 12 -o bubble.svg
+  cdpsim compare pipedream pipedream-2bw pipemare pp-cdp -n 4
+  cdpsim compare 1f1b mine.csv -n 4 -m 8
   cdpsim compare multi-dp multi-cdp mp-cdp -n 8 --sort memory -o compared.svg
   cdpsim compare --model toy.toml --cluster box.toml --format markdown
   cdpsim compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99
+"""
+IMPORT = """FILE.csv is what torch.distributed.pipelining writes (`_dump_csv`): row d is what
+device d does, a cell is an action such as 0F1 (stage 0, forward, micro-batch 1), B for
+a whole backward, I and W for its parts of the input and the weights, or several that
+overlap: (0F1;1B0)OVERLAP_F_B. Empty cells mean nothing, and cells of communication are
+left out, because who sends what to whom follows from who needs it. Where a device
+should begin when it can is derived, too: an order has no times.
+
+What is printed is what `cdpsim compare` has as columns. Such a file can be given in
+place of a schedule's name everywhere, and `cdpsim timeline NAME -o FILE.csv` writes one.
+
+examples:
+  cdpsim timeline 1f1b -n 4 -m 8 -o mine.csv
+  cdpsim import-schedule mine.csv
+  cdpsim import-schedule mine.csv --model gpt2 --cluster a100-nodes --replicas 2
+  cdpsim timeline mine.csv -o mine.svg
 """
 BREAKEVEN = """For each schedule, the bandwidth from which on its messages are hidden: a training
 step is then at most 1 % (--share) longer than if messages took no time at all. All

@@ -116,8 +116,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             return self
         if self.is_unit:
             return self.unit(self.n, split=True)
-        problem = f"has no weight_backward, and {schedule} splits backwards; say which part of them is the weights'"
-        raise RequestError(f"stage {without}", problem)
+        problem = f"stage {without} has none, and {schedule} splits backwards; say which part of them is the weights'"
+        raise RequestError("weight_backward", problem)
 
     @property
     def n(self) -> int:

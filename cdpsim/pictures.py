@@ -11,14 +11,17 @@ from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import check_writable, write_file
 from cdpsim.progress import ticker
+from cdpsim.schedules.table import write_actions
+from cdpsim.simulate import order_of
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = ("paper", "gantt")
-EXPORTS = (".html", ".json", ".pftrace")
+EXPORTS = (".html", ".json", ".pftrace", ".csv")
 TIMELINES = (*canvas.FORMS, *EXPORTS)
+COMPARISONS = ("bars", "points")
 PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURES = ("1", "2", "4")
 
@@ -30,10 +33,13 @@ def timeline(
 
     `style` (for .svg, .png and .pdf) is "paper", the default in the slot model, or "gantt", the default with real
     costs; `dependencies` adds who waits for whom to a gantt. .html is a page to explore, .json and .pftrace open in
-    Perfetto.
+    Perfetto, and .csv is a pipeline's order as torch reads it.
     """
     check_timeline(path, style=style, dependencies=dependencies, force=force)
     ending = Path(path).suffix.lower()
+    if ending == ".csv":
+        write_actions(order_of(trace), path, force=force)
+        return
     if ending in EXPORTS:
         write_file(path, _exporter(ending)(trace), force=force)
         return
@@ -149,12 +155,16 @@ def check_plot(what: str, path: str | Path, *, runs: int | None = None, force: b
     check_picture(path, force=force)
 
 
-def compare(measured: Sequence[Measured], path: str | Path, *, in_slots: bool, force: bool = False) -> None:
-    """Draw schedules side by side."""
+def compare(
+    measured: Sequence[Measured], path: str | Path, *, in_slots: bool, style: str = "bars", force: bool = False
+) -> None:
+    """Draw schedules side by side, as bars; or as points, bubble over memory."""
     from cdpsim.draw.compared import compared
+    from cdpsim.draw.traded import traded
 
+    draw = traded if choose("style", style, COMPARISONS) == "points" else compared
     check_picture(path, force=force)
-    _write(lambda: compared(measured, in_slots=in_slots), path, force)
+    _write(lambda: draw(measured, in_slots=in_slots), path, force)
 
 
 def breakeven(

@@ -18,7 +18,7 @@ from cdpsim.errors import RequestError, choose
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
 from cdpsim.recipe import apply
-from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules import SCHEDULES, Schedule, imported
 from cdpsim.schedules.rule import NAMED, Rule, find_rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
@@ -100,6 +100,8 @@ def read(asked: Mapping[str, Any]) -> Request:
     choose("collective", asked["collective"], COLLECTIVES)
     allowed = numbers["steps"], _weighed(engine, contention), asked["max_memory"]
     n = asked["n"]
+    if n is None and schedule.shape is not None:
+        n = schedule.shape.n
     if asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
         refuse_too_large(n, _shape(schedule, n, asked).micro_batches, *allowed)
@@ -138,6 +140,8 @@ def read(asked: Mapping[str, Any]) -> Request:
 
 def _shape(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
     """How many micro-batches, chunks and replicas are asked for; as many as the schedule has itself where none are."""
+    if schedule.shape is not None and n != schedule.shape.n:
+        raise RequestError("n", f"n={n}, but {schedule.name} has {schedule.shape.n} stages; leave it out")
     own = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
     m, chunks, replicas = (
         whole(name, default if asked[name] is None else asked[name], at_least=1) for name, default in own.items()
@@ -185,9 +189,11 @@ def _recorded(rule: Rule, shape: Shape) -> object:
 
 
 def find_schedule(schedule: str | Schedule) -> Schedule:
-    """A schedule by its name, or itself."""
+    """A schedule by its name, or in a CSV file of torch's, or itself."""
     if isinstance(schedule, Schedule):
         return schedule
+    if isinstance(schedule, str) and schedule.endswith(".csv"):
+        return imported(schedule)
     return SCHEDULES[choose("schedule", schedule, SCHEDULES)]
 
 

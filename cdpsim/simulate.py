@@ -20,11 +20,13 @@ from cdpsim.limits import refuse_large_expansion
 from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.offload import timed
-from cdpsim.program import Program
+from cdpsim.program import Op, Program
 from cdpsim.progress import ticker
-from cdpsim.request import Request, keywords, read
+from cdpsim.request import Request, find_schedule, keywords, read
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.shape import Shape
 from cdpsim.stalled import refuse_stalled
 from cdpsim.streams import deferred, posted, streamed
 from cdpsim.trace import TABLES, Columns, Run, Trace, load
@@ -108,6 +110,8 @@ def _assembled(request: Request, model: Model) -> Program:
         lanes=int(cluster.lanes(1)[0]),
         speed=reached(cluster, 1, model)[0],
     )
+    if request.overlap_all_reduce and not (program.messages.op == Op.ALL_REDUCE).any():
+        raise RequestError("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
     cluster.require(program.devices, request.schedule.name)
     request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
     if request.defer_receives:
@@ -131,6 +135,17 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
     if turn is not None:
         program = streamed(program, overlaps, turn)
     return program, disturbed(program, costs, request.disorder, request.seed, request.run)
+
+
+def order_of(trace: Trace) -> Actions:
+    """What each device of a replica does in a training step, where the schedule of a trace says that."""
+    asked = keywords(trace.request)
+    schedule = find_schedule(asked["schedule"])
+    if schedule.order.actions is None:
+        raise RequestError(
+            "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
+        )
+    return schedule.actions(Shape(asked["n"], asked["m"], asked["chunks"] or 1, asked["replicas"]))
 
 
 def reopen(directory: str | Path) -> Trace:

@@ -35,7 +35,7 @@ DRAWN = """
     draw.gantt.rows draw.gantt.bars draw.gantt
     draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions
     draw.curves.step_times draw.curves
-    draw.compared draw.hidden draw.superposed draw
+    draw.compared draw.traded draw.hidden draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
     commands.options commands.tables commands.runs commands.superpose commands.pictures commands.presets

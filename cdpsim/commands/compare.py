@@ -1,20 +1,34 @@
 """Schedules side by side."""
 
 import argparse
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
 from cdpsim.commands.options import add_format, add_request, add_run, add_runs, runs_of, simulated
-from cdpsim.console import add_command, write
+from cdpsim.console import add_command, say, write
 
 if TYPE_CHECKING:
     from cdpsim.compare import Measured
+    from cdpsim.schedules import Schedule
+    from cdpsim.trace import Trace
+
+STEPS = 12
+# What changes a schedule that takes it, and what no change is.
+_CHANGES = {
+    "chunks": None,
+    "overlap_all_reduce": False,
+    "vertical_sync": False,
+    "prefetch": "0",
+    "slot_order": None,
+}
 
 # Of each column: the field, its unit with real costs, and its heading.
 COLUMNS = (
     ("devices", "", "devices"),
+    ("makespan", "s", "makespan"),
     ("step", "s", "step"),
     ("rate", "/s", "micro-batches"),
     ("samples", "/s", "samples"),
@@ -27,6 +41,10 @@ COLUMNS = (
     ("gradients", "B", "gradients"),
     ("optimizer", "B", "optimizer"),
     ("communication", "B", "communication"),
+    ("versions", "", "versions"),
+    ("staleness", "", "staleness"),
+    ("messages", "", "messages"),
+    ("rounds", "", "rounds"),
     ("sent", "B", "sent"),
 )
 # With --runs, beside the step.
@@ -37,12 +55,20 @@ def add_compare(commands: Any) -> None:
     """Add the command that puts schedules side by side."""
     about = "schedules side by side: time, bubble, memory, bytes, devices"
     parser = add_command(commands, "compare", _serve_compare, about, help.COMPARE)
-    parser.add_argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all)")
+    parser.add_argument(
+        "schedules", nargs="*", metavar="NAME|FILE.csv", help="schedules, or orders as torch writes them (default: all)"
+    )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
-    parser.add_argument("--sort", metavar="COLUMN", help="the least first (default: as they are named)")
+    parser.add_argument("--sort", metavar="COLUMN", help="the least first (default: as named; of all, by bubble)")
+    parser.add_argument(
+        "--within", metavar="SIZE", help="only those that hold at most so much on a device: '80 GB', in slots 6"
+    )
     parser.add_argument("-o", metavar="FILE", dest="output", help="draw them, too: .svg, .png or .pdf")
+    parser.add_argument(
+        "--style", default="bars", metavar="STYLE", help="bars (default), or points: bubble over memory"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    add_run(parser, steps="12")  # so that what drifts apart at first has come to rest
+    add_run(parser, steps=None, default="12, or 12 N where a step has one micro-batch")
     add_runs(parser, "add quantiles of the step; all else is of run 0")
     add_request(parser, must_fit=False)
     add_format(parser)
@@ -52,34 +78,88 @@ def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim import pictures, tables
     from cdpsim.compare import measure
     from cdpsim.errors import choose
-    from cdpsim.schedules import SCHEDULES
+    from cdpsim.request import whole
+    from cdpsim.units import size_bytes
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
     columns: tuple[tuple[str, str, str], ...]
-    columns = COLUMNS if runs is None else (*COLUMNS[:2], *QUANTILES, *COLUMNS[2:])
+    columns = COLUMNS if runs is None else (*COLUMNS[:3], *QUANTILES, *COLUMNS[3:])
     fields = [field for field, _, _ in columns]
-    order = None if options.sort is None else choose("sort", options.sort, fields)
+    order = choose("sort", options.sort, fields) if options.sort else "bubble" if not options.schedules else None
+    choose("style", options.style, pictures.COMPARISONS)
     if options.output is not None:
         pictures.check_picture(options.output, force=options.force)
-    names = options.schedules or list(SCHEDULES)
-    for name in names:
-        choose("schedule", name, SCHEDULES)
-    traces = [simulated(options, name) for name in names]
+    traces = _run(options)
     measured = [measure(trace, runs) for trace in traces]
+    if options.within is not None:
+        most = whole("within", options.within, at_least=0) if traces[0].in_slots else size_bytes(options.within)
+        measured = [one for one in measured if one.memory <= most]
+        if not measured:
+            say(f"no schedule holds at most {options.within} on a device")
+            return 1
     if order:
         measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
     if options.output is not None:
-        pictures.compare(measured, options.output, in_slots=traces[0].in_slots, force=options.force)
+        pictures.compare(
+            measured, options.output, in_slots=traces[0].in_slots, style=options.style, force=options.force
+        )
     if form == "json":
         write(tables.as_json([one.to_builtins() for one in measured]))
         return 0
     columns = tuple(column for column in columns if column[0] != _other_rate(measured))
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
-    cell = partial(_cell, in_slots=traces[0].in_slots)
+    cell = partial(said, in_slots=traces[0].in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
     write(tables.FORMATS[form](header, rows))
     return 0
+
+
+def _run(options: argparse.Namespace) -> list["Trace"]:
+    """Run the schedules that are named; or all that can be asked for what is asked, and say which cannot."""
+    from cdpsim.errors import RequestError
+    from cdpsim.model import UNIT_MODELS
+    from cdpsim.request import find_schedule
+    from cdpsim.schedules import SCHEDULES
+
+    schedules = [find_schedule(name) for name in options.schedules or SCHEDULES]
+    traces, left_out = [], defaultdict[str, list[str]](list)
+    for schedule in schedules:
+        own = options if options.schedules else _taken(options, schedule)
+        try:
+            traces.append(simulated(own, schedule, options.steps or _steps(options, schedule)))
+        except RequestError as error:
+            if options.schedules:
+                raise
+            left_out[error.subject].append(schedule.name)
+            if len(left_out[error.subject]) == len(schedules):
+                raise  # nothing of it is any one schedule's matter
+    if options.model == UNIT_MODELS[0] and any(trace.request["model"] == UNIT_MODELS[1] for trace in traces):
+        say("a backward takes two slots, because some of these schedules split it (--model unit-split)")
+        return _run(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}))
+    for subject, names in left_out.items():
+        say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
+    return traces
+
+
+def _taken(options: argparse.Namespace, schedule: "Schedule") -> argparse.Namespace:
+    """What is asked, without the options that the schedule does not take; what says how much is to be done stays."""
+    untaken = {name: value for name, value in _CHANGES.items() if name.replace("_", "-") not in schedule.options}
+    if schedule.m is not None:
+        untaken["m"] = None
+    return argparse.Namespace(**vars(options) | untaken)
+
+
+def _steps(options: argparse.Namespace, schedule: "Schedule") -> int:
+    """So many that what drifts apart at first has come to rest, in as many micro-batches for all."""
+    from cdpsim.model import UNIT_MODELS
+    from cdpsim.presets import find_model
+    from cdpsim.request import whole
+
+    if schedule.m != 1:
+        return STEPS
+    n = options.n if options.n is not None or options.model in UNIT_MODELS else find_model(options.model).n
+    return STEPS * (1 if n is None else whole("n", n, at_least=1))
 
 
 def _value(one: "Measured", field: str) -> Any:
@@ -93,7 +173,7 @@ def _other_rate(measured: Sequence["Measured"]) -> str:
     return "rate" if any(one.samples for one in measured) else "samples"
 
 
-def _cell(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
+def said(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
     """A number for people: whole where slots and stages' worth are, else with four digits and a unit."""
     value = _value(one, field)
     if value is None:

@@ -8,6 +8,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model import UNIT_MODELS
 
 if TYPE_CHECKING:
+    from cdpsim.schedules import Schedule
     from cdpsim.trace import Trace
 
 
@@ -26,9 +27,9 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
 
 
-def add_run(parser: argparse._ActionsContainer, steps: str | None = "3") -> None:
-    """Add the options that every command that runs schedules takes."""
-    default = steps or "until they repeat"
+def add_run(parser: argparse._ActionsContainer, steps: str | None = "3", default: str = "until they repeat") -> None:
+    """Add the options that every command that runs schedules takes; `default` says what no number of steps means."""
+    default = steps or default
     parser.add_argument("--steps", default=steps, metavar="T", help=f"training steps to simulate (default {default})")
     parser.add_argument(
         "--engine", default="auto", metavar="ENGINE", help="auto (default), fast or simpy; both give the same times"
@@ -204,7 +205,7 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
     from cdpsim.schedules import SCHEDULES
     from cdpsim.simulate import reopen
 
-    if name in SCHEDULES or not ("/" in name or Path(name).is_dir()):
+    if name in SCHEDULES or name.endswith(".csv") or not ("/" in name or Path(name).is_dir()):
         return simulated(options, name)
     for option in ("n", *RUN, *REQUEST, *TRAINING, *DISORDER):
         if getattr(options, option) != parser.get_default(option):
@@ -213,12 +214,13 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
     return reopen(name)
 
 
-def simulated(options: argparse.Namespace, schedule: str, steps: int | None = None) -> "Trace":
+def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: int | str | None = None) -> "Trace":
     """Run what the options of `add_run` and `add_request` ask for; `steps` instead of theirs."""
-    from cdpsim.request import whole
+    from cdpsim.request import find_schedule, whole
     from cdpsim.simulate import simulate
 
-    if options.n is None and options.model in UNIT_MODELS:
+    schedule = find_schedule(schedule)
+    if options.n is None and options.model in UNIT_MODELS and schedule.shape is None:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
     return simulate(
         schedule,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_request, add_run, add_runs, runs_of, simulated
-from cdpsim.console import add_command, say
+from cdpsim.commands.compare import COLUMNS, said
+from cdpsim.commands.options import add_format, add_request, add_run, add_runs, runs_of, simulated
+from cdpsim.console import add_command, say, write
 
 
 def add_simulate(commands: Any) -> None:
@@ -52,6 +53,42 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     trace.save(options.output, force=options.force, more=more)
     if runs is None and options.force:
         _remove_runs(Path(options.output) / "runs.csv")
+    return 0
+
+
+def add_import(commands: Any) -> None:
+    """Add the command that runs an order from a file."""
+    about = "run an order that somebody else made: torch's CSV of a pipeline"
+    parser = add_command(commands, "import-schedule", _serve_import, about, help.IMPORT)
+    parser.add_argument("schedule", metavar="FILE.csv", help="a row for each device, a cell for each action")
+    parser.add_argument("-n", metavar="N", help="its stages (default: as many as it has)")
+    parser.add_argument(
+        "-o", metavar="DIR", dest="output", help="a folder for its traces, as `cdpsim simulate` has them"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    add_run(parser)
+    add_request(parser)
+    add_format(parser)
+
+
+def _serve_import(options: argparse.Namespace) -> int:
+    from cdpsim import files, tables
+    from cdpsim.compare import measure
+    from cdpsim.schedules import imported
+    from cdpsim.trace import FILES
+
+    form = tables.check_format(options.format)
+    if options.output is not None:
+        files.check_writable(options.output, FILES, options.force)
+    trace = simulated(options, imported(options.schedule))
+    measured = measure(trace)
+    if options.output is not None:
+        trace.save(options.output, force=options.force)
+    if form == "json":
+        write(tables.as_json(measured.to_builtins()))
+        return 0
+    rows = [(heading, said(measured, field, unit, in_slots=trace.in_slots)) for field, unit, heading in COLUMNS]
+    write(tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] != "-"]))
     return 0
 
 

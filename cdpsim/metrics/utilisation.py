@@ -3,7 +3,7 @@
 import numpy as np
 
 from cdpsim.costs import Times
-from cdpsim.program import Program
+from cdpsim.program import Kind, Program
 from cdpsim.stops import Calendar
 
 
@@ -25,6 +25,14 @@ def period(program: Program, end: Times) -> float | None:
     steps = program.steps // 2
     whole: float = (ends[-1] - ends[-1 - steps]).item()
     return whole // steps if isinstance(whole, int) and whole % steps == 0 else whole / steps
+
+
+def at_rest(program: Program, start: Times, end: Times) -> tuple[float, float]:
+    """Some whole training steps, half of all, until the last one begins, when all devices are still at work."""
+    if program.steps < 2:
+        return 0, makespan(program, end)
+    begins = start[program.of_kind(Kind.F)[:: program.m, 0]]
+    return begins[-1 - program.steps // 2].item(), begins[-1].item()
 
 
 def bubble(program: Program, start: Times, end: Times, calendar: Calendar | None = None) -> float:

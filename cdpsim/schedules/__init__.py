@@ -15,9 +15,10 @@ slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14
 5              F0.2 B0.2 F1.2 B1.2 F2.2 B2.2 F0.2 B0.2 F1.2  B1.2  F2.2 B2.2
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules import rule as rules
@@ -35,6 +36,7 @@ from cdpsim.schedules.placement import (
 )
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.table import read_actions
 
 _OURS = f"{__name__}.pipelines."  # whose orders are held against laws by tests, and need no check when they run
 
@@ -58,6 +60,7 @@ class Schedule:
     state: State = State.REPLICATED
     m: int | None = None  # micro-batches in a training step, where that is not the user's to say
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
+    shape: Shape | None = None  # the only one it has, where somebody has written it out once
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -88,6 +91,8 @@ class Schedule:
     def actions(self, shape: Shape) -> Actions:
         """What each device of a replica does in a step, where the order says that."""
         assert self.order.actions is not None
+        if self.shape is not None:
+            return self.order.actions(0, 0, 0)
         devices, rest = divmod(shape.n, shape.chunks)
         if rest:
             problem = f"needs n to be a multiple of its chunks; n={shape.n}, chunks={shape.chunks}"
@@ -97,6 +102,14 @@ class Schedule:
         except RequestError as error:
             problem = str(error).removeprefix(f"{error.subject}: ")
             raise RequestError(error.subject, f"{self.name} {problem}") from None
+
+
+def imported(path: str | Path) -> Schedule:
+    """The order of a CSV file as torch's pipelining writes them; a device has whatever stages it is given there."""
+    actions = read_actions(path)
+    shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
+    once = pipeline(str(path), "an order from a file", lambda devices, m, chunks: actions)
+    return replace(once, shape=shape, m=shape.m)
 
 
 @lru_cache(maxsize=4)  # a request asks whether backwards are split, and its assembly for all
