@@ -1,44 +1,52 @@
 """One suite that every schedule runs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, RequestError, simulate
-from cdpsim.assemble import assemble
 from cdpsim.check import check
-from cdpsim.cluster import Link
+from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
-from cdpsim.schedules import Schedule
+from cdpsim.schedules import TABLE_1, Schedule
+from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.trace import TABLES
+from tests.strategies import fitting, shapes
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-every_size = pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
-cyclic = [schedule for schedule in SCHEDULES.values() if not schedule.order.flush]
+sizes = [(s, n) for s in SCHEDULES.values() for n in ((1, 2, 3, 4, 7, 12) if s.name in TABLE_1 else (1, 3, 7))]
+spaced = [s for s in SCHEDULES.values() if s.order.position and s.m is None]  # pipedream fills up as fast as it can
+every_size = pytest.mark.parametrize(("schedule", "n"), sizes, ids=[f"{schedule.name}-{n}" for schedule, n in sizes])
 
 
-@every_schedule
 @every_size
 def test_its_program_keeps_the_rules(schedule: Schedule, n: int) -> None:
     """For any number of stages."""
-    check(assemble(schedule, Model.unit(n), 3, lanes=n))
+    run = simulate(**fitting(schedule.name, n), cluster=Cluster(devices=(Devices(lanes=n),))).run
+    assert run is not None
+    check(run.program)
 
 
-@every_schedule
 @every_size
 def test_it_does_every_task_once(schedule: Schedule, n: int) -> None:
-    """A forward and a backward for each stage, micro-batch and step."""
-    tasks = simulate(schedule, n, steps=2).tasks
-    for kind in "FB":
-        rows = tasks["kind"] == kind
-        keys = zip(*(tasks[name][rows].tolist() for name in ("step", "micro_batch", "stage")), strict=True)
-        assert sorted(keys) == [(t, i, j) for t in range(2) for i in range(n) for j in range(n)]
+    """A forward and a backward, whole or in two parts, for each stage, micro-batch and step."""
+    trace = simulate(**fitting(schedule.name, n), steps=2)
+    shape = Shape(trace.request["n"], trace.request["m"], trace.request.get("chunks", 1))
+    every = [(t, i, j) for t in range(2) for i in range(shape.m) for j in range(shape.n)]
+    assert set(trace.tasks["kind"]) == set("FBWU" if schedule.splits(shape) else "FBU")
+    for kind in set(trace.tasks["kind"]) - {"U"}:
+        rows = trace.tasks["kind"] == kind
+        keys = zip(*(trace.tasks[name][rows].tolist() for name in ("step", "micro_batch", "stage")), strict=True)
+        assert sorted(keys) == every
 
 
-@every_schedule
-@every_size
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize("schedule", spaced, ids=lambda s: s.name)
 def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) -> None:
     """What the order declares and what comes out of dependencies and costs coincide in the slot model."""
     run = simulate(schedule, n).run
@@ -52,44 +60,65 @@ def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) ->
 @every_schedule
 def test_messages_under_latency_keep_every_device_in_order(schedule: Schedule) -> None:
     """Real links change times, not the order in which a device works."""
-    free, slow = (simulate(schedule, 4, cluster=c).run for c in ("unit", Cluster(link=Link(latency=0.3))))
+    clusters = ("unit", Cluster(link=Link(latency=0.3)))
+    free, slow = (simulate(**fitting(schedule.name, 4), cluster=cluster).run for cluster in clusters)
     assert free is not None
     assert slow is not None
     if not schedule.placement.lanes:
         assert np.array_equal(free.program.lane_tasks, slow.program.lane_tasks)
 
 
-@every_schedule
-def test_one_stage_sends_nothing(schedule: Schedule) -> None:
-    """N = 1 has no messages, whatever the schedule."""
-    assert not len(simulate(schedule, 1).messages["op"])
+alone = [(name, shape) for name in SCHEDULES for shape in shapes(SCHEDULES[name], 2) if shape.n == shape.chunks]
 
 
-@every_schedule
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shape in alone if shape.replicas == 1])
+def test_one_device_sends_nothing(name: str, shape: Shape) -> None:
+    """Without another one there are no messages, whatever the schedule and however many stages it has."""
+    assert not len(simulate(name, shape.n, m=shape.m, chunks=shape.chunks).messages["op"])
+
+
 @every_size
 def test_the_last_update_ends_the_hold_on_its_optimizer_state(schedule: Schedule, n: int) -> None:
     """Found by the replay: zero-cdp let a state go at the last use of its stage, before the update that followed."""
-    stages = (Stage(forward=1, backward=1, parameters=8, optimizer=8),) * n
-    for rule in [schedule.rule] if schedule.order.flush else [CDP_V1, CDP_V2]:
-        program = assemble(schedule, Model(stages=stages), 2, rule=rule)
-        tasks, buffers = program.tasks, program.buffers
+    wanted = fitting(schedule.name, n)
+    stage = Stage(forward=1, backward=2, weight_backward=1, parameters=8, optimizer=8)
+    wanted["model"] = Model(stages=(stage,) * wanted["n"])
+    for rule in [CDP_V1, CDP_V2] if schedule.order is CYCLIC else [schedule.rule]:
+        run = simulate(**wanted, steps=2, rule=rule).run
+        assert run is not None
+        tasks, buffers = run.program.tasks, run.program.buffers
         ends = buffers.end[buffers.category == Category.OPTIMIZER]
         last = np.flatnonzero((tasks.kind == Kind.U) & (tasks.step == 1))
         assert np.isin(2 * last + 1, ends).all()
 
 
+OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "m": ({}, 12),
+    "chunks": ({}, 4),
+    "replicas": ({}, 2),
+    "overlap_all_reduce": ({"replicas": 2}, True),
+    "vertical_sync": ({}, True),
+    "prefetch": ({}, 2),
+    "slot_order": ({"cluster": Cluster()}, "backward-first"),
+}
+
+
 @every_schedule
-def test_its_options_are_the_ones_that_do_something(schedule: Schedule) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_its_options_are_the_ones_that_do_something(schedule: Schedule, option: str) -> None:
     """Where an option is taken, it changes a run; where it would not, it is refused."""
-    link = Cluster(link=Link(latency=0.3))
-    for option, value, cluster in (("prefetch", 2, link), ("slot_order", "backward-first", Cluster())):
-        if option.replace("_", "-") in schedule.options:
-            plain, changed = (simulate(schedule, 4, cluster=cluster, **o) for o in ({}, {option: value}))  # type: ignore[arg-type]
-            columns = [np.array_equal(plain.memory[c], changed.memory[c]) for c in ("time", "size")]
-            assert not all(columns)
-        else:
-            with pytest.raises(RequestError, match="does not take this option"):
-                simulate(schedule, 4, **{option: value})  # type: ignore[arg-type]
+    needs, value = OPTIONS[option]
+    wanted = {"cluster": Cluster(link=Link(latency=0.3))} | fitting(schedule.name, 4)
+    if option.replace("_", "-") in schedule.options:
+        plain, changed = (simulate(**wanted | needs | asked) for asked in ({}, {option: value}))
+        tables = [[getattr(trace, table) for table in TABLES] for trace in (plain, changed)]
+        same = all(np.array_equal(one[c], other[c]) for one, other in zip(*tables, strict=True) for c in one)
+        held = np.unique(np.stack([plain.tasks["device"], plain.tasks["stage"]]), axis=1)[0]
+        # Nothing overlaps with the all-reduce of a device's only stage: with that, its step ends.
+        assert not same or (option == "overlap_all_reduce" and len(np.unique(held)) == len(held))
+    else:
+        with pytest.raises(RequestError, match=f"{option.replace('_', '-')}: .* does not take this option"):
+            simulate(**wanted | {option: value})
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 4), (2, 5), (3, 2)])
@@ -110,16 +139,22 @@ def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int)
 
 @every_schedule
 def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> None:
-    """What all replicas need at once is a collective; what they need one after another goes point to point."""
-    run = simulate(schedule, 4).run
+    """What all replicas need at once is a collective; what they need one after another goes point to point.
+
+    Replicas of a pipeline need it at once even where the pipeline does not flush.
+    """
+    replicas = 2 if "replicas" in schedule.options else 1
+    run = simulate(**fitting(schedule.name, 4), replicas=replicas).run
     assert run is not None
     messages = run.program.messages
     model_messages = messages.op[messages.micro_batch < 0]
-    assert (model_messages != Op.P2P).all() if schedule.order.flush else (model_messages == Op.P2P).all()
+    assert len(model_messages) or schedule.placement.lanes
+    together = schedule.order.flush or replicas > 1
+    assert (model_messages != Op.P2P).all() if together else (model_messages == Op.P2P).all()
 
 
-@pytest.mark.parametrize("schedule", cyclic, ids=lambda s: s.name)
-@every_size
+@pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.flush], ids=lambda s: s.name)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
 def test_v2_is_the_largest_causal_rule(schedule: Schedule, n: int) -> None:
     """One more fresh reading anywhere is refused, by its (i, j); v1 and v2 are not."""
     fresh = CDP_V2.matrix(n, n)
