@@ -64,7 +64,8 @@ SIMULATE = """DIR will hold these, all of them or none:
                 how large, start, end, rounds
   memory.csv    what a device holds of a category from a time on, a row per change
   summary.json  makespan, period, bubble, staleness, each device's peak memory and
-                bytes sent, and the request itself
+                bytes sent, and the request itself; where backwards may read other
+                versions than their forwards, how many do (mismatched)
   runs.csv      with --runs: the makespan and the period of each run
 Times are slots and sizes stages' worth; with a model and a cluster, seconds and
 bytes.

@@ -155,6 +155,7 @@ class Trace:
         sent = communication.bytes_sent(program, run.costs).tolist()
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
+        apart = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
         return {
             "cdpsim": __version__,
             "request": dict(run.request),
@@ -165,6 +166,7 @@ class Trace:
             "period": utilisation.period(program, run.end),
             "bubble": utilisation.bubble(program, run.start, run.end, run.costs.calendar),
             "mean_staleness": staleness.mean_staleness(program),
+            **apart,
             "peak_memory": [
                 {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
             ],

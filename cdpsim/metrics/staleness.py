@@ -23,6 +23,12 @@ def stale(program: Program, start: Times, end: Times) -> Ints:
     return result
 
 
+def mismatched(program: Program) -> int:
+    """How many backwards read another version than their forward."""
+    version = program.tasks.version
+    return int((version[program.of_kind(Kind.F)] != version[program.of_kind(Kind.B)]).sum())
+
+
 def mean_staleness(program: Program) -> float | None:
     """How many training steps old what a forward reads is, on average from step 1 on; None for a single step."""
     tasks = program.tasks
