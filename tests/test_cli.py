@@ -22,7 +22,11 @@ import tqdm
 from cdpsim import SCHEDULES, RequestError, __version__, cli, console
 from cdpsim.invariants import INVARIANTS
 from cdpsim.progress import progress
+from cdpsim.schedules import TABLE_1
+from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.table import write_actions
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
+from tests.strategies import fitting
 
 FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 SIMULATE = importlib.import_module("cdpsim.simulate")  # the package has a function of that name
@@ -195,9 +199,13 @@ def test_an_option_that_would_do_nothing_is_refused(
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_options_at_their_defaults_are_always_fine(name: str, command: Command, here: Path) -> None:
-    assert command("simulate", name, "-n", 3, "-o", "a") == (0, "", "")
-    line = f"simulate {name} -n 3 -m 3 --chunks 1 --prefetch 0 --seed 0 --steps 3 --model unit --cluster unit -o b"
-    assert command(*line.split()) == (0, "", "")
+    asked = fitting(name, 3)
+    n, chunks = asked["n"], SCHEDULES[name].order.chunks
+    m = asked.get("m", SCHEDULES[name].micro_batches(n))
+    short = f"simulate {name} -n {n} -o a" + (f" -m {m}" if "m" in SCHEDULES[name].options else "")
+    assert command(*short.split()) == (0, "", "")
+    line = f"simulate {name} -n {n} -m {m} --chunks {chunks} --replicas 1 --prefetch 0 --seed 0 --steps 3 -o b"
+    assert command(*line.split(), "--model", "unit", "--cluster", "unit") == (0, "", "")
     assert content(here / "a") == content(here / "b")
 
 
@@ -752,7 +760,7 @@ def test_what_is_quick_shows_no_progress(command: Command, monkeypatch: pytest.M
 def test_schedules_are_listed_in_every_form(command: Command) -> None:
     text = command("schedules")
     assert (text.code, text.err) == (0, "")
-    assert [line.split()[0] for line in text.out.splitlines()] == ["schedule", "----------", *SCHEDULES]
+    assert [line.split()[0] for line in text.out.splitlines()] == ["schedule", "-" * 23, *SCHEDULES]
     listed = json.loads(command("schedules", "--format", "json").out)
     assert [row["schedule"] for row in listed] == list(SCHEDULES)
     assert listed[0]["options"] == list(SCHEDULES["single-dp"].options) == []
@@ -830,7 +838,8 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     shown += "".join(command(name, "--help").out for name in COMMANDS if name != "simulate")
     examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help").out, re.MULTILINE)
-    assert len(examples) >= 58
+    assert len(examples) >= 64
+    write_actions(SCHEDULES["1f1b"].actions(Shape(4, 8)), "mine.csv")
     for example in examples:
         forced = ["--force"] if "-o" in example.split() and "--force" not in example else []
         assert command(*shlex.split(example), *forced).code == 0, example
@@ -838,7 +847,7 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
 
 def test_the_toy_files_of_the_tests_are_served(command: Command, here: Path) -> None:
     assert "repeat = 2" in TOY_MODEL
-    for name in SCHEDULES:
+    for name in TABLE_1:
         line = f"simulate {name} --model toy.toml --cluster box.toml -o {name}"
         assert command(*line.split()) == (0, "", "")
 

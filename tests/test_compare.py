@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.compare import CATEGORIES, measure
+from cdpsim.schedules import TABLE_1
+from cdpsim.simulate import reopen
 from tests.conftest import Command
 from tests.drawn import read
 from tests.strategies import requests
@@ -25,7 +27,7 @@ __all__ = ["here"]  # a fixture
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_in_slots_all_is_as_the_paper_has_it(n: int) -> None:
     """A step takes 2N slots; every stage is busy in every slot of the cyclic ones, one at a time in the others."""
-    found = {name: measure(simulate(name, n)) for name in SCHEDULES}
+    found = {name: measure(simulate(name, n)) for name in TABLE_1}
     assert {one.step for one in found.values()} == {2 * n}
     assert {one.rate for one in found.values()} == {0.5}
     assert {one.exposed for one in found.values()} == {0}
@@ -73,7 +75,7 @@ def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     cluster = Cluster(link=Link(bandwidth=1e9))
     one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
     assert one.step == pytest.approx(7)
-    assert one.exposed == pytest.approx(4 * 1 / (5 * 7 - 1))  # the last one is after the run's steady part
+    assert one.exposed == pytest.approx(1 / 7)
     assert one.bubble == one.exposed
     assert one.rate == pytest.approx(2 / 7)
     assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
@@ -85,7 +87,7 @@ def test_what_a_stream_blocks_is_exposed() -> None:
     cluster = Cluster(devices=(Devices(overlap="none"),), link=Link(bandwidth=1e9))
     one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
     assert one.step == pytest.approx(8)
-    assert one.exposed == pytest.approx(4 * 2 / (5 * 8 - 2))
+    assert one.exposed == pytest.approx(2 / 8)
     assert one.bubble == one.exposed
 
 
@@ -103,21 +105,105 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
 
 
 def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) -> None:
-    found = json.loads(command("compare", "-n", 3, "--format", "json").out)
-    assert [one["schedule"] for one in found] == list(SCHEDULES)
-    rows = list(csv.DictReader(io.StringIO(command("compare", "-n", 3, "--format", "csv").out)))
+    """But those that cannot be asked for that; the least idle first."""
+    done = command("compare", "-n", 4, "--format", "json")
+    found = json.loads(done.out)
+    assert {one["schedule"] for one in found} == set(SCHEDULES) - {"dualpipe"}
+    assert done.err.splitlines() == [
+        "cdpsim: a backward takes two slots, because some of these schedules split it (--model unit-split)",
+        "cdpsim: left out because of m: dualpipe (by its name each says why)",
+    ]
+    assert [one["bubble"] for one in found] == sorted(one["bubble"] for one in found)
+    assert len({one["makespan"] / one["step"] for one in found if one["schedule"].startswith("multi")}) == 2
+    rows = list(csv.DictReader(io.StringIO(command("compare", *TABLE_1, "-n", 3, "--format", "csv").out)))
     assert [row["devices"] for row in rows] == ["1", "1", "3", "3", "9", "6", "3", "3", "3"]
     for form in ("text", "markdown", "latex"):
         assert "mp-cdp" in command("compare", "-n", 3, "--format", form).out
 
 
+def test_an_option_is_for_those_that_take_it(command: Command) -> None:
+    """Chunks make fewer devices of whoever has any; pipelines without a number of micro-batches of their own have M."""
+    done = command("compare", "-n", 4, "-m", 8, "--chunks", 2, "--format", "json")
+    devices = {one["schedule"]: one["devices"] for one in json.loads(done.out)}
+    assert {name: count for name, count in devices.items() if count == 2} == dict.fromkeys(
+        ("interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"), 2
+    )
+    assert not {"multi-cdp", "pp-cdp", "zero-dp"} & set(devices)
+    assert "left out because of m: single-dp, single-cdp, multi-cdp," in done.err
+
+
+def test_columns_say_what_a_run_measures() -> None:
+    """Versions and their age, messages of a step and their rounds: for pipelines, and as Table 1 has them."""
+    one = measure(simulate("pipedream", 4, steps=16))
+    assert (one.versions, one.messages, one.rounds) == (4, 6, 1)
+    assert one.staleness == pytest.approx(sum((3, 2, 1, 0)) / 4, rel=0.2)  # younger ones in the first steps
+    zero = measure(simulate("zero-dp", 4))
+    assert (zero.versions, zero.rounds) == (1, 4)
+    assert measure(simulate("multi-cdp", 4)).messages == 2 * 4 * 3
+    real = measure(simulate("multi-cdp", 4, cluster=Cluster(link=Link(latency=1.0))))
+    assert real.rounds is None
+
+
+def test_only_those_that_fit_are_shown(command: Command, here: Path) -> None:
+    line = "compare gpipe 1f1b zb-h2 -n 4 -m 8 --format json"
+    said = "cdpsim: a backward takes two slots, because some of these schedules split it (--model unit-split)\n"
+    every = json.loads(command(*line.split()).out)
+    some = json.loads(command(*line.split(), "--within", 6).out)
+    assert some == [one for one in every if one["memory"] <= 6]
+    assert [one["schedule"] for one in some] == ["1f1b"]
+    none = command(*line.split(), "--within", 1)
+    assert (none.code, none.out, none.err) == (1, "", said + "cdpsim: no schedule holds at most 1 on a device\n")
+    sized = command("compare", "multi-dp", "--model", "toy.toml", "--cluster", "box.toml", "--within", "1 kB")
+    assert (sized.code, sized.err) == (1, "cdpsim: no schedule holds at most 1 kB on a device\n")
+
+
+def test_points_show_bubble_over_memory(command: Command, here: Path) -> None:
+    """A point for each pair of the two, whatever has it; further right is more memory, further up more bubble."""
+    line = "compare gpipe 1f1b zb-h1 zb-h2 chimera -n 4 -m 8 --format json --style points -o x.svg"
+    found = json.loads(command(*line.split()).out)
+    picture = read((here / "x.svg").read_bytes())
+    pairs = sorted({(one["memory"], one["bubble"]) for one in found})
+    drawn = re.findall(
+        r'id="point-(\d+)".*?<use [^>]*x="([0-9.]+)" y="([0-9.]+)"', (here / "x.svg").read_text(), re.DOTALL
+    )
+    assert [int(k) for k, *_ in drawn] == list(range(len(pairs)))
+    points = [(float(x), -float(y)) for _, x, y in drawn]  # upwards
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    down = sorted(range(len(pairs)), key=lambda k: pairs[k][1])
+    assert [points[k][1] for k in down] == sorted(y for _, y in points)
+    said = picture.said()
+    for one in found:
+        assert any(one["schedule"] in words for words in said)
+    assert "best" in picture.shapes
+
+
+def test_an_order_from_a_file_is_timed_and_measured(command: Command, here: Path) -> None:
+    """What `timeline -o FILE.csv` writes is the schedule's order, and runs as the schedule does."""
+    assert command(*["timeline", "zb-h1", "-n", "4", "-m", "8", "-o", "mine.csv"]).code == 0
+    mine = json.loads(command("import-schedule", "mine.csv", "--format", "json", "-o", "traces").out)
+    own = measure(simulate("zb-h1", 4, m=8)).to_builtins()
+    assert mine == own | {"schedule": "mine.csv"}
+    assert command(*["simulate", "zb-h1", "-n", "4", "-m", "8", "-o", "own"]).code == 0
+    for name in ("tasks.csv", "messages.csv", "memory.csv"):
+        assert (here / "traces" / name).read_bytes() == (here / "own" / name).read_bytes()
+    assert reopen("traces").run is not None
+    out = command("import-schedule", "mine.csv").out
+    assert "devices        4" in out
+    refuse(command, here, "import-schedule mine.csv -n 3", "n=3, but mine.csv has 4 stages; leave it out")
+    refuse(command, here, "import-schedule mine.csv -m 3", "mine.csv does not take this option")
+    (here / "bad.csv").write_text("0F0,0B0\n1F0\n")
+    refuse(command, here, "import-schedule bad.csv", "bad.csv: row 1, cell 0: 1F0 lacks 1B0; add what is missing")
+    both = command("compare", "zb-h1", "mine.csv", "-n", 4, "-m", 8, "--format", "csv").out.splitlines()
+    assert both[1].split(",")[2:] == both[2].split(",")[2:]
+
+
 def test_the_least_comes_first(command: Command, here: Path) -> None:
-    lines = ["compare", "--model", "toy.toml", "--cluster", "box.toml", "--format", "json", "--sort"]
+    lines = ["compare", *TABLE_1, "--model", "toy.toml", "--cluster", "box.toml", "--format", "json", "--sort"]
     for column in ("memory", "step", "sent"):
         values = [one[column] for one in json.loads(command(*lines, column).out)]
         assert values == sorted(values)
     once = command("compare", "multi-dp", "multi-cdp", "-n", 2, "--steps", 1, "--sort", "step").out
-    assert once.splitlines()[2].split()[3] == "-"  # one step says nothing of the next
+    assert once.splitlines()[2].split()[4] == "-"  # one step says nothing of the next
 
 
 def test_numbers_have_units(command: Command, here: Path) -> None:
@@ -164,7 +250,14 @@ def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path
 REFUSALS = {
     "compare": ["-n: is missing"],
     "compare multi-dp lost -n 3": ["unknown schedule 'lost'"],
-    "compare -n 3 --sort colour": ["unknown sort 'colour'; known are devices, step"],
+    "compare -n 3 --sort colour": ["unknown sort 'colour'; known are devices, makespan, step"],
+    "compare -n 3 --style pie": ["unknown style 'pie'; known are bars, points"],
+    "compare -n 3 --within much": ["within=much must be a whole number"],
+    "compare chimera -n 3": ["chimera needs an even number of devices; devices=3"],
+    "compare lost.csv": ["lost.csv: no such file"],
+    "import-schedule": ["FILE.csv"],
+    "import-schedule 1f1b": ["1f1b: "],
+    "timeline pp-cdp -n 3 -o pp.csv": ["pp-cdp has no order of a step alone"],
     "compare -n 3 --format yaml": ["unknown format 'yaml'"],
     "compare multi-dp --prefetch 2 -n 3": ["prefetch: multi-dp does not take this option"],
 }

@@ -38,8 +38,8 @@ DRAWN = """
     draw.compared draw.traded draw.hidden draw.superposed draw
     export.page export.labels export.tracks export.chrome export.protobuf export
     pictures
-    commands.options commands.tables commands.runs commands.superpose commands.pictures commands.presets
-    commands.compare commands.breakeven commands
+    commands.options commands.tables commands.compare commands.runs commands.superpose commands.pictures
+    commands.presets commands.breakeven commands
     __init__ cli __main__
 """
 LAYERS = DRAWN.split()

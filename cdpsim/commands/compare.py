@@ -78,8 +78,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim import pictures, tables
     from cdpsim.compare import measure
     from cdpsim.errors import choose
-    from cdpsim.request import whole
-    from cdpsim.units import size_bytes
+    from cdpsim.model import UNIT_MODELS
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
@@ -90,10 +89,10 @@ def _serve_compare(options: argparse.Namespace) -> int:
     choose("style", options.style, pictures.COMPARISONS)
     if options.output is not None:
         pictures.check_picture(options.output, force=options.force)
+    most = None if options.within is None else _size(options.within, slots=options.model in UNIT_MODELS)
     traces = _run(options)
     measured = [measure(trace, runs) for trace in traces]
-    if options.within is not None:
-        most = whole("within", options.within, at_least=0) if traces[0].in_slots else size_bytes(options.within)
+    if most is not None:
         measured = [one for one in measured if one.memory <= most]
         if not measured:
             say(f"no schedule holds at most {options.within} on a device")
@@ -113,6 +112,20 @@ def _serve_compare(options: argparse.Namespace) -> int:
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
     write(tables.FORMATS[form](header, rows))
     return 0
+
+
+def _size(given: str, *, slots: bool) -> int:
+    """What --within says: stages' worth in the slot model, else bytes."""
+    from cdpsim.errors import RequestError
+    from cdpsim.request import whole
+    from cdpsim.units import size_bytes
+
+    if slots:
+        return whole("within", given, at_least=0)
+    try:
+        return size_bytes(given)
+    except RequestError as error:
+        raise RequestError("within", str(error)) from None
 
 
 def _run(options: argparse.Namespace) -> list["Trace"]:

@@ -30,7 +30,7 @@ def traded(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     for k, (point, here) in enumerate((point, at[point]) for point in points):
         fits = all(one.fits for one in here)
         ink = COLOURS[5] if not fits else COLOURS[0] if point in best else INK
-        axes.plot(*point[:1], *point[1:], "o", markersize=5, color=ink, gid=f"point-{k}", clip_on=False)
+        axes.scatter(*point, s=28, color=ink, gid=f"point-{k}", clip_on=False, zorder=2)
         axes.annotate(str(k + 1), point, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7, color=ink)
         words = f"{k + 1}  {', '.join(_name(one, measured) for one in here)}" + ("" if fits else ", too much")
         height = 1.0 - k / max(len(points), 18)
