@@ -49,7 +49,7 @@ def _simultaneous(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
 
 
 def _cyclic(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
-    return 2 * shape.n * t + 2 * i + phase
+    return 2 * shape.n * t + 2 * shape.n * i // shape.m + phase
 
 
 def _streamed(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
