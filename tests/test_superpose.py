@@ -20,6 +20,7 @@ from cdpsim.metrics import memory
 from cdpsim.program import Category, Kind
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
+from cdpsim.schedules.shape import Shape
 from cdpsim.superpose import (
     CONTENTS,
     DEVICES,
@@ -177,7 +178,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
 
     As many micro-batches as workers, each released by the cyclic order; whole times, of which 1/n is whole, too.
     """
-    program = assemble(SCHEDULES["multi-cdp"], model, 3, rule=CDP_V1)
+    program = assemble(SCHEDULES["multi-cdp"], model, 3, shape=Shape(model.n, n), rule=CDP_V1)
     assert program.devices == n
     tasks, count = program.tasks, len(program.lane_tasks)
     own = n * whole(passing(model, axis)).astype(np.int64)
