@@ -17,6 +17,7 @@ from cdpsim.pictures import timeline
 from cdpsim.simulate import reopen
 from tests.conftest import Command, examples
 from tests.patterns import joined
+from tests.strategies import fitting
 
 HOW = ("fair", "queue")
 NICS = joined("nodes", 4, per_node=2, network=Cable(bandwidth=1e9))
@@ -60,13 +61,12 @@ def test_a_collective_that_uses_a_card_twice_waits_for_itself(contention: str) -
 @st.composite
 def contended(draw: st.DrawFn) -> dict[str, Any]:
     """Keywords for `simulate`: any schedule on links that its messages are likely to meet on."""
+    wanted = fitting(draw(st.sampled_from(sorted(SCHEDULES))), 3)
     sizes = st.integers(0, 10**8)
-    stage = st.builds(
-        Stage, forward=st.floats(1e-3, 1e-1), backward=st.floats(1e-3, 1e-1), boundary=sizes, parameters=sizes
-    )
-    return {
-        "schedule": draw(st.sampled_from(sorted(SCHEDULES))),
-        "model": Model(stages=tuple(draw(st.lists(stage, min_size=3, max_size=3)))),
+    costs = {"forward": st.floats(1e-3, 1e-1), "backward": st.floats(1e-3, 1e-1), "weight_backward": st.just(5e-4)}
+    stage = st.builds(Stage, **costs, boundary=sizes, parameters=sizes)
+    return wanted | {
+        "model": Model(stages=tuple(draw(st.lists(stage, min_size=wanted["n"], max_size=wanted["n"])))),
         "cluster": CLUSTERS[draw(st.sampled_from(sorted(CLUSTERS)))],
         "collective": draw(st.sampled_from(COLLECTIVES)),
         "contention": draw(st.sampled_from(HOW)),
@@ -88,7 +88,8 @@ def test_a_run_with_contention_keeps_every_rule(wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_slot_model_knows_no_contention(name: str, contention: str) -> None:
     """Free messages take nothing from one another; a collective stays in one piece, and slots stay whole."""
-    plain, shared = simulate(name, 4, collective="ring"), simulate(name, 4, collective="ring", contention=contention)
+    wanted = fitting(name, 4) | {"collective": "ring"}
+    plain, shared = simulate(**wanted), simulate(**wanted, contention=contention)
     for table in ("tasks", "messages", "memory"):
         for column, values in getattr(plain, table).items():
             assert np.array_equal(values, getattr(shared, table)[column])

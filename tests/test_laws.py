@@ -16,7 +16,8 @@ from cdpsim.costs import Costs
 from cdpsim.engine import ENGINES
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
-from cdpsim.schedules import TABLE_1, State
+from cdpsim.schedules import TABLE_1, Schedule, State
+from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.trace import Run
 from tests.conftest import examples
@@ -161,6 +162,27 @@ def test_free_communication_never_slows(request: dict[str, Any]) -> None:
     assert (end <= run.end).all()
 
 
+def relabelled(schedule: Schedule, label: Ints) -> Schedule:
+    """The same schedule where the devices of a replica have other numbers."""
+    place, listing = schedule.placement.device, schedule.order.actions
+
+    def placed(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+        device: Ints = label[place(i, j, t, shape)]
+        return device
+
+    def done(devices: int, m: int, chunks: int) -> Actions:
+        assert listing is not None
+        actions = listing(devices, m, chunks)
+        lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
+        rows = np.concatenate(lists)
+        first = np.cumsum([0, *map(len, lists)])
+        return Actions(first, *(column[rows] for column in (actions.kind, actions.stage, actions.micro_batch)))
+
+    if listing is not None:
+        return replace(schedule, order=replace(schedule.order, actions=done))
+    return replace(schedule, placement=replace(schedule.placement, device=placed))
+
+
 @given(requests(), st.randoms(use_true_random=False))
 def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], random: Any) -> None:
     """Under equal devices and links a schedule does not care which device has which number."""
@@ -170,20 +192,14 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else "unit"
     request |= {"schedule": schedule, "cluster": same, "prefetch": 0}
-    original = simulate(**request)
-    label = list(range(run_of(original).program.devices))
+    run = run_of(simulate(**request))
+    own = run.program.devices // request["replicas"]
+    label = list(range(own))
     random.shuffle(label)
-    place = schedule.placement.device
-
-    def relabelled(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-        device: Ints = np.array(label)[place(i, j, t, shape)]
-        return device
-
-    moved = replace(schedule, placement=replace(schedule.placement, device=relabelled))
-    other = run_of(simulate(**request | {"schedule": moved}))
-    run = run_of(original)
+    other = run_of(simulate(**request | {"schedule": relabelled(schedule, np.array(label))}))
     compute = slice(run.program.compute)
-    assert np.array_equal(np.array(label)[run.program.tasks.device[compute]], other.program.tasks.device[compute])
+    replica, device = np.divmod(run.program.tasks.device[compute], own)
+    assert np.array_equal(own * replica + np.array(label)[device], other.program.tasks.device[compute])
     assert np.array_equal(run.start[compute], other.start[compute])
     assert sorted(map(tuple, memory.peaks(run.program, run.start, run.end).tolist())) == sorted(
         map(tuple, memory.peaks(other.program, other.start, other.end).tolist())

@@ -17,6 +17,7 @@ from cdpsim.stalled import Wait, refuse_stalled, waits
 from cdpsim.stops import FOREVER
 from cdpsim.trace import Run
 from tests.conftest import Command, examples
+from tests.strategies import fitting
 from tests.test_cli import content, here
 
 __all__ = ["here"]  # a fixture
@@ -26,10 +27,11 @@ TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 
 def stopped(name: str, n: int, stops: dict[int, int]) -> tuple[Run, dict[str, tuple[Any, Any]]]:
     """A run in slots without stops, and what each engine makes of it if devices stop for good."""
-    run = simulate(name, n, steps=2).run
+    run = simulate(**fitting(name, n), steps=2).run
     assert run is not None
     disorder = Disorder(stop=tuple(Stop(device=d, at=at) for d, at in stops.items()))
-    costs = price(run.program, Model.unit(n), Cluster.unit(), "ring")
+    model = Model.unit(run.program.n, split=run.program.splits)
+    costs = price(run.program, model, Cluster.unit(), "ring")
     costs = disturbed(run.program, costs, disorder, 0)
     times = {engine: play(run.program, costs) for engine, play in ENGINES.items()}
     return Run(run.program, costs, run.start, run.end, "ring", run.request), times
