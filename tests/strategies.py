@@ -15,6 +15,7 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.devices import OVERLAPS
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.units import Work
@@ -132,22 +133,31 @@ def causal_rules(draw: st.DrawFn, n: int) -> Rule:
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
-    """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
+def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule in a shape that it allows, with any of its options."""
     schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
     shape = draw(st.sampled_from(shapes(schedule, most)))
-    n = shape.n
-    request: dict[str, Any] = {"schedule": schedule, "n": n, "m": shape.m, "steps": draw(st.integers(1, 4))}
-    request |= {"chunks": shape.chunks, "replicas": shape.replicas}
+    asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
+    asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
     if "overlap-all-reduce" in schedule.options:
-        request["overlap_all_reduce"] = shape.replicas > 1 and draw(st.booleans())
-    request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
-    if not schedule.order.flush and not schedule.order.any_m:
-        request["rule"] = draw(causal_rules(n))
+        asked["overlap_all_reduce"] = shape.replicas > 1 and draw(st.booleans())
+    if "vertical-sync" in schedule.options:
+        asked["vertical_sync"] = draw(st.booleans())
     if "prefetch" in schedule.options:
-        request["prefetch"] = draw(st.integers(0, 3))
+        asked["prefetch"] = draw(st.integers(0, 3))
     if "slot-order" in schedule.options:
-        request["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
+        asked["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
+    return asked
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
+    request = draw(schedules(most))
+    n = request["n"]
+    request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
+    if request["schedule"].order is CYCLIC:
+        request["rule"] = draw(causal_rules(n))
     if draw(st.booleans()):
         request["model"], request["cluster"] = draw(models(n)), draw(a_cluster)
     elif draw(st.booleans()):

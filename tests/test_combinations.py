@@ -7,17 +7,22 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from cdpsim import SCHEDULES, Cluster, RequestError, Trace, simulate
+from cdpsim import Cluster, RequestError, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.compare import measure
 from cdpsim.devices import OVERLAPS
 from cdpsim.invariants import violations
+from cdpsim.schedules.order import CYCLIC
 from cdpsim.simulate import reopen
+from cdpsim.units import Work
 from tests.conftest import examples
-from tests.strategies import disorders, streamed_requests
+from tests.strategies import disorders, schedules, streamed_requests
 
+_GPT2 = presets.model("gpt2")
+GPT2 = replace(_GPT2, stages=tuple(replace(one, weight_backward=Work(one.backward / 2)) for one in _GPT2.stages))
 cables = st.builds(Cable, latency=st.sampled_from([0.0, 1e-5]), bandwidth=st.sampled_from([1e9, 1e10, 3e11, inf]))
 hosts = st.builds(Link, latency=st.just(1e-5), bandwidth=st.just(2.5e10))
 
@@ -37,9 +42,8 @@ def topologies(draw: st.DrawFn) -> Topology:
 @st.composite
 def trained(draw: st.DrawFn) -> dict[str, Any]:
     """Keywords for `simulate`: a shipped model, trained in some way on devices with hosts, joined in some way."""
-    schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
-    asked: dict[str, Any] = {"schedule": schedule, "n": draw(st.integers(2, 5)), "steps": draw(st.integers(1, 4))}
-    asked |= {"model": "gpt2", "recompute": draw(st.sampled_from(["none", "full", "sqrt"]))}
+    asked = draw(schedules(5))
+    asked |= {"model": GPT2, "recompute": draw(st.sampled_from(["none", "full", "sqrt"]))}
     asked["optimizer"] = draw(st.sampled_from(["momentum", "adam", "adafactor"]))
     asked["mixed_precision"] = draw(st.booleans())
     asked["offload"] = draw(st.sampled_from(["none", "optimizer", "activations", "all"]))
@@ -47,11 +51,9 @@ def trained(draw: st.DrawFn) -> dict[str, Any]:
     group = Devices(speed=draw(st.sampled_from([1e13, 3e14])), lanes=lanes, overlap=overlap)
     asked["cluster"] = Cluster(devices=(group,), topology=draw(topologies()), host=draw(hosts))
     asked["defer_receives"] = draw(st.booleans())
-    options = {"m": st.integers(1, 6), "prefetch": st.integers(0, 3), "slot-order": st.just("backward-first")}
-    for option in schedule.options:
-        if option in options and draw(st.booleans()):
-            asked[option.replace("-", "_")] = draw(options[option])
-    if not schedule.order.flush:
+    if "m" in asked["schedule"].options and not asked["schedule"].order.any_m:
+        asked["m"] = draw(st.integers(1, 6))
+    if asked["schedule"].order is CYCLIC:
         asked["rule"] = draw(st.sampled_from(["cdp-v1", "cdp-v2"]))
     return asked
 

@@ -201,10 +201,12 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
         raise
     kinds = trace.tasks["kind"]
     assert len(picture.boxes("forward")) == len(picture.boxes("backward")) == (kinds == "F").sum()
-    areas: dict[int, list[tuple[float, float]]] = {}
     assert trace.run is not None
+    halves = ["backward-of-weights"] * trace.run.program.splits
+    assert [len(picture.boxes(half)) for half in halves] == [(kinds == "W").sum()] * len(halves)
+    areas: dict[int, list[tuple[float, float]]] = {}
     in_lanes = ["update"] if len(trace.run.program.lane_tasks) > trace.run.program.compute else []
-    for gid in ("forward", "backward", *in_lanes, *(f"idle-{reason.name.lower()}" for reason in Reason)):
+    for gid in ("forward", "backward", *halves, *in_lanes, *(f"idle-{reason.name.lower()}" for reason in Reason)):
         for path in picture.groups[gid].iter(f"{SVG}path") if gid in picture.groups else ():
             if "clip-path" in path.attrib:  # else it is of a texture
                 left, right, top, bottom = picture.corners(path)

@@ -175,8 +175,8 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
         actions = listing(devices, m, chunks)
         lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
         rows = np.concatenate(lists)
-        first = np.cumsum([0, *map(len, lists)])
-        return Actions(first, *(column[rows] for column in (actions.kind, actions.stage, actions.micro_batch)))
+        kind, stage, micro_batch = (column[rows] for column in (actions.kind, actions.stage, actions.micro_batch))
+        return Actions(np.cumsum([0, *map(len, lists)]), kind, stage, micro_batch)
 
     if listing is not None:
         return replace(schedule, order=replace(schedule.order, actions=done))

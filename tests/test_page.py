@@ -22,19 +22,15 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.export import page as module
 from cdpsim.export.page import page
 from cdpsim.trace import Trace
-from tests.strategies import requests
+from tests.strategies import fitting, requests
 
 HOSTILE = (
     "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)> \"'`&amp;\n\r\x00\x1b\u2028\u202e$x^$"
     + "x" * 10_000
 )
-TOY = Model(
-    name="toy",
-    stages=tuple(
-        Stage(forward=0.01 + 0.003 * k, backward=0.02, activation=10**9, boundary=10**7, parameters=10**8)
-        for k in range(3)
-    ),
-)
+SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}
+FOUR = tuple(Stage(forward=0.01 + 0.003 * k, backward=0.02, weight_backward=0.01, **SIZES) for k in range(4))
+TOY = Model(name="toy", stages=FOUR[:3])
 BOX = Cluster(name="box", devices=(Devices(),), link=Link(latency=5e-6, bandwidth=1e9))
 
 
@@ -284,7 +280,8 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_loaded_trace_gives_the_same_page_without_who_waits_for_whom(name: str, tmp_path: Path) -> None:
-    run = simulate(name, model=TOY, cluster=BOX, steps=2)
+    wanted = fitting(name, 3)
+    run = simulate(**wanted, model=Model(name="toy", stages=FOUR[: wanted["n"]]), cluster=BOX, steps=2)
     run.save(tmp_path / "traces")
     before, after = read(run), read(trace.load(tmp_path / "traces"))
     assert not len(after.columns["waits"])

@@ -11,22 +11,20 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate, trace
+from cdpsim import Cluster, Model, Stage, simulate, trace
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw import palette
 from cdpsim.export.page import page
 from cdpsim.program import Content, Kind
+from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 from tests.conftest import need
+from tests.strategies import fitting
 from tests.test_page import HOSTILE
 
-MODEL = Model(
-    name="toy",
-    stages=tuple(
-        Stage(forward=0.01 + 0.003 * k, backward=0.02, activation=10**9, boundary=10**8, parameters=10**8, optimizer=7)
-        for k in range(3)
-    ),
-)
+SIZES = {"activation": 10**9, "boundary": 10**8, "parameters": 10**8, "optimizer": 7}
+FOUR = tuple(Stage(forward=0.01 + 0.003 * k, backward=0.02, weight_backward=0.01, **SIZES) for k in range(4))
+MODEL = Model(name="toy", stages=FOUR[:3])
 BOX = Cluster(name="box", devices=(Devices(),), link=Link(latency=5e-6, bandwidth=1e11))
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 
@@ -158,13 +156,15 @@ def key(tab: Any, *names: str) -> None:
         tab.keyboard.press(name)
 
 
-def test_every_schedule_opens(opened: Opener) -> None:
+def test_every_kind_of_schedule_opens(opened: Opener) -> None:
     """Under unit costs and real ones in turn."""
-    for k, name in enumerate(SCHEDULES):
-        run = simulate(name, 3) if k % 2 else simulate(name, model=MODEL, cluster=BOX)
+    for k, name in enumerate((*TABLE_1, "interleaved-1f1b", "zb-h1", "dualpipev", "chimera", "pipedream")):
+        wanted = fitting(name, 3)
+        costs = {} if k % 2 else {"model": Model(name="toy", stages=FOUR[: wanted["n"]]), "cluster": BOX}
+        run = simulate(**wanted | costs)
         tab = opened(run)
         assert tab.evaluate("cdpsim.bars") == len(run.tasks["start"]) + len(run.messages["start"])
-        assert tab.title().startswith(f"{name}, n = 3")
+        assert tab.title().startswith(f"{name}, n = {wanted['n']}")
         assert f"{len(run.tasks['start'])} tasks" in tab.locator("#figures").inner_text()
 
 

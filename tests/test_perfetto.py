@@ -28,7 +28,7 @@ from cdpsim.export.tracks import _ranks, in_order, nanoseconds
 from cdpsim.program import Edge
 from cdpsim.trace import Trace, load
 from tests.conftest import ALL
-from tests.strategies import requests
+from tests.strategies import fitting, requests
 from tests.trace_processor import FAULTS, TraceProcessor, query, started
 
 if importlib.util.find_spec("perfetto") is None and ALL not in os.environ:
@@ -50,12 +50,12 @@ COUNTERS = {
         from counter c join counter_track t on c.track_id = t.id
         join track k on k.id = t.id join track up on k.parent_id = up.id""",
 }
-UNEVEN = Model(
-    stages=tuple(
-        Stage(forward=f, backward=b, activation=10**9, boundary=10**7, parameters=10**8, optimizer=2 * 10**8)
-        for f, b in ((0.01, 0.02), (0.0123456789, 0.031), (0.005, 0.005))
-    )
+SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8, "optimizer": 2 * 10**8}
+FOUR = tuple(
+    Stage(forward=f, backward=b, weight_backward=b / 3, **SIZES)
+    for f, b in ((0.01, 0.02), (0.0123456789, 0.031), (0.005, 0.005), (0.007, 0.013))
 )
+UNEVEN = Model(stages=FOUR[:3])
 SLOW = Cluster(devices=(Devices(),), link=Link(latency=1e-5, bandwidth=4e9))
 
 
@@ -168,13 +168,14 @@ def check(trace: Trace, form: str, processor: TraceProcessor, content: bytes | N
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_all_of_a_run_arrives(name: str, form: str, processor: TraceProcessor) -> None:
     for n, steps in ((1, 2), (4, 3)):
-        check(simulate(name, n, steps=steps), form, processor)
+        check(simulate(**fitting(name, n), steps=steps), form, processor)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_real_costs_arrive_to_the_nanosecond(name: str, form: str, processor: TraceProcessor) -> None:
-    check(simulate(name, steps=2, model=UNEVEN, cluster=SLOW), form, processor)
+    wanted = fitting(name, 3)
+    check(simulate(**wanted, steps=2, model=Model(stages=FOUR[: wanted["n"]]), cluster=SLOW), form, processor)
 
 
 @pytest.mark.parametrize("form", FORMS)

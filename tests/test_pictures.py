@@ -14,6 +14,7 @@ from cdpsim.errors import RequestError
 from cdpsim.pictures import EXPORTS, PLOTS, TIMELINES, figure, plot, snapshot, timeline
 from cdpsim.trace import load
 from tests.conftest import Command
+from tests.strategies import fitting
 from tests.test_cli import content, here, refuse
 
 __all__ = ["here"]  # a fixture
@@ -40,8 +41,11 @@ def test_the_ending_picks_the_form(ending: str, command: Command, here: Path) ->
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_drawn_in_every_way(name: str, command: Command, here: Path) -> None:
     """In slots and with real costs, by drawings that know none of them."""
-    for k, costs in enumerate(([], ["--model", "toy.toml", "--cluster", "box.toml"])):
-        asked = [name, "-n", 3, "--steps", 2, *costs]
+    toy = (here / "toy.toml").read_text().replace("repeat = 2", 'repeat = 3\nweight_backward = "1 s"')
+    (here / "long.toml").write_text(toy.replace('backward = "2 s"', 'backward = "2 s"\nweight_backward = "0.5 s"'))
+    shape = [word for key, value in fitting(name, 3).items() if key != "schedule" for word in (f"--{key}", value)]
+    for k, costs in enumerate(([], ["--model", "long.toml", "--cluster", "box.toml"])):
+        asked = [name, *shape, "--steps", 2, *costs]
         for style in ("paper", "gantt"):
             assert command("timeline", *asked, "--style", style, "-o", f"{style}{k}.svg") == (0, "", "")
         slot = ["--slot", "9 s" if costs else 7]
