@@ -1,4 +1,4 @@
-"""The best that any order of a training step can do, proven by OR-Tools CP-SAT: what pipelines' orders are held against.
+"""The best that any order of a training step can do, proven by OR-Tools CP-SAT: what orders are held against.
 
 Given are where an order has its tasks, and how many activations each device may hold, from the start of a forward to
 the end of its backward (of its W). All else is open: when a task is done, and whether a device waits. Tasks take a slot
@@ -8,9 +8,9 @@ start to its own last end, the longest stay, by which the zero-bubble papers cou
 
 Two restrictions lose nothing:
 
-* Micro-batches with the same devices pass each stage in the order of their numbers, forwards, Is and Ws. Take any starts,
-  and deal out those of each such set of tasks anew, in that order. Devices do and hold as much as before at any time;
-  and where two sets can be paired such that one of each pair is before the other, the k-th is before the k-th.
+* Micro-batches with the same devices pass each stage in the order of their numbers, forwards, Is and Ws. Take any
+  starts, and deal out those of each such set of tasks anew, in that order. Devices do and hold as much as before at any
+  time; and where two sets can be paired such that one of each pair is before the other, the k-th is before the k-th.
 * All ends within two of the longest stays. Every micro-batch passes all devices: of any two, one does its forward and
   later its backward, and between these the other does both. So any two stays overlap.
 """
@@ -77,13 +77,15 @@ def starts_within(slots: int, step: Step, stay: bool = False) -> Starts | None:
     for device, tasks in enumerate(own):
         model.add_all_different([start[task] for task in tasks])
         _hold(model, start, step, device, horizon)
-        first = model.new_int_var(0, horizon if stay else 0, "")
+        first = model.new_int_var(0, horizon, "")
         for task in tasks:
             model.add_linear_constraint(start[task] - first, 0, slots - 1)
     if stay:
         model.add_min_equality(0, [start["F", 0, same[0]] for same in step.alike.values()])
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.linearization_level = 1, 0
+    # One worker is the same each time; the other two take time that such small models do not give back.
+    solver.parameters.num_workers = 1
+    solver.parameters.linearization_level = solver.parameters.cp_model_probing_level = 0
     status = solver.solve(model)
     assert status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     return {task: solver.value(when) for task, when in start.items()} if status == cp_model.OPTIMAL else None
@@ -101,7 +103,7 @@ def _rows(step: Step) -> list[list[Named]]:
 
 
 def _hold(model: Any, start: dict[Named, Any], step: Step, device: int, most: int) -> None:
-    """Let a device hold no more than it may; the k-th of one stream goes before the one comes that would be too many."""
+    """Let a device hold no more than it may, which of a single stream says who has to go before who comes."""
     streams, room, last = step.streams(device), step.memory[device], step.kinds[-1]
     for j, same in streams:
         for before, after in zip(same, same[room:], strict=False):
