@@ -237,7 +237,9 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def _column(self, kind: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         def weigh(stage: Stage) -> int:
             own: int | None = getattr(stage, kind)
-            return stage.parameters if own is None else own
+            if own is None:
+                own = stage.parameters if kind == "gradients" else stage.backward_transient
+            return own
 
         return np.fromiter(map(weigh, self.stages), dtype, self.n)
 

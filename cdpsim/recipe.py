@@ -100,8 +100,11 @@ def _activations_on_host(stage: Stage) -> Stage:
         kept_output=0,
         data=0,
         unused_input=0,
-        forward_transient=stage.activation + stage.forward_transient,
-        backward_transient=stage.activation + stage.backward_transient,
+        **{
+            kind: stage.activation + own
+            for kind in ("forward_transient", "backward_transient", "input_transient", "weight_transient")
+            if (own := getattr(stage, kind)) is not None
+        },
     )
 
 
@@ -159,4 +162,6 @@ def _recomputed(whole: Stage, segments: Sequence[Stage], inputs: Sequence[int]) 
         kept_output=0,
         forward_transient=forward - kept,
         backward_transient=backward - kept,
+        input_transient=None,
+        weight_transient=None,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import fsum
+from typing import Any
 
 from cdpsim import fileform
 from cdpsim.errors import RequestError
@@ -13,6 +14,8 @@ SIZES = (
     "kept_output",
     "forward_transient",
     "backward_transient",
+    "input_transient",
+    "weight_transient",
     "boundary",
     "parameters",
     "gradients",
@@ -25,11 +28,13 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
 
     forward: Cost
     backward: Cost
-    weight_backward: Cost | None = None
+    weight_backward: Cost | None = None  # the weights' part of the backward; all of it: no gradient is handed back
     activation: Size = 0  # held from forward to backward, the stage's input included
     kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
     forward_transient: Size = 0  # what a forward needs beyond that while it runs
     backward_transient: Size = 0  # what a backward needs beyond that and its output's gradient
+    input_transient: Size | None = None  # what the input's part of a split backward needs so; None: as the whole
+    weight_transient: Size | None = None  # what the weights' part needs so; None: as the whole
     boundary: Size = 0
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
@@ -62,13 +67,18 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
             return
         if isinstance(part, Work) != isinstance(whole, Work):
             raise RequestError("weight_backward", "must be a time where backward is one, and work where it is work")
-        if not part < whole:
-            raise RequestError("weight_backward", "must be less than backward, of which it is a part")
+        if not part <= whole:
+            raise RequestError("weight_backward", "must be at most backward, of which it is a part")
 
     @property
     def on_host(self) -> bool:
         """Whether its updates are computed by its device's host."""
         return bool(self.host_optimizer)
+
+    @property
+    def hands_back(self) -> bool:
+        """Whether its backward has a part for its input: that of a model's first stage has none."""
+        return self.weight_backward is None or self.weight_backward < self.backward
 
     @property
     def passing(self) -> int:
@@ -86,12 +96,13 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     if len(layers) == 1:
         return layers[0]
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
+    backward = total([layer.backward for layer in layers])
     updates = [layer.update for layer in layers if layer.update is not None]
     gradients = [layer.parameters if layer.gradients is None else layer.gradients for layer in layers]
     return Stage(
         forward=total([layer.forward for layer in layers]),
-        backward=total([layer.backward for layer in layers]),
-        weight_backward=total(weights) if weights else None,
+        backward=backward,
+        weight_backward=None if not weights else total(weights) if layers[0].hands_back else backward,
         kept_output=layers[-1].kept_output,
         boundary=layers[-1].boundary,
         parameters=sum(layer.parameters for layer in layers),
@@ -110,13 +121,14 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     )
 
 
-def _held(layers: Sequence[Stage]) -> dict[str, int]:
+def _held(layers: Sequence[Stage]) -> dict[str, Any]:
     """What a stage of these layers keeps, and what it needs beyond that at its worst moments.
 
     The data of all layers are there from the beginning, and until their layer's backward. An input that its layer does
-    not read again is there while its forward runs, and longer only if the layer before keeps it.
+    not read again is there while its forward runs, and longer only if the layer before keeps it. Of a split backward
+    the input's part lets nothing go; the weights' part does what a whole one does, but for the stage's own input.
     """
-    held = forward = backward = 0
+    held = forward = backward = for_input = for_weights = 0
     data = sum(layer.data for layer in layers)  # of the layers to come
     for k, layer in enumerate(layers):
         shared = layers[k - 1].kept_output if k else 0
@@ -124,9 +136,23 @@ def _held(layers: Sequence[Stage]) -> dict[str, int]:
         held += layer.activation - shared - passing
         data -= layer.data
         forward = max(forward, held + passing + data + layer.forward_transient)
-        gradient = layer.boundary if k < len(layers) - 1 else 0
-        backward = max(backward, held + gradient + layer.backward_transient)
-    return {"activation": held, "forward_transient": forward - held, "backward_transient": backward - held}
+        whole = held + (layer.boundary if k < len(layers) - 1 else 0) + layer.backward_transient
+        backward = max(backward, whole)
+        for_input = max(for_input, whole - held + _beyond(layer, layer.input_transient))
+        for_weights = max(for_weights, whole + (0 if k else _beyond(layer, layer.weight_transient)))
+    split = any(layer.input_transient is not None or layer.weight_transient is not None for layer in layers)
+    return {
+        "activation": held,
+        "forward_transient": forward - held,
+        "backward_transient": backward - held,
+        "input_transient": for_input * layers[0].hands_back if split else None,
+        "weight_transient": for_weights - held if split else None,
+    }
+
+
+def _beyond(layer: Stage, transient: int | None) -> int:
+    """How much more a part of a backward needs than the whole."""
+    return 0 if transient is None else transient - layer.backward_transient
 
 
 def _inference(layers: Sequence[Stage], given: int) -> int:

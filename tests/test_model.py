@@ -56,6 +56,8 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "kept_output": [16_000_000, 16_000_000, 0],
         "forward_transient": [0, 0, 0],
         "backward_transient": [3_000_000, 3_000_000, 0],
+        "input_transient": [3_000_000, 3_000_000, 0],
+        "weight_transient": [3_000_000, 3_000_000, 0],
         "boundary": [16_000_000, 16_000_000, 0],
         "parameters": [400_000_000, 400_000_000, 0],
         "gradients": [400_000_000, 400_000_000, 7],
@@ -166,7 +168,7 @@ def stages(draw: st.DrawFn) -> Stage:
     kind: Callable[[float], float] = draw(st.sampled_from([float, Work]))
     most = 1e9 if kind is float else 1e24
     backward = draw(st.floats(1e-29, most))
-    part = draw(st.none() | st.floats(1e-30, backward, exclude_max=True))
+    part = draw(st.none() | st.floats(1e-30, backward))
     return Stage(
         forward=draw(st.floats(1e-30, 1e9) | st.floats(1e-30, 1e24).map(Work)),
         backward=kind(backward),
@@ -175,6 +177,8 @@ def stages(draw: st.DrawFn) -> Stage:
         kept_output=draw(st.integers(0, KEPT)),
         forward_transient=draw(SIZE),
         backward_transient=draw(SIZE),
+        input_transient=draw(st.none() | SIZE),
+        weight_transient=draw(st.none() | SIZE),
         boundary=draw(SIZE),
         parameters=draw(SIZE),
         gradients=draw(st.none() | SIZE),
@@ -260,8 +264,8 @@ LAST = "$.stages[1]"
         (_stage(activation=2, unused_input=3), f"{LAST}: unused_input: must be at most activation"),
         (_stage(weight_backward=0), f"{LAST}.weight_backward: 0: not between"),
         (
-            _stage(weight_backward=2),
-            f"{LAST}: weight_backward: must be less than backward, of which it is a part",
+            _stage(weight_backward=2.1),
+            f"{LAST}: weight_backward: must be at most backward, of which it is a part",
         ),
         (_stage(weight_backward="1 FLOP"), f"{LAST}: weight_backward: must be a time where backward is one"),
         (_stage(backward="9 FLOP", weight_backward=1), f"{LAST}: weight_backward: must be a time where"),
@@ -335,8 +339,8 @@ def test_what_is_made_in_python_obeys_the_rules_of_a_file() -> None:
         (lambda: Stage(forward=-1, backward=1), "forward: -1: not between"),
         (lambda: Stage(forward=1, backward=1, activation=True), "activation: true: not a size"),
         (
-            lambda: Stage(forward=1, backward=1, weight_backward=1),
-            "weight_backward: must be less than backward",
+            lambda: Stage(forward=1, backward=1, weight_backward=2),
+            "weight_backward: must be at most backward",
         ),
         (lambda: Model(stages=()), "stages: expected `array` of length >= 1"),
         (lambda: Model(stages=(PLAIN,) * 1_000_001), "stages: expected `array` of length <= 1000000"),
@@ -426,6 +430,33 @@ def test_fields_that_are_not_given_stay_so_where_none_is(toy: Model) -> None:
     some = Stage(forward=0.1, backward=0.2, weight_backward=0.1, parameters=5, gradients=7, optimizer=3)
     mixed = Model(stages=(some, Stage(forward=0.2, backward=0.3, parameters=2, optimizer=1))).grouped(1).stages[0]
     assert (mixed.weight_backward, mixed.gradients, mixed.optimizer) == (0.1, 9, 4)
+
+
+def split(weight: float, for_input: int | None = 30, for_weights: int | None = 8) -> Stage:
+    """A layer that holds 100, and sends on 10."""
+    parts = {"input_transient": for_input, "weight_transient": for_weights}
+    own = {"weight_backward": Work(weight), "backward_transient": 20, "activation": 100, "boundary": 10}
+    return Stage(forward=Work(2), backward=Work(4), **own, **parts)  # type: ignore[arg-type]
+
+
+def test_a_first_stage_hands_nothing_back_however_many_layers_it_has() -> None:
+    """All of its backward is for weights: there is no gradient of its input to compute, nor of those in between."""
+    model = Model(stages=(split(4, 0, 20), *(split(1),) * 3))
+    first, second = model.grouped(2).stages
+    assert (first.weight_backward, second.weight_backward) == (Work(8), Work(2))
+    assert (first.hands_back, second.hands_back) == (False, True)
+    assert (first.input_transient, first.weight_transient) == (0, first.backward_transient)
+
+
+def test_parts_of_a_grouped_backward_hold_what_parts_of_all_layers_do() -> None:
+    """For the input nothing is let go; for the weights a layer's gradients are handed back, but for the first one's."""
+    (stage,) = Model(stages=(split(1),) * 3).grouped(1).stages
+    assert (stage.activation, stage.backward_transient) == (300, 20)
+    assert stage.input_transient == 10 + 30  # in any layer but the last, whose output's gradient is no transient
+    assert stage.weight_transient == 20  # in the last layer; in the first 100 + 10 + 8 in all
+    (stage,) = Model(stages=(split(1, None, 300), split(1, None, None))).grouped(1).stages
+    assert (stage.input_transient, stage.weight_transient) == (10 + 20, 100 + 10 + 300 - 200)
+    assert Model(stages=(split(1, None, None),) * 2).grouped(1).stages[0].input_transient is None
 
 
 def test_more_stages_than_there_are_and_other_groups_are_refused(toy: Model) -> None:

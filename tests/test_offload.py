@@ -193,6 +193,13 @@ def test_checkpoints_are_what_is_offloaded_of_a_stage_that_recomputes(n: int, re
         assert other.forward_transient == own.activation + own.forward_transient
         assert other.backward_transient == own.activation + own.backward_transient
         assert other.backward == own.backward
+        assert other.input_transient is other.weight_transient is None
+
+
+def test_parts_of_a_backward_hold_what_comes_back_too() -> None:
+    (stage,) = apply(model(1, input_transient=5, weight_transient=7), Recipe(offload="activations")).stages
+    (plain,) = model(1).stages
+    assert (stage.input_transient, stage.weight_transient) == (plain.activation + 5, plain.activation + 7)
 
 
 def test_stages_that_are_grouped_offload_and_update_together() -> None:

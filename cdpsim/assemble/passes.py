@@ -64,7 +64,7 @@ def _hand_over(grid: Grid, model: Model, build: Builder, task: Ints) -> None:
     build.hold(Category.ACTIVATIONS, size=size, begin=end(ahead), end=start(ahead + 1), **of)
     of = _place(grid, back)
     size = model.boundary_held[of["stage"] - 1]
-    build.hold(Category.ACTIVATIONS, size=size, begin=end(_done(grid, back)), end=end(_used(grid, back + 1)), **of)
+    build.hold(Category.ACTIVATIONS, size=size, begin=end(back), end=end(_used(grid, back + 1)), **of)
 
 
 def _send(grid: Grid, model: Model, build: Builder, sender: Ints, content: Content) -> None:
@@ -87,7 +87,7 @@ def _send(grid: Grid, model: Model, build: Builder, sender: Ints, content: Conte
     build.link(message, sender + 1)
     held = model.boundary_held[boundary]
     leaving = _waiting(model)[boundary] if forth else held
-    build.hold(Category.COMMUNICATION, size=leaving, begin=end(made), end=end(message), **of)
+    build.hold(Category.COMMUNICATION, size=leaving, begin=end(sender), end=end(message), **of)
     build.land(
         message, device=arriving["device"], stage=of["stage"], version=of["version"], size=held, until=start(sender + 1)
     )
@@ -115,8 +115,9 @@ def _hold_passes(grid: Grid, model: Model, build: Builder) -> None:
 
 def _hold_transients(grid: Grid, model: Model, build: Builder) -> None:
     """Hold what tasks need only while they run."""
-    kinds = [(grid.forward, "forward_transient"), (grid.backward, "backward_transient")]
-    for task, kind in kinds + [(grid.last, "backward_transient")] * grid.splits:
+    kinds = [(grid.forward, "forward_transient")]
+    parts = [(grid.backward, "input_transient"), (grid.last, "weight_transient")]
+    for task, kind in kinds + (parts if grid.splits else [(grid.backward, "backward_transient")]):
         if model.size(kind).any():
             node = task.ravel()
             of = _place(grid, node)
