@@ -14,8 +14,9 @@ from cdpsim.cluster import Cluster
 from cdpsim.console import parser_of
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
-from cdpsim.model import Model
+from cdpsim.model import Model, Stage
 from cdpsim.program import Op
+from cdpsim.units import Work
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
 from validation.calibrate.figure import draw
@@ -57,7 +58,7 @@ def test_every_number_measured_is_positive_and_finite(done: Done) -> None:
     for point in [*found.one_way.points, *found.both_ways.points, *collectives]:
         assert 0 < point.fastest <= point.faster <= point.seconds <= point.slower < 60
         assert point.repetitions == repetitions(point.size)
-    assert {task.kind for task in found.compute.tasks} == {"forward", "backward", "update"}
+    assert {task.kind for task in found.compute.tasks} == set(StageTimes._fields)
     for task in found.compute.tasks:
         assert 0 < task.faster <= task.seconds <= task.slower < 60
         assert task.repetitions == 2 * 4  # of both ranks
@@ -89,8 +90,10 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
         assert stage.forward == pytest.approx(seconds[j, "forward"], rel=1e-3)
         assert stage.backward == pytest.approx(seconds[j, "backward"], rel=1e-3)
         assert stage.activation > 0
+        assert stage.weight_backward is not None
+        assert stage.hands_back == (j > 0)
     times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
-    assert times.summary()["makespan"] > sum(seconds.values()) / 2
+    assert times.summary()["makespan"] > sum(stage.forward + stage.backward for stage in model.stages) / 2
 
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
@@ -150,20 +153,31 @@ def passed(seconds: float) -> list[Passed]:
 
 def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
     """Speed is that of all ranks at work, unless one of them alone is asked for."""
-    busy = [StageTimes(passed(2.0), passed(4.0), passed(100.0))]
-    quiet = [StageTimes(passed(1.0), passed(2.0), passed(1.0))]
+    busy = [StageTimes(*map(passed, (2.0, 4.0, 100.0, 3.0, 3.0)))]
+    quiet = [StageTimes(*map(passed, (1.0, 2.0, 1.0, 3.0, 3.0)))]
     found = calibration.compute(busy, quiet, [(20.0, 40.0)], False)
     assert (found.speed_flop_per_second, found.slowdown) == (10.0, 2.0)
     assert found.relative_errors == [0.0, 0.0]
-    assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None]
+    assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None, None, None]
     found = calibration.compute(busy, quiet, [(20.0, 40.0)], True)
     assert (found.speed_flop_per_second, found.slowdown) == (20.0, 2.0)
 
 
 def test_ranks_speak_for_the_same_stages() -> None:
-    one, two = StageTimes(passed(1.0), passed(2.0), passed(3.0)), StageTimes(passed(4.0), passed(5.0), passed(6.0))
+    one, two = (StageTimes(*map(passed, range(first, first + 5))) for first in (1, 4))
     (both,) = calibration.pooled([[one], [two]])
     assert [p.seconds for p in both.backward] == [2.0] * 3 + [5.0] * 3
+
+
+def test_what_a_backward_does_not_take_for_its_input_it_takes_for_its_weights() -> None:
+    """In a model of times; where a replay splits backwards, it takes what both parts take there."""
+    weights = [Work(2), Work(1), Work(1)]
+    model = Model(stages=tuple(Stage(forward=Work(1), backward=Work(2), weight_backward=part) for part in weights))
+    taken = [(1.0, 8.0, 0.1, 0.5, 8.0), (1.0, 8.0, 0.1, 3.0, 7.0), (1.0, 8.0, 0.1, 9.0, 7.0)]
+    tasks = calibration.tasks([StageTimes(*map(passed, own)) for own in taken])
+    whole, parts = (calibration.timed_model(model, tasks, "x", split=split).stages for split in (False, True))
+    assert [(stage.backward, stage.weight_backward) for stage in whole] == [(8, 8), (8, 5), (8, 0.08)]
+    assert [(stage.backward, stage.weight_backward) for stage in parts] == [(8.5, 8), (10, 7), (16, 7)]
 
 
 def test_times_that_do_not_grow_can_be_drawn(done: Done) -> None:

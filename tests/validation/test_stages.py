@@ -21,12 +21,13 @@ from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_models import images, tokens
 from validation.profile.flops import Flops
 from validation.profile.footprints import measure, profile_stages, with_unit_times
-from validation.training.forms import zeros
+from validation.training.forms import Form, zeros
 from validation.training.models import Block, make_training, transformer
 from validation.training.passes import Pass, backward, forward
-from validation.training.stages import Training, cut
+from validation.training.stages import Architecture, Draw, Training, cut, mean_square
 
 Made = TypeVar("Made")
+NUMBERS = Draw(Form((2, 4), torch.float64))
 TRAININGS = {
     "mlp": lambda: make_training("mlp", 3),
     "mlp, wide": lambda: make_training("mlp", 2, batch=7, width=50, layers=3, dtype=torch.float32),
@@ -52,7 +53,11 @@ def test_it_equals_a_real_run(build: Callable[[], Training], granularity: int) -
         assert (stage.activation, stage.kept_output) == (real.activation, real.kept_output)
         assert stage.forward_transient == real.forward_transient
         assert stage.backward_transient == real.backward_transient
-        assert (stage.forward, stage.backward) == (Work(max(1, real.forward_flops)), Work(max(1, real.backward_flops)))
+        assert (stage.input_transient, stage.weight_transient) == (real.input_transient, real.weight_transient)
+        assert stage.forward == Work(max(1, real.forward_flops))
+        assert stage.backward == Work(max(1, real.backward_flops))
+        assert stage.weight_backward == Work(max(1, real.weight_flops))
+        assert stage.hands_back == (j > 0)
         assert stage.activation % granularity == stage.forward_transient % granularity == 0
 
 
@@ -72,6 +77,15 @@ def test_a_perceptron_can_be_counted_by_hand() -> None:
     assert float(first.forward) == float(last.forward) == 2 * 4 * weights
     assert float(last.backward) == 2 * float(last.forward)
     assert float(first.backward) == 1.5 * float(first.forward)  # the first layer has no gradient of its input
+    assert (first.weight_backward, last.weight_backward) == (first.backward, last.forward)
+    assert (first.input_transient, first.weight_transient) == (0, first.backward_transient)
+
+
+def test_each_part_of_a_backward_without_products_counts_as_one_operation() -> None:
+    """But for the first stage's input, for which there is nothing to do."""
+    norms = Architecture([nn.LayerNorm(4).double() for _ in range(2)], NUMBERS, NUMBERS, mean_square)
+    stages = profile_stages(cut(norms, [1]), OPTIMIZERS["sgd"]).stages
+    assert [(stage.backward, stage.weight_backward) for stage in stages] == [(Work(1), Work(1)), (Work(2), Work(1))]
 
 
 @every_model
@@ -97,7 +111,9 @@ def test_stages_that_only_look_alike_are_told_apart() -> None:
 def test_unit_times_leave_the_bytes() -> None:
     model = profile_stages(make_training("transformer", 2), OPTIMIZERS["adam"])
     unit = with_unit_times(model)
-    assert all(stage.forward == stage.backward == 1.0 for stage in unit.stages)
+    assert all(stage.forward == stage.backward == 1.0 and stage.weight_backward is None for stage in unit.stages)
+    parts = with_unit_times(model, split=True).stages
+    assert all(stage.backward == 2 * stage.forward == 2 * (stage.weight_backward or 0) == 2.0 for stage in parts)
     for name in ("activation", "kept_output", "forward_transient", "backward_transient", "boundary", "optimizer"):
         assert [getattr(stage, name) for stage in unit.stages] == [getattr(stage, name) for stage in model.stages]
     assert unit.forward_time(None).tolist() == [1.0, 1.0]

@@ -73,7 +73,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One stage's forward, backward or update; of updates the operations are not counted."""
+    """One stage's forward, backward, update, or part of a backward; of the latter operations are not counted."""
 
     stage: int
     kind: str
@@ -149,22 +149,31 @@ def compute(
 
 
 def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
-    """Sum up each stage's forward, backward and update."""
+    """Sum up each stage's tasks."""
     flops = [(None, None)] * len(times) if work is None else work
     return [
         _task(stage, kind, passed, flop)
         for stage, (own, (ahead, back)) in enumerate(zip(times, flops, strict=True))
-        for kind, passed, flop in zip(StageTimes._fields, own, (ahead, back, None), strict=True)
+        for kind, passed, flop in zip(StageTimes._fields, own, (ahead, back, None, None, None), strict=True)
     ]
 
 
-def timed_model(model: Model, timed: Sequence[Task], name: str) -> Model:
-    """Put measured seconds in place of a model's work."""
-    seconds = {(task.stage, task.kind): rounded(task.seconds) for task in timed}
-    stages = (
-        msgspec.structs.replace(stage, forward=seconds[j, "forward"], backward=seconds[j, "backward"])
-        for j, stage in enumerate(model.stages)
-    )
+def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool = False) -> Model:
+    """Put measured seconds in place of a model's work.
+
+    What is not done for the input is done for the weights. `split` backwards are what both parts take here, of which
+    the second goes through the stage once more.
+    """
+    seconds = {(task.stage, task.kind): task.seconds for task in timed}
+    stages = []
+    for j, stage in enumerate(model.stages):
+        whole, for_input = seconds[j, "backward"], seconds[j, "input_backward"]
+        for_weights = max(whole - for_input, whole / 100) if stage.hands_back else whole
+        if split:
+            for_weights = seconds[j, "weight_backward"]
+            whole = for_input + for_weights
+        parts = {"backward": rounded(whole), "weight_backward": rounded(for_weights)}
+        stages.append(msgspec.structs.replace(stage, forward=rounded(seconds[j, "forward"]), **parts))
     return Model(name=f"{name}, measured", stages=tuple(stages))
 
 

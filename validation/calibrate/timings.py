@@ -19,7 +19,7 @@ from validation.replay.transport import Pending
 from validation.training.forms import Form, flatten
 from validation.training.models import Stages
 from validation.training.optimizer import Optimizer, State
-from validation.training.passes import Pass, backward, forward
+from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
 T = TypeVar("T")
@@ -159,6 +159,8 @@ class StageTimes(NamedTuple):
     forward: list[Passed]
     backward: list[Passed]
     update: list[Passed]
+    input_backward: list[Passed]  # both parts of a split backward
+    weight_backward: list[Passed]
 
 
 def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
@@ -177,7 +179,7 @@ def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[Stage
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
     """Time each stage's passes and update over so many micro-batches."""
     track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
-    times = [StageTimes([], [], []) for _ in track]
+    times = [StageTimes([], [], [], [], []) for _ in track]
     for k in range(WARM_UP + rounds):
         found = _micro_batch(training, optimizer, track, k)
         for stage, own in enumerate(found):
@@ -201,9 +203,37 @@ class _Held(NamedTuple):
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
-    """Send a micro-batch through all stages and back, then update each; what a task draws or sums up is part of it."""
-    n, device = training.n, training.device
-    times: list[list[Passed]] = [[] for _ in range(n)]
+    """Send a micro-batch through all stages and back, then update each; what a task draws or sums up is part of it.
+
+    Then send it once more, with backwards in two parts.
+    """
+    device = training.device
+
+    def whole(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
+        below, passed = timed(device, partial(backward, training, own, stage.theta, above, stage.gradient))
+        return below, [passed]
+
+    def in_parts(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
+        (below, left), first = timed(device, partial(backward_for_input, own, stage.theta, above))
+        _, second = timed(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
+        return below, [first, second]
+
+    times = _there_and_back(training, held, number, whole)
+    for own, (theta, gradient, state) in zip(times, held, strict=True):
+        own.append(timed(device, partial(optimizer.update, theta, gradient, state))[1])
+    again = _there_and_back(training, held, number, in_parts)
+    return [[*own, *parts] for own, (_, *parts) in zip(times, again, strict=True)]
+
+
+def _there_and_back(
+    training: Training,
+    held: list[_Held],
+    number: int,
+    go_back: Callable[[Pass, _Held, Tensor | None], tuple[Tensor | None, list[Passed]]],
+) -> list[list[Passed]]:
+    """Time each stage's forward, then its backward, whole or in parts."""
+    n = training.n
+    times: list[list[Passed]] = []
     kept: list[Pass] = []
     between: Tensor | None = None
 
@@ -213,16 +243,12 @@ def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], nu
         return forward(training, stage, held[stage].theta, x, target, n)
 
     for stage in range(n):
-        (between, own), passed = timed(device, partial(go_forward, stage, between))
+        (between, own), passed = timed(training.device, partial(go_forward, stage, between))
         kept.append(own)
-        times[stage].append(passed)
+        times.append([passed])
     for stage in reversed(range(n)):
-        go_back = partial(backward, training, kept.pop(), held[stage].theta, between, held[stage].gradient)
-        between, passed = timed(device, go_back)
-        times[stage].append(passed)
-    for stage, (theta, gradient, state) in enumerate(held):
-        _, passed = timed(device, partial(optimizer.update, theta, gradient, state))
-        times[stage].append(passed)
+        between, passes = go_back(kept.pop(), held[stage], between)
+        times[stage] += passes
     return times
 
 

@@ -19,7 +19,14 @@ from validation.profile.flops import Flops
 from validation.profile.tracker import Reference, Tracker, is_alive, storage_of
 from validation.training.forms import zeros
 from validation.training.optimizer import Optimizer
-from validation.training.passes import backward, forward, on_its_own
+from validation.training.passes import (
+    Pass,
+    backward,
+    backward_for_input,
+    backward_for_weights,
+    forward,
+    on_its_own,
+)
 from validation.training.stages import Training, imitate, leaves
 
 _EVERY_MODULES = frozenset(vars(nn.Module()))
@@ -32,8 +39,11 @@ class Footprint(NamedTuple):
     kept_output: int
     forward_transient: int
     backward_transient: int
+    input_transient: int
+    weight_transient: int
     forward_flops: int
     backward_flops: int
+    weight_flops: int
     data: int
     unused_input: int
     inference: int
@@ -77,10 +87,12 @@ def _comparable(value: object) -> Hashable:
     return value
 
 
-def with_unit_times(model: Model) -> Model:
+def with_unit_times(model: Model, *, split: bool = False) -> Model:
     """Give the same model with a second for each task: seconds are slots then, in which a replay's clock counts."""
-    stages = tuple(msgspec.structs.replace(stage, forward=1.0, backward=1.0) for stage in model.stages)
-    return msgspec.structs.replace(model, stages=stages)
+    unit = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
+    return msgspec.structs.replace(
+        model, stages=tuple(msgspec.structs.replace(stage, **unit) for stage in model.stages)
+    )
 
 
 def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
@@ -88,41 +100,88 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
 
     All are zeros, which are tokens and labels too.
     """
-    tracker, flops, last = Tracker(granularity), Flops(), training.n - 1
-    parameters = training.parameters(stage)
-    theta, gradient = zeros(parameters, training.device), zeros(parameters, training.device)
-    tracker.ignore([theta, gradient, *training.buffers[stage].values()])
-    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
-    target = zeros(training.targets.form, training.device) if stage == last else None
-    tracker.see([x] if target is None else [x, target])
-    with tracker, flops:
-        y, kept = forward(training, stage, theta, x, target, 1)
+    tracker, flops = Tracker(granularity), Flops()
+    with flops:
+        ahead = _go_ahead(training, stage, tracker)
     forward_peak, forward_flops = tracker.peak, flops.count
-    sent = None if y is None else storage_of(y)
-    brought = [storage_of(tensor) for tensor in (None if stage else x, target) if tensor is not None]
-    del x, y, target
+    sent = None if ahead.sent is None else storage_of(ahead.sent)
+    ahead = ahead._replace(sent=None)
     activation = tracker.level
-    data = sum(_weight(storage, granularity) for storage in brought)
+    data = sum(_weight(storage, granularity) for storage in ahead.brought)
     kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
-    above = None if stage == last else zeros(training.boundary(stage), training.device)
-    tracker.see([] if above is None else [above])
+    above = _above(training, stage, tracker)
     tracker.reset_peak()
     before = tracker.level
     with tracker, flops:
-        backward(training, kept, theta, above, gradient)
+        backward(training, ahead.kept, ahead.theta, above, ahead.gradient)
+    backward_flops = flops.count - forward_flops
+    input_transient, weight_transient, input_flops = _measure_parts(training, stage, granularity)
     return Footprint(
         activation,
         kept_output,
         forward_peak - activation,
         tracker.peak - before,
+        input_transient,
+        weight_transient,
         forward_flops,
-        flops.count - forward_flops,
+        backward_flops,
+        backward_flops - input_flops,
         data,
         0
         if stage == 0 or _reads_input(training, stage)
         else _granular(training.boundary(stage - 1).nbytes, granularity),
         _inference(training, stage, granularity),
     )
+
+
+def _measure_parts(training: Training, stage: int, granularity: int) -> tuple[int, int, int]:
+    """Run both parts of a split backward: what each needs while it runs, and the operations of the input's part."""
+    tracker, flops = Tracker(granularity), Flops()
+    _, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
+    above = _above(training, stage, tracker)
+    tracker.reset_peak()
+    before = tracker.level
+    with tracker, flops:
+        below, kept = backward_for_input(kept, theta, above)
+    input_transient = tracker.peak - before
+    del below, above
+    tracker.reset_peak()
+    with tracker:
+        backward_for_weights(training, kept, theta, gradient)
+    return input_transient, tracker.peak - before, flops.count
+
+
+class _Ahead(NamedTuple):
+    """A forward that was run, and what its backward needs."""
+
+    sent: Tensor | None
+    kept: Pass
+    theta: Tensor
+    gradient: Tensor
+    brought: list[Reference]  # data that the micro-batch brings
+
+
+def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
+    """Run a stage's forward on zeros."""
+    parameters, last = training.parameters(stage), training.n - 1
+    theta, gradient = zeros(parameters, training.device), zeros(parameters, training.device)
+    tracker.ignore([theta, gradient, *training.buffers[stage].values()])
+    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
+    target = zeros(training.targets.form, training.device) if stage == last else None
+    tracker.see([x] if target is None else [x, target])
+    with tracker:
+        y, kept = forward(training, stage, theta, x, target, 1)
+    brought = [storage_of(tensor) for tensor in (None if stage else x, target) if tensor is not None]
+    return _Ahead(y, kept, theta, gradient, brought)
+
+
+def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
+    """Make the gradient of what a stage sends on."""
+    if stage == training.n - 1:
+        return None
+    above = zeros(training.boundary(stage), training.device)
+    tracker.see([above])
+    return above
 
 
 def _weight(storage: Reference, granularity: int) -> int:
@@ -185,14 +244,18 @@ def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footp
     stages = []
     for j, footprint in enumerate(footprints):
         parameters = training.parameters(j)
+        parts = 1 + (j > 0)  # of a backward: the first stage has none for its input
         stages.append(
             Stage(
                 forward=Work(max(1, footprint.forward_flops)),  # a task takes some time, whatever it does
-                backward=Work(max(1, footprint.backward_flops)),
+                backward=Work(max(parts, footprint.backward_flops)),
+                weight_backward=Work(max(1, min(footprint.weight_flops, footprint.backward_flops + 1 - parts))),
                 activation=footprint.activation,
                 kept_output=footprint.kept_output,
                 forward_transient=footprint.forward_transient,
                 backward_transient=footprint.backward_transient,
+                input_transient=footprint.input_transient,
+                weight_transient=footprint.weight_transient,
                 boundary=training.boundary(j).nbytes if j < training.n - 1 else 0,
                 parameters=parameters.nbytes,
                 optimizer=optimizer.nbytes(parameters),

@@ -1,6 +1,8 @@
 """The forward and the backward of one stage, as a replay does them and as a profile measures them.
 
-Parameters are leaves that view one vector, and their gradients views of another, into which autograd adds.
+Parameters are leaves that view one vector, and their gradients views of another, into which autograd adds. A backward
+is done as a whole, or in two parts: first for the stage's input, then for its weights. The second part goes through the
+stage once more, by the graph and from the gradient that the first has kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,7 @@ class Pass(NamedTuple):
     x: Tensor
     parameters: Sequence[Tensor]  # leaves, which have no values between the two
     lent: "_Lent"
+    above: Tensor | None = None  # the gradient of what was sent on, between the two parts of a backward
 
 
 class _Lent:
@@ -72,21 +75,48 @@ def forward(
 def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None, gradient: Tensor) -> Tensor | None:
     """Add a pass's gradient to the stage's vector, in place; give that of its input, if a stage is before it.
 
-    `theta` is what the forward read, `above` the gradient of what it sent on. A parameter that had no part in it keeps
-    the gradient that it has.
+    `theta` are the parameters that it reads, `above` the gradient of what the forward sent on. A parameter that had no
+    part in it keeps the gradient that it has.
     """
-    kept.lent.theta = theta
-    values, gradients = (pieces(training.stages[kept.stage], vector).values() for vector in (theta, gradient))
-    for parameter, value, piece in zip(kept.parameters, values, gradients, strict=True):
-        parameter.data, parameter.grad = value, piece
+    _lend(training, kept, theta, gradient)
     torch.autograd.backward(kept.output, above)
     _return(kept)
     if kept.stage == 0:
         return None
     below, kept.x.grad = kept.x.grad, None
+    return _handed_back(kept, below)
+
+
+def backward_for_input(kept: Pass, theta: Tensor, above: Tensor | None) -> tuple[Tensor | None, Pass]:
+    """Give the gradient of a pass's input, if a stage is before it, and what is left to do for the weights."""
+    left = kept._replace(above=above)
+    if kept.stage == 0:
+        return None, left
+    kept.lent.theta = theta
+    (below,) = torch.autograd.grad(kept.output, [kept.x], above, retain_graph=True, allow_unused=True)
+    _return(kept)
+    return _handed_back(kept, below), left
+
+
+def backward_for_weights(training: Training, kept: Pass, theta: Tensor, gradient: Tensor) -> None:
+    """Add a pass's gradient to the stage's vector, in place: the same bits that a whole backward adds."""
+    _lend(training, kept, theta, gradient)
+    torch.autograd.backward(kept.output, kept.above, inputs=kept.parameters)
+    _return(kept)
+
+
+def _handed_back(kept: Pass, below: Tensor | None) -> Tensor:
     if below is None:
         raise RequestError(f"stage {kept.stage}", "does not depend on its input; cut the model elsewhere")
     return on_its_own(below)
+
+
+def _lend(training: Training, kept: Pass, theta: Tensor, gradient: Tensor) -> None:
+    """Give parameters and gradients to leaves and graph until `_return`."""
+    kept.lent.theta = theta
+    values, gradients = (pieces(training.stages[kept.stage], vector).values() for vector in (theta, gradient))
+    for parameter, value, piece in zip(kept.parameters, values, gradients, strict=True):
+        parameter.data, parameter.grad = value, piece
 
 
 def _return(kept: Pass) -> None:
