@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from cdpsim import SCHEDULES
+from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
+from cdpsim.schedules.shape import Shape
 from tests.validation.known import known
 from validation.replay.case import Case, prepare
 from validation.replay.equation import evaluate, grouping_of
@@ -38,7 +39,7 @@ def test_dp_is_ordinary_training_on_the_whole_mini_batch(model: str, optimizer: 
         torchs.zero_grad()
         torch.autograd.backward(nn.functional.mse_loss(whole(x), target))
         torchs.step()
-    found = evaluate(training, optimizer, DP.matrix(n, n), steps)
+    found = evaluate(training, optimizer, DP.lags(Shape(n, n)), steps)
     for stage, parameters in zip(plain.stages, found, strict=True):
         assert torch.allclose(flatten(stage.parameters()), parameters, rtol=0, atol=1e-12)
 
@@ -51,7 +52,7 @@ def test_v1_takes_its_second_gradient_where_it_took_the_first() -> None:
     for t in range(2):
         x, target = training.data(t, 0)
         theta = theta - 0.1 * flatten(torch.autograd.grad(training.loss(stage(x), target, 1), list(stage.parameters())))
-    (found,) = evaluate(training, OPTIMIZERS["sgd"], CDP_V1.matrix(1, 1), 2)
+    (found,) = evaluate(training, OPTIMIZERS["sgd"], CDP_V1.lags(Shape(1, 1)), 2)
     assert torch.allclose(found, theta, rtol=0, atol=1e-15)
 
 
@@ -59,7 +60,7 @@ def test_v1_takes_its_second_gradient_where_it_took_the_first() -> None:
 def test_rules_differ(model: str) -> None:
     """Otherwise a replay that reads the wrong version would go unnoticed."""
     ends = [
-        torch.cat(evaluate(make_training(model, 3), OPTIMIZERS["sgd"], rule.matrix(3, 3), 4))
+        torch.cat(evaluate(make_training(model, 3), OPTIMIZERS["sgd"], rule.lags(Shape(3, 3)), 4))
         for rule in (DP, CDP_V1, CDP_V2)
     ]
     for a, b in ((0, 1), (0, 2), (1, 2)):
@@ -68,9 +69,9 @@ def test_rules_differ(model: str) -> None:
 
 def test_order_of_addition_moves_the_last_bits_and_no_more() -> None:
     """The grouping is worth its trouble: two of them differ, by rounding."""
-    rule = DP.matrix(4, 4)
-    one_by_one = torch.cat(evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], rule, 4))
-    in_pairs = evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], rule, 4, lambda t, j: [[0, 1], [2, 3]])
+    lags = DP.lags(Shape(4, 4))
+    one_by_one = torch.cat(evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], lags, 4))
+    in_pairs = evaluate(make_training("mlp", 4), OPTIMIZERS["sgd"], lags, 4, lambda t, j: [[0, 1], [2, 3]])
     assert 0 < (one_by_one - torch.cat(in_pairs)).abs().max() < 1e-12
 
 
@@ -79,7 +80,7 @@ def test_grouping_follows_devices() -> None:
     pyramid = grouping_of(prepare(Case("mp-cdp", 3)).plan.program)
     assert [pyramid(0, j) for j in range(3)] == [[[0], [1], [2]], [[1], [0, 2]], [[0, 1, 2]]]
     assert pyramid(1, 1) == [[1], [0, 2]]
-    for name in SCHEDULES:
+    for name in TABLE_1:
         groups = grouping_of(prepare(known(Case(name, 3))).plan.program)(0, 0)
         assert sorted(i for group in groups for i in group) == [0, 1, 2]
 

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import DP
+from cdpsim.schedules.shape import Shape
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from validation.profile.tracker import Tracker, is_alive, storage_of
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten, zeros
 from validation.training.models import make_training
-from validation.training.passes import backward, forward
+from validation.training.passes import backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Architecture, Draw, Training, cut, mean_square
 
 CPU = torch.device("cpu")
@@ -124,8 +125,44 @@ def test_what_a_parameter_has_no_part_in_leaves_its_gradient() -> None:
     backward(training, kept, theta, None, gradient)
     assert (gradient[:3] == 1).all()
     assert (gradient[3:] != 1).all()
-    (found,) = evaluate(training, OPTIMIZERS["sgd"], DP.matrix(1, 1), 1)
+    (found,) = evaluate(training, OPTIMIZERS["sgd"], DP.lags(Shape(1, 1)), 1)
     assert torch.equal(found[:3], theta[:3])
+
+
+class Twice(nn.Module):
+    """Uses one parameter in two places, and another one in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight) @ self.weight + x
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_two_parts_of_a_backward_do_what_one_does(stage: int) -> None:
+    """Bit for bit; what has no part in it keeps its gradient; and afterwards nothing of the pass is left."""
+    training = of_layers(Twice(), Twice(), Twice())
+    theta, gradient = vectors(training, stage)
+    gradient += 1
+    apart = gradient.clone()
+    target = training.target(0, 0) if stage == 2 else None
+    passes = [forward(training, stage, theta, training.input(0, 0), target, 1) for _ in range(2)]
+    above = None if stage == 2 else torch.randn(2, 4).double()
+    whole = backward(training, passes[0][1], theta, above, gradient)
+    below, left = backward_for_input(passes[1][1], theta, above)
+    assert (apart == 1).all()
+    backward_for_weights(training, left, theta, apart)
+    assert torch.equal(gradient, apart)
+    assert (apart[:3] == 1).all()
+    assert (apart[3:] != 1).all()
+    assert whole is None if below is None else whole is not None and torch.equal(whole, below)
+    assert (below is None) == (stage == 0)
+    held = storage_of(apart)
+    del apart
+    assert not is_alive(held)
 
 
 class Piece(nn.Module):
@@ -169,5 +206,7 @@ def test_a_stage_that_does_not_look_at_its_input_is_refused() -> None:
     training = of_layers(nn.Linear(4, 4), Constant())
     theta, gradient = vectors(training, 1)
     _, kept = forward(training, 1, theta, training.input(0, 0), training.target(0, 0), 1)
+    with pytest.raises(RequestError, match="stage 1: does not depend on its input"):
+        backward_for_input(kept, theta, None)
     with pytest.raises(RequestError, match="stage 1: does not depend on its input"):
         backward(training, kept, theta, None, gradient)

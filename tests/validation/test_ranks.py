@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
+from cdpsim.schedules import TABLE_1
 from tests.validation.known import known
 from tests.validation.test_equation import OPTIMIZERS
 from tests.validation.test_replay import rules_of, tolerance
@@ -21,7 +21,7 @@ from validation.replay.plan import ReplayError
 def test_ranks_end_where_the_equation_does(n: int) -> None:
     """All nine schedules on ranks that stay alive: parameters, and calls device by device."""
     with Ranks(n * n) as ranks:
-        for schedule in SCHEDULES:
+        for schedule in TABLE_1:
             for rule in rules_of(schedule):
                 for optimizer in ("momentum", "adam")[: 4 - n]:
                     case = known(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS[optimizer], model="transformer"))

@@ -100,6 +100,14 @@ def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     assert reportform.read("report.json")[0].asked.rule == "((False, False), (False, True))"
 
 
+def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None:
+    done = replay("-m", "3", "--chunks", "2", "--replicas", "2", schedule="interleaved-1f1b", n="4", repeats="1")
+    report = reportform.read("report.json")[0]
+    assert (done.code, done.err, report.ok) == (0, "", True)
+    assert [report.request[name] for name in ("n", "m", "chunks", "replicas")] == [4, 3, 2, 2]
+    assert len(report.memory.devices) == 4 // 2 * 2
+
+
 @pytest.mark.parametrize("order", ["forward-first", "backward-first"])
 def test_one_device_takes_a_slot_order(replay: Replay, order: str) -> None:
     assert replay("--slot-order", order, schedule="single-cdp").code == 0
@@ -179,6 +187,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "rule of another shape": (["--rule", "three.csv"], "has 3 rows of 3"),
     "rule that is none": (["--rule", "two.csv"], "row 0, column 1 is '2'"),
     "rule file": (["--rule", "nowhere.csv"], "check its spelling"),
+    "micro-batches": (["-m", "0"], "must be at least 1"),
+    "micro-batches that are the schedule's to say": (["-m", "3"], "multi-cdp does not take this option"),
+    "chunks": (["--chunks", "2"], "multi-cdp does not take this option"),
+    "replicas": (["--replicas", "2"], "multi-cdp does not take this option"),
     "timeout without ranks": (["--timeout", "3 s"], "waits for nobody"),
     "timeout": (["--timeout", "soon"], "write for example"),
     "slot order": (["--slot-order", "forward-first"], "multi-cdp does not take this option"),

@@ -14,6 +14,7 @@ from cdpsim.errors import choose
 from cdpsim.model import Model
 from cdpsim.request import find_schedule
 from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
+from cdpsim.schedules.shape import Shape
 from validation.profile.footprints import profile_stages, with_unit_times
 from validation.profile.tracker import granularity
 from validation.replay.equation import evaluate, grouping_of
@@ -40,6 +41,9 @@ class Case:
 
     schedule: str
     n: int
+    m: int | None = None  # micro-batches of a step; None: as many as the schedule has itself
+    chunks: int | None = None  # stages per device, likewise
+    replicas: int = 1
     steps: int = 4
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
     slot_order: str | None = None  # what one device does first in a slot that has several tasks for it
@@ -54,6 +58,13 @@ class Case:
     device: str = "cpu"
     backend: str = "gloo"
     watch: Watched = "nothing"
+
+    @property
+    def shape(self) -> Shape:
+        """How large it is."""
+        schedule = find_schedule(self.schedule)
+        m, chunks = self.m or schedule.micro_batches(self.n), self.chunks or schedule.order.chunks
+        return Shape(self.n, m, chunks, self.replicas)
 
     @property
     def trains(self) -> Stages:
@@ -91,10 +102,16 @@ def prepare(case: Case) -> Prepared:
 def planned(case: Case) -> Plan:
     """Assemble and plan the program of a case that says what its stages hold."""
     assert case.stages is not None, "it has been profiled, or comes with a model file"
-    schedule, model = find_schedule(case.schedule), with_unit_times(case.stages)
-    forward_first = case.slot_order != "backward-first"
-    # A real device does one task at a time, so it has one lane.
-    program = assemble(schedule, model, case.steps, rule=rule_of(case), forward_first=forward_first, lanes=1)
+    schedule, shape = find_schedule(case.schedule), case.shape
+    program = assemble(
+        schedule,
+        with_unit_times(case.stages, split=schedule.splits(shape)),
+        case.steps,
+        shape=shape,
+        rule=rule_of(case),
+        forward_first=case.slot_order != "backward-first",
+        lanes=1,  # a real device does one task at a time
+    )
     check_columns(program)
     return Plan(program)
 
@@ -185,9 +202,10 @@ def play_together(prepared: Prepared) -> list[Outcome]:
 def expected(prepared: Prepared) -> list[Tensor]:
     """Evaluate the update equation for a case, in its type, on its device, adding gradients as its program does."""
     program, case = prepared.plan.program, prepared.case
-    fresh = prepared.rule.matrix(program.n, program.m)
+    rule, shape = prepared.rule, case.shape
+    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
     with one_thread():
-        return evaluate(prepared.training, case.optimizer, fresh, case.steps, grouping_of(program))
+        return evaluate(prepared.training, case.optimizer, lags, case.steps, grouping_of(program), backward_lags)
 
 
 def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

@@ -1,52 +1,70 @@
-"""The paper's update equation, evaluated step by step in one process: theta_{t+1} = OPT(theta_t, mean of gradients).
+"""The update equation, evaluated step by step in one process: theta_{t+1} = OPT(theta_t, mean of gradients).
 
-Micro-batch i takes its gradient at theta_t of stage j where u[i, j] is true, at theta_{t-1} elsewhere. Nothing here
-knows of devices, messages or buffers; only the order in which gradients are added is the caller's, because that
-decides the last bits.
+Micro-batch i takes its gradient at theta_{t-lag} of stage j, with the lag of its rule: in the CDP paper 0 where u[i, j]
+is true and 1 elsewhere. Nothing here knows of devices, messages or buffers; only the order in which gradients are added
+is the caller's, because that decides the last bits.
 """
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import reduce
 from operator import add
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
-from cdpsim.program import Kind, Program
-from cdpsim.schedules.rule import Fresh
+from cdpsim.columns import Ints
+from cdpsim.program import Program
 from validation.training.forms import flatten
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Training
 
 Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
-Version = list[dict[str, Tensor]]  # of each stage, its parameters by name
+Parameters = list[dict[str, Tensor]]  # of each stage, by name
 
 
 def evaluate(
-    training: Training, optimizer: Optimizer, fresh: Fresh, steps: int, grouping: Grouping | None = None
+    training: Training,
+    optimizer: Optimizer,
+    lags: Ints,
+    steps: int,
+    grouping: Grouping | None = None,
+    backward_lags: Ints | None = None,
 ) -> list[Tensor]:
-    """Give each stage's parameters after some steps as one vector; by default gradients are added one by one."""
-    m = len(fresh)
+    """Give each stage's parameters after some steps as one vector; by default gradients are added one by one.
+
+    Lags have a row a micro-batch and a column a stage. Backwards may have others: they go back with those parameters
+    through what forwards have made with theirs.
+    """
+    m, back = len(lags), lags if backward_lags is None else backward_lags
     grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
     stages = deepcopy(training.stages)
     for stage in stages:
         stage.to(training.device)
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
-    newest = older = _snapshot(stages)
+    versions = deque([_snapshot(stages)], maxlen=1 + int(max(lags.max(), back.max())))
+
+    def read(step: int, lag: list[int]) -> Parameters:
+        return [versions[-1 - min(own, step)][j] for j, own in enumerate(lag)]
+
     for t in range(steps):
-        gradients = [_gradients(training, (older, newest), fresh[i], t, i, m) for i in range(m)]
+        read_by = [(read(t, there), read(t, again)) for there, again in zip(lags.tolist(), back.tolist(), strict=True)]
+        gradients = [_gradients(training, *own, t, i, m) for i, own in enumerate(read_by)]
         for j, stage in enumerate(stages):
             groups = grouping(t, j)
             for name, parameter in stage.named_parameters():
                 own = [reduce(add, (gradients[i][j][name] for i in group)) for group in groups]
                 parameter.grad = reduce(add, own)
             optimizers[j].step()
-        newest, older = _snapshot(stages), newest
-    return [flatten(version.values()) for version in newest]
+        versions.append(_snapshot(stages))
+    return [flatten(version.values()) for version in versions[-1]]
 
 
-def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Version:
+def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:
     return [
         {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
         for stage in stages
@@ -54,31 +72,48 @@ def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Version:
 
 
 def _gradients(
-    training: Training, versions: tuple[Version, Version], fresh: Fresh, step: int, micro_batch: int, m: int
-) -> Version:
-    """One micro-batch's gradient through all stages at once, each at the version that it reads."""
-    read = [versions[int(new)][j] for j, new in enumerate(fresh)]
+    training: Training, forward: Parameters, backward: Parameters, step: int, micro_batch: int, m: int
+) -> Parameters:
+    """One micro-batch's gradient through all stages at once, each at the versions that it reads."""
     x, target = training.data(step, micro_batch)
-    for j, parameters in enumerate(read):
-        x = training.apply(j, parameters, x)
-    loss = training.loss(x, target, m)
-    inputs = [tensor for parameters in read for tensor in parameters.values()]
+    inputs = [tensor for parameters in forward for tensor in parameters.values()]
+    with _going_back_with(inputs, [tensor for parameters in backward for tensor in parameters.values()]):
+        for j, parameters in enumerate(forward):
+            x = training.apply(j, parameters, x)
+        loss = training.loss(x, target, m)
     flat = torch.autograd.grad(loss, inputs, materialize_grads=True)  # zeros of what has no part in it
     remaining = iter(flat)
-    return [dict(zip(parameters, remaining, strict=False)) for parameters in read]
+    return [dict(zip(parameters, remaining, strict=False)) for parameters in forward]
+
+
+def _going_back_with(forward: list[Tensor], backward: list[Tensor]) -> AbstractContextManager[object]:
+    """Let a graph that is made with some parameters go back with others."""
+    if all(there is back for there, back in zip(forward, backward, strict=True)):
+        return nullcontext()
+    other = {there.data_ptr(): back.detach() for there, back in zip(forward, backward, strict=True)}
+
+    def pack(tensor: Tensor) -> Tensor:
+        back = other.get(tensor.untyped_storage().data_ptr())
+        return tensor.detach() if back is None else back.as_strided(*_strided(tensor))
+
+    return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
 def grouping_of(program: Program) -> Grouping:
     """Add as a program does point to point: each device its own micro-batches, then devices one after another."""
-    tasks = program.tasks
-    backward = tasks.kind == Kind.B
+    gives = program.lasts.reshape(program.steps, program.m, program.n)
+    rank = np.empty(len(program.tasks), dtype=np.int64)
+    rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
 
     def grouping(step: int, stage: int) -> list[list[int]]:
-        rows = (backward & (tasks.step == step) & (tasks.stage == stage)).nonzero()[0]
-        pairs = sorted(zip(tasks.micro_batch[rows].tolist(), tasks.device[rows].tolist(), strict=True))
+        tasks = gives[step, :, stage]
         groups: dict[int, list[int]] = {}
-        for micro_batch, device in pairs:
-            groups.setdefault(device, []).append(micro_batch)
+        for micro_batch in np.argsort(rank[tasks]).tolist():
+            groups.setdefault(int(program.tasks.device[tasks[micro_batch]]), []).append(micro_batch)
         return sorted(groups.values(), key=lambda group: group[-1])
 
     return grouping

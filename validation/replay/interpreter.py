@@ -6,13 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
-from validation.replay.plan import BEGINNING, Holding, Message, Part, Plan, ReplayError, kind_of
+from validation.replay.plan import BEGINNING, Holding, Message, Part, Passing, Plan, ReplayError, kind_of
 from validation.replay.shelf import Shelf
 from validation.replay.transport import Pending, Transport
 from validation.replay.watch import Watch
 from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
 from validation.training.optimizer import Optimizer, State
-from validation.training.passes import Pass, backward, forward
+from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
@@ -44,9 +44,11 @@ class Device:
             Category.GRADIENTS: self._gradients,
             Category.OPTIMIZER: self._states,
         }
-        self._passing: dict[tuple[Content, int, int, int], Tensor] = {}  # content, step, micro-batch, stage
+        self._passing: dict[Passing, Tensor] = {}
         self._pending: dict[int, Pending] = {}
         self._uses = dict(part.uses)
+        back = self._backward_for_input if self._program.splits else self._backward
+        self._tasks = {Kind.F: self._forward, Kind.B: back, Kind.W: self._backward_for_weights, Kind.U: self._update}
         self._begin(BEGINNING)
         for holding in part.begins[BEGINNING]:  # not while watched: the modules' own parameters are only patterns
             self._keep(holding, self._first(holding))
@@ -61,7 +63,7 @@ class Device:
                 self._pending[node] = self._launch(self._plan.message(node))
                 return
             self._begin(node)
-            {Kind.F: self._forward, Kind.B: self._backward, Kind.U: self._update}[kind_of(self._program, node)](node)
+            self._tasks[kind_of(self._program, node)](node)
             self._end(node)
 
     def finish(self) -> None:
@@ -111,16 +113,36 @@ class Device:
 
     def _backward(self, node: int) -> None:
         t, i, j = self._place(node)
-        above, theta, gradient = (
-            self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1),
-            self._theta(node),
-            self._gradient(t, j),
-        )
-        kept = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i))
+        above, theta = self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1), self._theta(node)
+        kept, gradient = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i)), self._gradient(t, j)
         with self._watch.task(node):
             below = backward(self._training, kept, theta, above, gradient)
-        if below is not None:
-            self._passing[Content.ACTIVATION_GRADIENT, t, i, j] = below
+        self._hand_back(below, t, i, j)
+
+    def _backward_for_input(self, node: int) -> None:
+        t, i, j = self._place(node)
+        above, theta = self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1), self._theta(node)
+        holding = Holding(Category.ACTIVATIONS, j, t, i)
+        kept = self._passes.get(holding)
+        with self._watch.task(node):
+            below, left = backward_for_input(kept, theta, above)
+        self._passes.put(holding, left)
+        self._hand_back(below, t, i, j)
+
+    def _backward_for_weights(self, node: int) -> None:
+        t, i, j = self._place(node)
+        kept, gradient = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i)), self._gradient(t, j)
+        theta = self._theta(node)
+        with self._watch.task(node):
+            backward_for_weights(self._training, kept, theta, gradient)
+
+    def _hand_back(self, below: Tensor | None, step: int, micro_batch: int, stage: int) -> None:
+        if below is None:
+            return
+        key = Content.ACTIVATION_GRADIENT, step, micro_batch, stage
+        self._passing[key] = below
+        if key in self._plan.sent:  # perhaps not at once
+            self._watch.holds(below, Category.COMMUNICATION)
 
     def _taken(self, content: Content, step: int, micro_batch: int, stage: int) -> Tensor | None:
         """What the stage before or after left; where there is none, nothing."""
@@ -195,7 +217,7 @@ class Device:
     def _outgoing(self, message: Message) -> Tensor:
         """What a message takes along."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
-            return self._passing.pop(_key(message))
+            return self._passing.pop(message.key)
         if message.content == Content.GRADIENT:
             return self._sum(message.step, message.stage)
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
@@ -205,7 +227,7 @@ class Device:
         cargo = self._plan.cargo(message.node)
         if not cargo:
             self._watch.holds(tensor, Category.COMMUNICATION)
-            self._passing[_key(message)] = tensor
+            self._passing[message.key] = tensor
             return
         tensors = unpack(tensor, [form for holding in cargo for form in self._forms(holding).values()])
         for holding in cargo:
@@ -244,7 +266,3 @@ class Device:
                 f"{self._program.describe(message.node)} has {tensor.nbytes} bytes; the program says {message.size}"
             )
         return tensor
-
-
-def _key(message: Message) -> tuple[Content, int, int, int]:
-    return message.content, message.step, message.micro_batch, message.stage

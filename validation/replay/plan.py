@@ -18,6 +18,7 @@ from cdpsim.program import Category, Content, Edge, Kind, Messages, Op, Program
 
 BEGINNING = -1  # stands for a node: what is held from the start of the run
 Calls = Counter[tuple[str, tuple[int, ...], int]]  # what was called, with whom, how many bytes: how often
+Passing = tuple[Content, int, int, int]  # content, step, micro-batch, stage: what goes from one task to the next
 
 
 class ReplayError(RuntimeError):
@@ -45,6 +46,11 @@ class Message(NamedTuple):
     src: int
     members: tuple[int, ...]  # sender and receiver, or a collective's group
     size: int
+
+    @property
+    def key(self) -> Passing:
+        """What it takes along, if that is in no buffer."""
+        return self.content, self.step, self.micro_batch, self.stage
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Plan:
     def slots(self) -> tuple[Ints, Ints]:
         """In which slots all nodes start and end, where every task takes one slot and every message no time."""
         program = self.program
-        return fast.run(program, price(program, Model.unit(program.n), Cluster.unit(), "ring"))
+        return fast.run(program, price(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring"))
 
     @cached_property
     def order(self) -> list[int]:
@@ -112,6 +118,11 @@ class Plan:
             members = (src, dst) if op == Op.P2P else groups[dst]
             made.append(Message(node, Op(op), Content(content), stage, micro_batch, step, src, members, size))
         return made
+
+    @cached_property
+    def sent(self) -> frozenset[Passing]:
+        """All that messages take along."""
+        return frozenset(message.key for message in self.messages)
 
     def is_message(self, node: int) -> bool:
         """Tell messages from tasks."""

@@ -12,7 +12,9 @@ from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.progress import ticker
 from cdpsim.request import find_schedule, refuse_untaken, whole
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import RULES, find_rule
+from cdpsim.schedules.shape import Shape
 from cdpsim.units import seconds
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
@@ -45,6 +47,7 @@ examples:
   python -m validation replay multi-cdp -n 4 -o report.json
   python -m validation replay pp-cdp -n 4 --model vit-mini --steps 2 -o report.json
   python -m validation replay mp-cdp -n 4 --single-process -o report.json
+  python -m validation replay interleaved-1f1b -n 4 --chunks 2 -m 6 -o report.json
   torchrun --nproc-per-node=4 -m validation replay zero-cdp -n 4 -o report.json
 """
 
@@ -54,6 +57,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser = console.add_command(commands, "replay", serve, ABOUT, MORE)
     parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
+    parser.add_argument("-m", metavar="M", help="micro-batches, where there are to be more or fewer than stages")
+    parser.add_argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`")
+    parser.add_argument("--replicas", default="1", metavar="R", help="how often all of it is there (default once)")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write")
     parser.add_argument("--force", action="store_true", help="overwrite a report that is there")
     parser.add_argument("--steps", default="3", metavar="T", help="training steps (default 3)")
@@ -137,12 +143,15 @@ def case_of(options: argparse.Namespace) -> Case:
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
     schedule = find_schedule(options.schedule)
-    refuse_untaken(schedule, slot_order=options.slot_order)
+    shape = _shape(options, schedule, n)
     case = Case(
         schedule=schedule.name,
         n=n,
+        m=shape.m,
+        chunks=shape.chunks,
+        replicas=shape.replicas,
         steps=whole("steps", options.steps, at_least=1),
-        rule=_rule(options.rule, n),
+        rule=_rule(options.rule, shape),
         slot_order=options.slot_order,
         model=options.model,
         optimizer=optimizer,
@@ -157,10 +166,19 @@ def case_of(options: argparse.Namespace) -> Case:
     return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
 
 
-def _rule(given: str | None, n: int) -> str | tuple[tuple[bool, ...], ...] | None:
+def _shape(options: argparse.Namespace, schedule: Schedule, n: int) -> Shape:
+    """Read how large it is to be, as far as the schedule leaves that open."""
+    own = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
+    given = {name: getattr(options, name) for name in own}
+    sizes = {k: own[k] if value is None else whole(k, value, at_least=1) for k, value in given.items()}
+    refuse_untaken(schedule, slot_order=options.slot_order, **{name: sizes[name] != own[name] for name in own})
+    return Shape(n, sizes["m"], sizes["chunks"], sizes["replicas"])
+
+
+def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
     if given is None or given in RULES:
         return given
-    return tuple(map(tuple, find_rule(given).matrix(n, n).tolist()))
+    return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
 
 
 def _stages(path: str, n: int) -> Model:

@@ -8,6 +8,7 @@ from cdpsim.cluster import Cluster, Link
 from cdpsim.costs import price
 from cdpsim.engine import fast
 from cdpsim.model import Model
+from cdpsim.request import find_schedule
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
 from validation.calibrate.results import timed_model
@@ -54,7 +55,7 @@ def alone(case: Case) -> Forecast:
     assert case.stages is not None, "what is forecast has been profiled"
     with one_thread():
         times = timings.stage_times(train(case), case.optimizer, ROUNDS)
-    return Forecast(timed_model(case.stages, calibration.tasks(times), case.model), Cluster())
+    return Forecast(_timed(case, calibration.tasks(times)), Cluster())
 
 
 def by_ranks(case: Case, ranks: Ranks | Found, devices: int, *, timeout: float) -> Forecast | None:
@@ -70,4 +71,9 @@ def by_ranks(case: Case, ranks: Ranks | Found, devices: int, *, timeout: float) 
     if passes is None:
         return None
     tasks = calibration.tasks(calibration.pooled(passes[:devices]))
-    return Forecast(timed_model(case.stages, tasks, case.model), Cluster(link=link))
+    return Forecast(_timed(case, tasks), Cluster(link=link))
+
+
+def _timed(case: Case, tasks: list[calibration.Task]) -> Model:
+    assert case.stages is not None, "what is forecast has been profiled"
+    return timed_model(case.stages, tasks, case.model, split=find_schedule(case.schedule).splits(case.shape))

@@ -100,8 +100,9 @@ def runs_of(repeats: int) -> int:
 def _request(case: Case, alone: bool) -> dict[str, Scalar]:
     """What was asked for, and which model file the simulation read."""
     rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
-    asked: dict[str, Scalar] = {"schedule": case.schedule, "n": case.n, "steps": case.steps, "rule": rule}
-    asked |= {"slot_order": case.slot_order}
+    shape = case.shape
+    asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.n, "m": shape.m, "chunks": shape.chunks}
+    asked |= {"replicas": shape.replicas, "steps": case.steps, "rule": rule, "slot_order": case.slot_order}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
     asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}
     asked |= {"cuts": None if case.cuts is None else ",".join(map(str, case.cuts))}

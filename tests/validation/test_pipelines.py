@@ -1,0 +1,156 @@
+"""Pipelines, replayed: they end where the equation does, and hold what their programs say, slot by slot to the byte."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+
+from cdpsim.errors import RequestError
+from cdpsim.program import Op, Program
+from cdpsim.schedules import SCHEDULES, TABLE_1, pipeline
+from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.rule import NEWEST_EACH
+from cdpsim.schedules.shape import Shape
+from tests.validation.known import known
+from tests.validation.test_equation import OPTIMIZERS, every_model
+from validation.ranks.launcher import Ranks
+from validation.replay.case import Case, Outcome, Prepared, difference, expected, play_together, prepare
+from validation.replay.equation import evaluate
+from validation.training.forms import Form, flatten
+from validation.training.stages import Architecture, Draw, cut, mean_square
+from validation.trial import memory
+
+PIPELINES = [name for name in SCHEDULES if name not in TABLE_1]
+SHAPES = (Shape(2, 3), Shape(4, 8), Shape(4, 4, 2), Shape(2, 2, 1, 2), Shape(1, 2))
+
+
+def cases(schedule: str) -> list[Case]:
+    """Of a few shapes those that a schedule takes, each with as many micro-batches as it takes."""
+    declared, found = SCHEDULES[schedule], []
+    for shape in SHAPES:
+        shape = replace(shape, m=shape.m if "m" in declared.options else declared.micro_batches(shape.n))
+        try:
+            taken = declared.order.chunks == shape.chunks or declared.order.any_chunks
+            _ = taken and declared.order.actions is not None and declared.actions(shape)
+        except RequestError:
+            continue
+        if taken:
+            found.append(Case(schedule, shape.n, shape.m, shape.chunks, shape.replicas, 3))
+    return found
+
+
+every_pipeline = pytest.mark.parametrize("schedule", [*PIPELINES, "pp-cdp"])
+
+
+def tolerance(program: Program) -> float:
+    """Point to point additions have an order; torch chooses its own inside collectives."""
+    return 1e-12 if (program.messages.op != Op.P2P).any() else 0
+
+
+def check_parameters_and_calls(prepared: Prepared, outcomes: list[Outcome]) -> None:
+    plan = prepared.plan
+    assert difference(outcomes, expected(prepared)) <= tolerance(plan.program), prepared.case
+    assert [outcome.calls for outcome in outcomes] == [plan.calls(d) for d in range(plan.program.devices)]
+
+
+@every_pipeline
+@every_model
+def test_a_pipeline_ends_where_the_equation_does_and_holds_what_its_program_says(schedule: str, model: str) -> None:
+    """Bit for bit where nothing is summed by a collective; every device, slot and category to the byte."""
+    for case in cases(schedule):
+        prepared = prepare(known(replace(case, model=model, watch="storages")))
+        outcomes = play_together(prepared)
+        check_parameters_and_calls(prepared, outcomes)
+        held = memory.measured(prepared.plan, [outcome.readings for outcome in outcomes])
+        assert np.array_equal(memory.simulated(prepared.plan), held), case
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as four:
+        yield four
+
+
+@every_pipeline
+def test_so_do_ranks(schedule: str, ranks: Ranks) -> None:
+    """Parameters, calls and what is held, by two processes, by four, or by two for each of two replicas."""
+    for case in cases(schedule):
+        if prepare(known(case)).plan.program.devices > 1:
+            case = replace(known(case), watch="storages")
+            prepared, outcomes = prepare(case), ranks.run(case)
+            check_parameters_and_calls(prepared, outcomes)
+            held = memory.measured(prepared.plan, [outcome.readings for outcome in outcomes])
+            assert np.array_equal(memory.simulated(prepared.plan), held), case
+
+
+# Backwards in two parts
+
+
+def alternating(devices: int, m: int, chunks: int) -> Actions:
+    """All forwards; then whole backwards and split ones by turns, whose weights' parts come last."""
+    rows = []
+    for stage in range(devices):
+        backs = [("I" if i % 2 else "B", stage, i) for i in range(m)]
+        weights = [("W", stage, i) for i in range(1, m, 2)]
+        rows.append([("F", stage, i) for i in range(m)] + backs + weights)
+    return Actions.of(rows)
+
+
+@every_model
+def test_whole_backwards_go_with_split_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole one is both parts, one after another; what the first hands back waits for the end of the second."""
+    monkeypatch.setitem(SCHEDULES, "by-turns", pipeline("by-turns", "whole and split backwards", alternating))
+    prepared = prepare(known(Case("by-turns", 3, 4, model=model, watch="storages")))
+    outcomes = play_together(prepared)
+    check_parameters_and_calls(prepared, outcomes)
+    held = memory.measured(prepared.plan, [outcome.readings for outcome in outcomes])
+    assert np.array_equal(memory.simulated(prepared.plan), held)
+
+
+@every_model
+def test_split_backwards_add_the_same_bits_as_whole_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULES, "by-turns", pipeline("by-turns", "whole and split backwards", alternating))
+    one, other = (
+        play_together(prepare(known(Case(schedule, 3, 2, model=model)))) for schedule in ("by-turns", "gpipe")
+    )
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.parameters.keys() == theirs.parameters.keys()
+        assert all(np.array_equal(mine.parameters[j], theirs.parameters[j]) for j in mine.parameters)
+
+
+# Lags
+
+
+@pytest.mark.parametrize(
+    ("schedule", "other"), [("pipedream", "pipemare"), ("pipedream-2bw", "1f1b"), ("gpipe", "pp-cdp")]
+)
+def test_another_schedules_lags_are_noticed(schedule: str, other: str) -> None:
+    """The replay of one does not end where the equation of the other does."""
+    m = SCHEDULES[schedule].m or 3
+    outcomes = play_together(prepare(known(Case(schedule, 3, m))))
+    assert difference(outcomes, expected(prepare(known(Case(other, 3, m))))) > 1e-6
+
+
+def test_pipemare_goes_back_with_newer_weights_through_older_activations() -> None:
+    """Three stages of one number, written out: z = c b a x, and a's gradient has the newest b in it."""
+    one = Draw(Form((1, 1), torch.float64))
+    layers = [nn.Linear(1, 1, bias=False).double() for _ in range(3)]
+    training = cut(Architecture(layers, one, one, mean_square), [1, 2])
+    lags, back = (own(Shape(3, 1)) for own in (NEWEST_EACH.lags, NEWEST_EACH.backward_lags))
+    assert (lags.tolist(), back.tolist()) == ([[2, 1, 0]], [[0, 0, 0]])
+    history: list[list[Tensor]] = [[flatten(stage.parameters()) for stage in training.stages]]
+    for t in range(6):
+        x, target = training.data(t, 0)
+        a, b, c = (history[max(t - lag, 0)][j] for j, lag in enumerate(lags[0].tolist()))
+        error = 2 * (c * b * a * x - target)
+        newest_b, newest_c = history[t][1:]
+        gradients = (error * newest_c * newest_b * x, error * newest_c * a * x, error * b * a * x)
+        history.append([theta - 0.1 * own.reshape(1) for theta, own in zip(history[t], gradients, strict=True)])
+    ends, others = (evaluate(training, OPTIMIZERS["sgd"], lags, 6, backward_lags=own) for own in (back, None))
+    assert all(torch.allclose(*pair, rtol=0, atol=1e-15) for pair in zip(ends, history[-1], strict=True))
+    assert not torch.allclose(torch.cat(ends), torch.cat(others), rtol=0, atol=1e-9)
