@@ -63,6 +63,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument(
         "--within", metavar="SIZE", help="only those that hold at most so much on a device: '80 GB', in slots 6"
     )
+    parser.add_argument("--columns", metavar="NAME,...", help="these columns of the table (default: all)")
     parser.add_argument("-o", metavar="FILE", dest="output", help="draw them, too: .svg, .png or .pdf")
     parser.add_argument(
         "--style", default="bars", metavar="STYLE", help="bars (default), or points: bubble over memory"
@@ -82,10 +83,12 @@ def _serve_compare(options: argparse.Namespace) -> int:
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
-    columns: tuple[tuple[str, str, str], ...]
+    columns: Sequence[tuple[str, str, str]]
     columns = COLUMNS if runs is None else (*COLUMNS[:3], *QUANTILES, *COLUMNS[3:])
-    fields = [field for field, _, _ in columns]
-    order = choose("sort", options.sort, fields) if options.sort else "bubble" if not options.schedules else None
+    known = {column[0]: column for column in columns}
+    order = choose("sort", options.sort, known) if options.sort else "bubble" if not options.schedules else None
+    if options.columns is not None:
+        columns = [known[choose("columns", name.strip(), known)] for name in options.columns.split(",")]
     choose("style", options.style, pictures.COMPARISONS)
     if options.output is not None:
         pictures.check_picture(options.output, force=options.force)
@@ -106,7 +109,8 @@ def _serve_compare(options: argparse.Namespace) -> int:
     if form == "json":
         write(tables.as_json([one.to_builtins() for one in measured]))
         return 0
-    columns = tuple(column for column in columns if column[0] != _other_rate(measured))
+    if options.columns is None:
+        columns = [column for column in columns if column[0] != _other_rate(measured)]
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
     cell = partial(said, in_slots=traces[0].in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
@@ -196,7 +200,7 @@ def said(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
     if unit == "%":
         return f"{100 * value:.1f} %"
     if in_slots or not unit:
-        return f"{value:.10g}"
+        return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
     if unit == "/s":
         return f"{value:.4g} /s"  # a thousandth of it looks like metres
     from quantiphy import Quantity
