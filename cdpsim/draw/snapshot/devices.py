@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from math import cos, pi, sin
+from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.sheet import Point, area, line, put, write
+from cdpsim.draw.sheet import Point, area, put, write
 from cdpsim.draw.snapshot.moment import Moment, Place
 
 if TYPE_CHECKING:
@@ -195,20 +195,21 @@ def _draw_messages(board: _Board, moment: Moment) -> None:
             together[pair] = now or together.get(pair, False)
     for (a, b), now in together.items():
         kind = "collective" if now else "another-collective"
-        draw(a, b, thick=True, both=True, dotted=not now, name=called(kind, a, b))
+        bend = _bend(board, a, b, least=0)
+        draw(a, b, thick=True, both=True, dotted=not now, bend=bend, name=called(kind, a, b))
 
 
 def _radius(board: _Board, moment: Moment, place: Place) -> float:
     return board.form.disk + moment.activations.get(place, 0) * board.form.ring
 
 
-def _bend(board: _Board, a: Place, b: Place) -> float:
+def _bend(board: _Board, a: Place, b: Place, least: float = 0.15) -> float:
     """How much an arrow bends: a little, so that those there and back part; more where others stand in its way."""
     (x, y), (to_x, to_y) = board.at(a), board.at(b)
     columns, rows = abs(to_x - x) / board.form.pitch, abs(to_y - y) / board.form.rise
     far = max(columns, rows)
     straight = min(columns, rows) in (0, far)
-    return 1 / far if straight and far > 1.5 else 0.15
+    return 1 / far if straight and far > 1.5 else least
 
 
 def arrow(
@@ -228,7 +229,7 @@ def arrow(
     from matplotlib.patches import FancyArrowPatch
 
     if dotted:
-        _dotted(axes, start, end, from_radius + 1, to_radius + 1, name)
+        _dotted(axes, start, end, from_radius + 1, to_radius + 1, bend, name)
         return
     style: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 6.5 if thick else 4}
     style |= {"shrinkA": from_radius + 1, "shrinkB": to_radius + 1, "connectionstyle": f"arc3,rad={bend}"}
@@ -236,18 +237,30 @@ def arrow(
     put(axes, FancyArrowPatch(start, end, zorder=_BELOW_DISKS, **style), name)
 
 
-def _dotted(axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, name: str) -> None:
-    """A dotted line with whole heads at both ends."""
+def _dotted(
+    axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, bend: float, name: str
+) -> None:
+    """A dotted line, bent as other arrows are, with whole heads at both ends."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
     (x, y), (to_x, to_y) = start, end
-    length = max(((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5, 1e-9)
-    along, across = (to_x - x) / length, (to_y - y) / length
-    head = 3.2
+    control = (x + to_x) / 2 + bend * (to_y - y), (y + to_y) / 2 - bend * (to_x - x)
+    heads = [_head(start, control, from_radius), _head(end, control, to_radius)]
+    curve = Path([heads[0][0], control, heads[1][0]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+    style: dict[str, Any] = {"edgecolor": GREY, "linewidth": 1.6, "linestyle": (0, (0.8, 0.8)), "capstyle": "butt"}
+    put(axes, PathPatch(curve, fill=False, zorder=_BELOW_DISKS, **style), name)
+    for _, corners in heads:
+        area(axes, corners, GREY, zorder=_BELOW_DISKS)
+
+
+def _head(end: Point, towards: Point, radius: float) -> tuple[Point, list[Point]]:
+    """The foot of a head that points at an end from that far away, and its corners."""
+    length = max(hypot(towards[0] - end[0], towards[1] - end[1]), 1e-9)
+    along, across = (towards[0] - end[0]) / length, (towards[1] - end[1]) / length
 
     def at(distance: float, aside: float = 0.0) -> Point:
-        return x + along * distance - across * aside, y + across * distance + along * aside
+        return end[0] + along * distance - across * aside, end[1] + across * distance + along * aside
 
-    low, high = from_radius, length - to_radius
-    shaft = [at(low + head), at(high - head)]
-    line(axes, shaft, name=name, edgecolor=GREY, lw=1.6, linestyle=(0, (0.8, 0.8)), zorder=_BELOW_DISKS)
-    for tip, foot in ((low, low + head), (high, high - head)):
-        area(axes, [at(tip), at(foot, 1.9), at(foot, -1.9)], GREY, zorder=_BELOW_DISKS)
+    foot = radius + 3.2
+    return at(foot), [at(radius), at(foot, 1.9), at(foot, -1.9)]
