@@ -92,6 +92,7 @@ def test_the_papers_lines_stand_where_they_apply(tmp_path: Path) -> None:
     trace = simulate("multi-cdp", 4)
     assert lines(trace) == ["N·BΨA = 16", "(N+1)/2·BΨA = 10"]
     assert not lines(simulate("multi-cdp", model=model(4), cluster=BOX))
+    assert not lines(simulate("1f1b", 4))  # of which the paper says nothing
     other = saved(trace, tmp_path / "trace")
     assert lines(other) == ["N·BΨA = 16", "(N+1)/2·BΨA = 10"]
     other.summary()["request"]["m"] = 8

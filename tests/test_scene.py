@@ -219,6 +219,8 @@ def test_a_loaded_trace_knows_no_ends(tmp_path: Path) -> None:
 def test_titles_name_what_was_asked_for(tmp_path: Path) -> None:
     """The schedule, its size and rule; a model's name is shown as text, whatever it is."""
     assert scene.title(simulate("pp-cdp", 3)) == "pp-cdp, n = 3, cdp-v2"
+    pipelines = simulate("interleaved-1f1b", 4, m=6, chunks=2, replicas=3)
+    assert scene.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"
     trace = load_changed(tmp_path, {"schedule": "$x^2$\n", "n": 2, "m": 4, "model": {"name": "a" * 10_000}})
     title = scene.title(trace)
     assert title.startswith(r"\$x^2\$ , n = 2, m = 4, aaa")

@@ -42,6 +42,7 @@ def names(trace: Trace) -> list[str]:
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
+    words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
     for part in ("model", "cluster"):
         given = request.get(part)

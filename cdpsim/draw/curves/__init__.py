@@ -22,6 +22,7 @@ from cdpsim.draw.curves.step_times import step_times
 from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORIES
 from cdpsim.program import Category
+from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def levels(traces: Sequence[Trace]) -> dict[str, int]:
     requests = [trace.request for trace in traces]
     n = requests[0].get("n")
     alike = all(request.get("n") == n == request.get("m", n) for request in requests)
+    alike &= all(request.get("schedule") in TABLE_1 for request in requests)
     if not (traces[0].in_slots and alike and isinstance(n, int) and 0 < n < 10**6):
         return {}
     dp, cdp = n * n, n * (n + 1) // 2
