@@ -35,14 +35,14 @@ def block_arrow(kind: str, box: Box) -> list[Point]:
     if kind == "F":
         return [(left, lower), (right, lower), (right, upper - tip), (middle, upper), (left, upper - tip)]
     down = [(left, lower + tip), (middle, lower), (right, lower + tip), (right, upper)]
-    return [*down, (middle, upper - tip), (left, upper)] if kind == "W" else [*down, (left, upper)]
+    return [*down, (middle, upper - tip / 2), (left, upper)] if kind == "W" else [*down, (left, upper)]
 
 
 def _write_number(axes: "Axes", kind: str, digits: str, box: Box, fill: str, *, clear: bool) -> None:
     """Write a number into a mark; if a slash goes through it, with room around it."""
     left, right, lower, upper = box
     x = (left + right) / 2
-    y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.17}.get(kind, 0.0) * (upper - lower)
+    y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.05}.get(kind, 0.0) * (upper - lower)
     if clear:
         half = _DIGIT / 2 * len(digits) + 0.25
         area(axes, rectangle((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
