@@ -36,21 +36,26 @@ def free_bytes() -> int:
 
 
 def refuse_too_large(
-    n: int, m: int, steps: int, engine: str, max_memory: str | float | None, *, slots: bool = True
+    n: int, m: int, steps: int, engine: str, max_memory: str | float | None, *, slots: bool = True, kinds: int = 2
 ) -> None:
-    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would."""
+    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would.
+
+    `kinds` of tasks: forwards, and backwards, whole or in two parts.
+    """
     limit = _allowed(max_memory)
-    tasks = 2 * n * m * steps
+    tasks = kinds * n * m * steps
     each = BYTES_PER_TASK[engine][not slots]
     most = min(limit // each, MOST_TASKS)
     if tasks <= most:
         return
     whose = "is free here" if max_memory is None else "is what --max-memory allows"
-    fits = {"n": isqrt(most // (2 * steps)), "steps": most // (2 * n * m)}
+    more = most // (kinds * steps)
+    fits = {"n": isqrt(more) if m == n else more // m, "steps": most // (kinds * n * m)}
     remedy = " or ".join(f"{name}={value}" for name, value in fits.items() if value)
+    asked = f"n={n}" if m == n else f"n={n}, m={m}"
     raise RequestError(
         "n",
-        f"n={n} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
+        f"{asked} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
         f"and {MOST_TASKS:,} tasks are the most; {f'{remedy} would fit' if remedy else 'allow more'}",
     )
 

@@ -123,6 +123,7 @@ def read(asked: Mapping[str, Any]) -> Request:
     )
     if schedule.splits(shape):
         model = model.split(schedule.name)
+        refuse_too_large(model.n, shape.micro_batches, *allowed, slots=model.is_unit and cluster.is_free, kinds=3)
     same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory", "overlap_all_reduce")
     return Request(
         schedule=schedule,

@@ -25,6 +25,17 @@ def test_what_is_said_to_fit_fits() -> None:
         refuse_too_large(134, 134, 2, "fast", "100 MB")
 
 
+def test_micro_batches_of_all_replicas_and_both_parts_of_backwards_count() -> None:
+    """2 * 4 stages * 12 micro-batches * 5 steps; or 3 of them, and the number of micro-batches stays as asked."""
+    one = BYTES_PER_TASK["fast"][0]
+    wanted: dict[str, Any] = {"n": 4, "m": 6, "replicas": 2, "steps": 5, "engine": "fast"}
+    for name, tasks in (("1f1b", 480), ("zb-h1", 720)):
+        trace = simulate(name, **wanted, max_memory=tasks * one)
+        assert trace.run is not None and trace.run.program.compute == tasks
+        with pytest.raises(RequestError, match=f"n=4, m=12 with steps=5 is {tasks} tasks .* n=3 or steps=4 would fit"):
+            simulate(name, **wanted, max_memory=tasks * one - 1)
+
+
 def test_real_costs_need_more() -> None:
     """They bring transients and gradients of boundaries, and times in between."""
     for engine, (slots, real) in BYTES_PER_TASK.items():
