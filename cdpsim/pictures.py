@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = ("paper", "gantt")
-EXPORTS = (".html", ".json", ".pftrace", ".csv")
+EXPORTS = (".html", ".json", ".pftrace")
+ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
 PLOTS = ("memory", "traffic", "versions", "steps")
@@ -37,7 +38,7 @@ def timeline(
     """
     check_timeline(path, style=style, dependencies=dependencies, force=force)
     ending = Path(path).suffix.lower()
-    if ending == ".csv":
+    if ending == ORDER:
         write_actions(order_of(trace), path, force=force)
         return
     if ending in EXPORTS:
@@ -57,12 +58,12 @@ def check_timeline(
     path: str | Path, *, style: str | None = None, dependencies: bool = False, force: bool = False
 ) -> None:
     """Refuse early what `timeline` would refuse whatever the trace."""
-    ending = canvas.check_form(path, TIMELINES)
+    ending = canvas.check_form(path, (*TIMELINES, ORDER))
     if style is not None:
         choose("style", style, STYLES)
-    if style is not None and ending in EXPORTS:
+    if style is not None and ending not in canvas.FORMS:
         raise RequestError("style", f"is of .svg, .png and .pdf, not of {ending}; leave it out")
-    if dependencies and (style == "paper" or ending in EXPORTS):
+    if dependencies and (style == "paper" or ending not in canvas.FORMS):
         raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
     check_writable(path, force=force)
     if ending == ".pftrace":

@@ -45,6 +45,7 @@ from cdpsim.draw import canvas
 from cdpsim.draw.compared import compared
 from cdpsim.draw.hidden import hidden
 from cdpsim.montecarlo import spread
+from cdpsim.schedules import TABLE_1
 from cdpsim.tables import FORMATS
 
 
@@ -129,7 +130,7 @@ def shown(figure: Figure) -> Image:
     return Image(canvas.rendered(figure, "figure.png"), width=1100)
 
 
-inside = {name: measured(name, 8) for name in cdpsim.SCHEDULES}
+inside = {name: measured(name, 8) for name in TABLE_1}
 shown(compared([*inside.values()], in_slots=False))
 
 # %% [markdown]

@@ -140,7 +140,8 @@ def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
     asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
     asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
     if "overlap-all-reduce" in schedule.options:
-        asked["overlap_all_reduce"] = shape.replicas > 1 and draw(st.booleans())
+        all_reduces = shape.m > 1 if schedule.placement.replicas else shape.replicas > 1
+        asked["overlap_all_reduce"] = all_reduces and draw(st.booleans())
     if "vertical-sync" in schedule.options:
         asked["vertical_sync"] = draw(st.booleans())
     if "prefetch" in schedule.options:

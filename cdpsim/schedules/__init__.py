@@ -73,7 +73,7 @@ class Schedule:
             "m": (alike or self.order.any_m) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
-            "overlap-all-reduce": pipeline and flush,
+            "overlap-all-reduce": flush and not self.placement.lanes and self.state is State.REPLICATED,
             "vertical-sync": self.vertical_sync is not None,
             "prefetch": pulls,
             "slot-order": self.placement.lanes and not flush,
