@@ -1,6 +1,6 @@
 """Devices at one moment, and the paper's Fig. 2: counted apart from the package, and read back from the SVG."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cdpsim import SCHEDULES as ALL
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
@@ -18,6 +19,7 @@ from cdpsim.errors import RequestError
 from cdpsim.trace import MESSAGES, Trace, load
 from tests.drawn import Picture, drawn
 from tests.reference import CYCLIC, SCHEDULES, Reference, Task
+from tests.strategies import fitting
 
 STEPS = 3
 TOY = Model(
@@ -220,6 +222,38 @@ def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
     assert f"{name}, n = {n}, {'cdp-v2' if name in CYCLIC else 'dp'}, time step {3 * n}" in picture.said()
     held = look(trace, 3 * n).held
     assert {f"{device}: {size}" for device, size in held.items()} <= set(picture.said())
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - set(SCHEDULES)))
+def test_a_snapshot_of_a_pipeline_shows_the_moment(name: str) -> None:
+    """What runs, and what is held of passes: from a forward on, to the end of the last part of its backward."""
+    trace, slot = simulate(**fitting(name, 4), steps=2), 9
+    moment, running = look(trace, slot), defaultdict[tuple[int, int], list[int]](list)
+    begun, ended = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    last = "W" if "W" in trace.tasks["kind"] else "B"
+    columns = (trace.tasks[column].tolist() for column in ("kind", "device", "stage", "micro_batch", "start", "end"))
+    for kind, device, stage, i, start, end in zip(*columns, strict=True):
+        if start <= slot < end:
+            running[device, stage].append(i)
+        begun[device, stage] += kind == "F" and start <= slot
+        ended[device, stage] += kind == last and end <= slot
+    assert moment.running == running
+    assert {place: count for place, count in moment.activations.items() if count} == begun - ended
+    picture = drawn(snapshot(trace, slot))
+    check_drawn(picture, moment)
+    check_apart(picture, r"device-d\d+")
+
+
+def test_a_collective_goes_around_devices_between_its_members() -> None:
+    """Chimera's stage 3 is on the first and the last of four devices, which stand in a row."""
+    picture = drawn(snapshot(simulate("chimera", 4, m=8), 7))
+    shape = picture.shapes["another-collective-d0-j3-d3-j3"]
+    start, control, end = (np.array(point) for point in shape.points)
+    disks = picture.named(r"(ring|state)-d[12]-j[12]").values()
+    assert len(disks) == 6
+    for share in np.linspace(0, 1, 50):
+        at = (1 - share) ** 2 * start + 2 * share * (1 - share) * control + share**2 * end
+        assert all(np.hypot(*(at - disk.middle)) > (disk.right - disk.left) / 2 for disk in disks)
 
 
 def test_the_last_slot_of_a_step_has_the_all_reduce() -> None:
