@@ -104,11 +104,11 @@ def read(asked: Mapping[str, Any]) -> Request:
         n = schedule.shape.n
     if asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        refuse_too_large(n, _shape(schedule, n, asked).micro_batches, *allowed)
+        refuse_too_large(n, shape_of(schedule, n, asked).micro_batches, *allowed)
     model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
     cluster = _find_cluster(asked["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in _DISORDER}, slots=model.is_unit)
-    shape = _shape(schedule, model.n, asked)
+    shape = shape_of(schedule, model.n, asked)
     refuse_too_large(model.n, shape.micro_batches, *allowed, slots=model.is_unit and cluster.is_free)
     slot_order, prefetch = asked["slot_order"], numbers["prefetch"]
     refuse_untaken(
@@ -139,7 +139,7 @@ def read(asked: Mapping[str, Any]) -> Request:
     )
 
 
-def _shape(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
+def shape_of(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
     """How many micro-batches, chunks and replicas are asked for; as many as the schedule has itself where none are."""
     if schedule.shape is not None and n != schedule.shape.n:
         raise RequestError("n", f"n={n}, but {schedule.name} has {schedule.shape.n} stages; leave it out")

@@ -1,13 +1,21 @@
 """torch's own ways to train in parallel, on ranks that a test keeps alive; each gives what its rank ended with."""
 
+from copy import deepcopy
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +25,12 @@ from validation.training.forms import flatten
 from validation.training.stages import Training
 
 Ended = dict[int, NDArray[np.float64]]  # stage -> its parameters, as one vector
-SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved-1f1b": ScheduleInterleaved1F1B,
+    "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
+}
 
 
 def data_parallel(member: Member, case: Case) -> Ended:
@@ -54,17 +67,22 @@ def _train(member: Member, case: Case, training: Training, model: nn.Module) -> 
         optimizer.step()
 
 
-def pipelined(member: Member, case: Case, schedule: str) -> Ended:
-    """torch.distributed.pipelining: every rank has a stage, and all micro-batches of every step pass through it."""
-    n, j, training = case.n, member.rank, prepare(case).training
-    stage = training.stages[j]
-    optimizer = case.optimizer.over(list(stage.parameters()))
-    pipe = SCHEDULES[schedule](
-        PipelineStage(stage, j, n, torch.device("cpu")), n_microbatches=n, loss_fn=training.criterion
+def pipelined(member: Member, case: Case) -> Ended:
+    """torch.distributed.pipelining: every rank has stages, and all micro-batches of every step pass through them."""
+    shape, training = case.shape, prepare(case).training
+    own = {j: deepcopy(training.stages[j]) for j in range(member.rank, case.n, case.n // shape.chunks)}
+    optimizers = [case.optimizer.over(list(stage.parameters())) for stage in own.values()]
+    stages = [PipelineStage(stage, j, case.n, torch.device("cpu")) for j, stage in own.items()]
+    several = case.schedule.startswith("interleaved")
+    pipe = SCHEDULES[case.schedule](
+        stages if several else stages[0], n_microbatches=shape.m, loss_fn=training.criterion
     )
     for t in range(case.steps):
-        optimizer.zero_grad()
-        inputs, targets = (torch.cat(parts) for parts in zip(*(training.data(t, i) for i in range(n)), strict=True))
-        pipe.step(*[inputs] * (j == 0), target=targets if j == n - 1 else None)
-        optimizer.step()
-    return {j: flatten(stage.parameters()).numpy()}
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        data = zip(*(training.data(t, i) for i in range(shape.m)), strict=True)
+        inputs, targets = (torch.cat(parts) for parts in data)
+        pipe.step(*[inputs] * (0 in own), target=targets if case.n - 1 in own else None)
+        for optimizer in optimizers:
+            optimizer.step()
+    return {j: flatten(stage.parameters()).numpy() for j, stage in own.items()}

@@ -1,6 +1,7 @@
 """A replay ends where torch's own parallel training does, for what torch has."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ import numpy as np
 from tests.validation.peers import SCHEDULES, Ended, data_parallel, pipelined, sharded
 from tests.validation.test_equation import OPTIMIZERS
 from validation.ranks.launcher import Ranks
-from validation.replay.case import Case, Outcome, play_together, prepare
+from validation.replay.case import Case, Outcome
 
 MODELS = ("mlp", "transformer")
 every_model = pytest.mark.parametrize("model", MODELS)
@@ -49,14 +50,16 @@ def test_replicas_end_where_torchs_do(
     assert apart(ranks.run(case), ranks.call(peer, case)) <= 1e-12
 
 
-@every_model
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "model"), [*zip(SCHEDULES, MODELS * 2, strict=True)])
 def test_a_pipeline_with_a_flush_ends_where_torchs_do(ranks: Ranks, schedule: str, model: str) -> None:
-    """mp-dp has the stages apart as torch.distributed.pipelining has; it needs more ranks than are here."""
-    case = case_of("mp-dp", ranks, model, "momentum")
-    ended = ranks.call(pipelined, case, schedule)
-    assert [list(one) for one in ended] == [[j] for j in range(case.n)]
-    assert apart(play_together(prepare(case)), ended) <= 1e-12
+    """With the same stages on the same ranks, also where backwards are split."""
+    case = case_of(schedule, ranks, model, "momentum")
+    devices = case.n
+    if schedule.startswith("interleaved"):
+        case = replace(case, n=2 * devices, m=devices, chunks=2)
+    ended = ranks.call(pipelined, case)
+    assert [list(one) for one in ended] == [[*range(d, case.n, devices)] for d in range(devices)]
+    assert apart(ranks.run(case), ended) <= 1e-12
 
 
 @every_model

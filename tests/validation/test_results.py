@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -38,6 +39,8 @@ def case_of(report: Report, battery: Battery) -> Case:
         report.asked.schedule,
         report.asked.n,
         report.asked.steps,
+        m=cast("int | None", asked.get("m")),
+        chunks=cast("int | None", asked.get("chunks")),
         slot_order=None if order is None else str(order),
         stages=model,
     )

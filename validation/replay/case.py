@@ -41,10 +41,10 @@ class Case:
 
     schedule: str
     n: int
+    steps: int = 4
     m: int | None = None  # micro-batches of a step; None: as many as the schedule has itself
     chunks: int | None = None  # stages per device, likewise
     replicas: int = 1
-    steps: int = 4
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
     slot_order: str | None = None  # what one device does first in a slot that has several tasks for it
     model: str = "mlp"

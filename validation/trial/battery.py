@@ -16,7 +16,7 @@ import torch
 from cdpsim import console, files
 from cdpsim.errors import choose
 from cdpsim.progress import progress
-from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules import TABLE_1
 from validation.calibrate import command as calibrate
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import DEVICES, check_device
@@ -28,10 +28,10 @@ from validation.training.optimizer import OPTIMIZERS
 from validation.trial.hold import Alone, hold, model_hash
 
 ABOUT = "everything that this machine can show, as one file of reports"
-MORE = """Replays all nine schedules: with a small transformer in one process at N = 2, 4 and 8;
-with an MLP by ranks at N = 4; with a larger transformer in one process and by two ranks,
-its times predicted from some that are taken just before; and ViT-B/16 and ResNet-50,
-which on a CPU one device alone plays. Then it calibrates the machine.
+MORE = """Replays the nine schedules of Table 1 and four pipelines: with a small transformer in one
+process at N = 2, 4 and 8; with an MLP by ranks at N = 4; with a larger transformer in one
+process and by two ranks, its times predicted from some that are taken just before; and
+ViT-B/16 and ResNet-50, which on a CPU one device alone plays. Then it calibrates the machine.
 
 FILE.json has every report, the model file that each simulation read, and where and when
 it was measured. `python -m validation report` shows it.
@@ -40,6 +40,7 @@ example:
   python -m validation battery -o validation/results/battery-cpu.json
 """
 TIMEOUT = 300.0
+PIPELINES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 1}  # and the stages on each device
 
 
 class Trial(NamedTuple):
@@ -54,15 +55,21 @@ def trials(device: str) -> Iterator[Trial]:
     """Say what to replay on a kind of device."""
     small = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"], device=device)
     for n in (2, 4, 8):
-        yield from (Trial(replace(small, schedule=schedule, n=n), alone=True) for schedule in SCHEDULES)
+        yield from (Trial(case, alone=True) for case in _each(replace(small, n=n)))
     yield Trial(replace(small, schedule="single-cdp", slot_order="backward-first"), alone=True)
-    yield from (Trial(replace(small, schedule=schedule, model="mlp"), alone=False) for schedule in SCHEDULES)
+    yield from (Trial(case, alone=False) for case in _each(replace(small, model="mlp")))
     # Where tasks take milliseconds their times say something.
     middle = replace(small, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
-    yield from (Trial(replace(middle, schedule=schedule), alone=True, repeats=3) for schedule in SCHEDULES)
-    for schedule in ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp"):
+    yield from (Trial(case, alone=True, repeats=3) for case in _each(middle))
+    for schedule in ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1"):
         yield Trial(replace(middle, schedule=schedule, n=2), alone=False, repeats=3)
     yield from (_large_on_gpu if device == "cuda" else _large_on_cpu)(replace(small, dtype="float32"))
+
+
+def _each(case: Case) -> Iterator[Case]:
+    """Give the same case with one schedule after another."""
+    yield from (replace(case, schedule=schedule) for schedule in TABLE_1)
+    yield from (replace(case, schedule=schedule, chunks=chunks) for schedule, chunks in PIPELINES.items())
 
 
 def _large_on_cpu(small: Case) -> Iterator[Trial]:
@@ -75,7 +82,7 @@ def _large_on_gpu(small: Case) -> Iterator[Trial]:
     sizes = {"transformer": (("width", 1024), ("length", 512), ("heads", 16)), "vit-b16": (), "resnet50": ()}
     for model, own in sizes.items():
         large = replace(small, model=model, batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
-        yield from (Trial(replace(large, schedule=schedule), alone=True, repeats=3) for schedule in SCHEDULES)
+        yield from (Trial(case, alone=True, repeats=3) for case in _each(large))
         for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
             yield Trial(replace(large, schedule=schedule), alone=False, repeats=3)
 

@@ -11,8 +11,7 @@ from cdpsim.collectives import ALL_REDUCE
 from cdpsim.errors import RequestError, choose
 from cdpsim.model import Model
 from cdpsim.progress import ticker
-from cdpsim.request import find_schedule, refuse_untaken, whole
-from cdpsim.schedules import Schedule
+from cdpsim.request import find_schedule, refuse_untaken, shape_of, whole
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.units import seconds
@@ -55,7 +54,9 @@ examples:
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the command `replay` to a command line."""
     parser = console.add_command(commands, "replay", serve, ABOUT, MORE)
-    parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
+    parser.add_argument(
+        "schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"
+    )
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
     parser.add_argument("-m", metavar="M", help="micro-batches, where there are to be more or fewer than stages")
     parser.add_argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`")
@@ -143,7 +144,14 @@ def case_of(options: argparse.Namespace) -> Case:
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
     schedule = find_schedule(options.schedule)
-    shape = _shape(options, schedule, n)
+    shape = shape_of(schedule, n, vars(options))
+    refuse_untaken(
+        schedule,
+        m=shape.m != schedule.micro_batches(n),
+        chunks=shape.chunks != schedule.order.chunks,
+        replicas=shape.replicas > 1,
+        slot_order=options.slot_order,
+    )
     case = Case(
         schedule=schedule.name,
         n=n,
@@ -164,15 +172,6 @@ def case_of(options: argparse.Namespace) -> Case:
         backend=choose("backend", options.backend, BACKENDS),
     )
     return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
-
-
-def _shape(options: argparse.Namespace, schedule: Schedule, n: int) -> Shape:
-    """Read how large it is to be, as far as the schedule leaves that open."""
-    own = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
-    given = {name: getattr(options, name) for name in own}
-    sizes = {k: own[k] if value is None else whole(k, value, at_least=1) for k, value in given.items()}
-    refuse_untaken(schedule, slot_order=options.slot_order, **{name: sizes[name] != own[name] for name in own})
-    return Shape(n, sizes["m"], sizes["chunks"], sizes["replicas"])
 
 
 def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
