@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, sort_by
 from cdpsim.stops import Calendar
 
 Numbers = NDArray[Any]  # integers or floats
@@ -165,4 +165,4 @@ def successors(before: Ints, after: Ints, nodes: int) -> tuple[Ints, Ints, Ints]
     """How many nodes each one waits for, and who waits for it: `reach[first[node]:first[node + 1]]`."""
     waits_for = np.bincount(after, minlength=nodes)
     first = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=nodes))])
-    return waits_for, first, after[np.argsort(before, kind="stable")]
+    return waits_for, first, after[sort_by(before)]

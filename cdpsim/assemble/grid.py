@@ -165,9 +165,19 @@ class Grid:
         return sort_by(self.task_device, self.lane, order, self.kind != first, micro_batch)
 
     @cached_property
+    def step_heads(self) -> Ints:
+        """Where each lane begins each step in `lane_tasks`."""
+        if self.listing:
+            count = np.repeat(np.tile(self.listing.counts, self.shape.replicas), self.steps)
+            return np.cumsum(count, dtype=np.int32) - count
+        tasks = self.lane_tasks
+        return heads(self.task_device[tasks], self.lane[tasks], tasks // (self.phases * self.m))
+
+    @cached_property
     def lane_heads(self) -> Ints:
         """Where each lane begins in `lane_tasks`."""
-        return heads(self.task_device[self.lane_tasks], self.lane[self.lane_tasks])
+        first = self.lane_tasks[self.step_heads]
+        return self.step_heads[heads(self.task_device[first], self.lane[first])]
 
     @cached_property
     def rank(self) -> Ints:
@@ -192,11 +202,9 @@ class Grid:
 
     def last_in_step(self, device: Ints, step: Ints) -> Ints:
         """The last tasks that devices do in steps; of a device with several lanes, that of its last one."""
-        tasks = self.lane_tasks
-        steps = tasks // (self.phases * self.m)
-        last = np.append(heads(self.task_device[tasks], self.lane[tasks], steps)[1:], len(tasks)) - 1
-        key = self.task_device[tasks[last]].astype(np.int64) * self.steps + steps[last]
-        task: Ints = tasks[last[np.searchsorted(key, device.astype(np.int64) * self.steps + step, side="right") - 1]]
+        tasks = self.lane_tasks[np.append(self.step_heads[1:], len(self.lane_tasks)) - 1]
+        key = self.task_device[tasks].astype(np.int64) * self.steps + tasks // (self.phases * self.m)
+        task: Ints = tasks[np.searchsorted(key, device.astype(np.int64) * self.steps + step, side="right") - 1]
         return task
 
     @cached_property
@@ -213,17 +221,19 @@ class Holders:
     """
 
     def __init__(self, grid: Grid) -> None:
-        t, i, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
-        device, gives = grid.device.ravel(), grid.last.ravel()
-        sorted_ = sort_by(t, j, device, grid.position[gives], i)
+        gives = grid.lane_tasks[grid.lane_tasks % grid.phases >= grid.phases - grid.n]
+        passed, phase = np.divmod(gives, grid.phases)
+        t, i = np.divmod(passed, grid.m)
+        j, device = grid.phases - 1 - phase, grid.task_device[gives]
+        # Lanes with a list are in the order of positions already.
+        sorted_ = sort_by(t, j, device) if grid.listing else sort_by(t, j, device, grid.position[gives], i)
         first = heads(t[sorted_], j[sorted_], device[sorted_])
         last = np.append(first[1:], len(sorted_)) - 1
         self.step, self.stage, self.device = (c[sorted_[first]] for c in (t, j, device))
         self.last = i[sorted_[last]]
         self.first_task, self.last_task = gives[sorted_[first]], gives[sorted_[last]]
-        row = np.empty(len(sorted_), dtype=np.int32)
-        row[sorted_] = runs(first, len(sorted_))
-        self.row = row.reshape(grid.device.shape)
+        self.row = np.empty(grid.device.shape, dtype=np.int32)
+        self.row.ravel()[passed[sorted_] * grid.n + j[sorted_]] = runs(first, len(sorted_))
 
     def __len__(self) -> int:
         return len(self.step)

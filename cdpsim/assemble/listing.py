@@ -1,6 +1,7 @@
 """Orders that are written out: the place of each task in its device's list, and the device."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,36 +58,43 @@ class Listing:
         """How many tasks a device has at most."""
         return int(np.diff(self.first).max())
 
-    @property
+    @cached_property
+    def tasks(self) -> Ints:
+        """The tasks of one replica and step by their numbers, device after device, each in its order."""
+        return self.micro_batch * np.int32(self.phases) + self.phase
+
+    @cached_property
     def place(self) -> Ints:
         """The place of each (micro-batch, phase) in its device's list."""
-        place = np.empty((self.shape.m, self.phases), dtype=np.int32)
-        place[self.micro_batch, self.phase] = np.arange(len(self.phase)) - np.repeat(self.first[:-1], self._counts)
-        return place
+        return self._by_task(np.arange(len(self.tasks), dtype=np.int32) - np.repeat(self.first[:-1], self.counts))
 
-    @property
+    @cached_property
     def device(self) -> Ints:
         """The device of each (micro-batch, stage)."""
-        device = np.empty((self.shape.m, self.phases), dtype=np.int32)
-        device[self.micro_batch, self.phase] = np.repeat(np.arange(self.devices, dtype=np.int32), self._counts)
+        device = self._by_task(np.repeat(np.arange(self.devices, dtype=np.int32), self.counts))
         return device[:, : self.shape.n]
 
+    def _by_task(self, column: Ints) -> Ints:
+        result = np.empty(len(self.tasks), dtype=np.int32)
+        result[self.tasks] = column
+        return result.reshape(self.shape.m, self.phases)
+
     @property
-    def _counts(self) -> Ints:
+    def counts(self) -> Ints:
+        """How many tasks each device has in a step."""
         return np.diff(self.first)
 
     def lane_tasks(self, steps: int) -> Ints:
         """The tasks of all replicas' devices, one after another, each in its order, step after step."""
-        own = self.micro_batch * self.phases + self.phase
-        in_step = self.shape.micro_batches * self.phases
         if steps == 1 and self.shape.replicas == 1:
-            return own.astype(np.int32, copy=False)
-        lanes = [own[low:high] for low, high in zip(self.first[:-1], self.first[1:], strict=True)]
+            return self.tasks
+        lanes = np.split(self.tasks, self.first[1:-1])
         of_replica = self.shape.m * self.phases
+        in_step = self.shape.replicas * of_replica
         every = [
-            lane + replica * of_replica + t * in_step
+            lane + np.int32(replica * of_replica + t * in_step)
             for replica in range(self.shape.replicas)
             for lane in lanes
             for t in range(steps)
         ]
-        return np.concatenate(every).astype(np.int32, copy=False)
+        return np.concatenate(every)
