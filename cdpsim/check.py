@@ -147,15 +147,14 @@ def _gradients(program: Program) -> Iterator[str]:
 
 def _messages(program: Program) -> Iterator[str]:
     """Every message carries something that exists and is waited for by somebody."""
-    first, edges = len(program.tasks), program.edges
-    data = edges.kind == Edge.DATA
-    read, sent = (np.zeros(program.nodes, dtype=bool) for _ in range(2))
-    read[edges.before[data]] = True
-    sent[edges.after[data]] = True
-    unread = np.flatnonzero(~read[first:])
+    first, data = len(program.tasks), program.edges.kind == Edge.DATA
+    read, sent = (np.zeros(len(program.messages), dtype=bool) for _ in range(2))
+    for seen, ends in ((read, program.edges.before), (sent, program.edges.after)):
+        seen[ends[data & (ends >= first)] - first] = True
+    unread = np.flatnonzero(~read)
     if len(unread):
         yield f"nobody waits for {program.describe(first + int(unread[0]))}"
-    unsent = np.flatnonzero(~sent[first:] & (program.messages.step >= 0))
+    unsent = np.flatnonzero(~sent & (program.messages.step >= 0))
     if len(unsent):
         yield f"{program.describe(first + int(unsent[0]))} has nothing to send: no task makes its content"
 

@@ -47,7 +47,7 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
     buffers, weight = program.buffers, _weight(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
-    fits = whole and len(key) >= COMPILED_FROM and keys * span <= 8 * len(key) and span < 2**31
+    fits = whole and len(key) >= COMPILED_FROM and keys * span <= 16 * len(key) and span < 2**31
     swift = compiled() if fits else None
     if swift:
         finish = swift.times_of(buffers.end, start, end)
