@@ -251,6 +251,8 @@ REFUSALS = {
     "compare": ["-n: is missing"],
     "compare multi-dp lost -n 3": ["unknown schedule 'lost'"],
     "compare -n 3 --sort colour": ["unknown sort 'colour'; known are devices, makespan, step"],
+    "compare -n 3 -m 0": ["m=0 must be at least 1"],
+    "compare -n 3 --chunks no": ["chunks=no must be a whole number"],
     "compare -n 3 --style pie": ["unknown style 'pie'; known are bars, points"],
     "compare -n 3 --within much": ["within=much must be a whole number"],
     "compare chimera -n 3": ["chimera needs an even number of devices; devices=3"],

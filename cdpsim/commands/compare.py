@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cdpsim.trace import Trace
 
 STEPS = 12
+_NUMBERS = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
 # What changes a schedule that takes it, and what no change is.
 _CHANGES = {
     "chunks": None,
@@ -136,9 +137,12 @@ def _run(options: argparse.Namespace) -> list["Trace"]:
     """Run the schedules that are named; or all that can be asked for what is asked, and say which cannot."""
     from cdpsim.errors import RequestError
     from cdpsim.model import UNIT_MODELS
-    from cdpsim.request import find_schedule
+    from cdpsim.request import find_schedule, whole
     from cdpsim.schedules import SCHEDULES
 
+    for name, least in _NUMBERS.items():  # also for those that do not take it
+        if getattr(options, name) is not None:
+            whole(name, getattr(options, name), at_least=least)
     schedules = [find_schedule(name) for name in options.schedules or SCHEDULES]
     traces, left_out = [], defaultdict[str, list[str]](list)
     for schedule in schedules:
@@ -149,8 +153,8 @@ def _run(options: argparse.Namespace) -> list["Trace"]:
             if options.schedules:
                 raise
             left_out[error.subject].append(schedule.name)
-            if len(left_out[error.subject]) == len(schedules):
-                raise  # nothing of it is any one schedule's matter
+            if sum(map(len, left_out.values())) == len(schedules):
+                raise  # nobody can serve that
     if options.model == UNIT_MODELS[0] and any(trace.request["model"] == UNIT_MODELS[1] for trace in traces):
         say("a backward takes two slots, because some of these schedules split it (--model unit-split)")
         return _run(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}))
