@@ -105,8 +105,8 @@ def _add_changes(parser: argparse.ArgumentParser, prefetch: str) -> None:
     group.add_argument(
         "--overlap-all-reduce",
         action="store_true",
-        help="all-reduce a stage's gradients as soon as they are there (default: at the end of its devices' training step, "
-        "which is the same where they have one stage)",
+        help="all-reduce a stage's gradients as soon as they are there (default: at the end of its devices' training "
+        "step, which is the same where they have one stage)",
     )
     group.add_argument(
         "--vertical-sync",
