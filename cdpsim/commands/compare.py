@@ -13,7 +13,6 @@ from cdpsim.console import add_command, say, write
 if TYPE_CHECKING:
     from cdpsim.compare import Measured
     from cdpsim.schedules import Schedule
-    from cdpsim.trace import Trace
 
 STEPS = 12
 _NUMBERS = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
@@ -78,7 +77,6 @@ def add_compare(commands: Any) -> None:
 
 def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim import pictures, tables
-    from cdpsim.compare import measure
     from cdpsim.errors import choose
     from cdpsim.model import UNIT_MODELS
 
@@ -94,8 +92,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
     if options.output is not None:
         pictures.check_picture(options.output, force=options.force)
     most = None if options.within is None else _size(options.within, slots=options.model in UNIT_MODELS)
-    traces = _run(options)
-    measured = [measure(trace, runs) for trace in traces]
+    measured, in_slots = _measured(options, runs)
     if most is not None:
         measured = [one for one in measured if one.memory <= most]
         if not measured:
@@ -104,19 +101,25 @@ def _serve_compare(options: argparse.Namespace) -> int:
     if order:
         measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
     if options.output is not None:
-        pictures.compare(
-            measured, options.output, in_slots=traces[0].in_slots, style=options.style, force=options.force
-        )
-    if form == "json":
-        write(tables.as_json([one.to_builtins() for one in measured]))
-        return 0
+        pictures.compare(measured, options.output, in_slots=in_slots, style=options.style, force=options.force)
     if options.columns is None:
         columns = [column for column in columns if column[0] != _other_rate(measured)]
-    header = ("schedule", "rule", *(heading for _, _, heading in columns))
-    cell = partial(said, in_slots=traces[0].in_slots)
-    rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
-    write(tables.FORMATS[form](header, rows))
+    as_json = form == "json"
+    write(
+        tables.as_json([one.to_builtins() for one in measured])
+        if as_json
+        else _table(measured, columns, form, in_slots)
+    )
     return 0
+
+
+def _table(measured: Sequence["Measured"], columns: Sequence[tuple[str, str, str]], form: str, in_slots: bool) -> str:
+    from cdpsim import tables
+
+    header = ("schedule", "rule", *(heading for _, _, heading in columns))
+    cell = partial(said, in_slots=in_slots)
+    rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
+    return tables.FORMATS[form](header, rows)
 
 
 def _size(given: str, *, slots: bool) -> int:
@@ -133,8 +136,12 @@ def _size(given: str, *, slots: bool) -> int:
         raise RequestError("within", str(error)) from None
 
 
-def _run(options: argparse.Namespace) -> list["Trace"]:
-    """Run the schedules that are named; or all that can be asked for what is asked, and say which cannot."""
+def _measured(options: argparse.Namespace, runs: int | None) -> tuple[list["Measured"], bool]:
+    """Measure the schedules that are named; or all that can be asked for what is asked, and say which cannot.
+
+    And whether times are slots. One run is there at a time.
+    """
+    from cdpsim.compare import measure
     from cdpsim.errors import RequestError
     from cdpsim.model import UNIT_MODELS
     from cdpsim.request import find_schedule, whole
@@ -144,23 +151,23 @@ def _run(options: argparse.Namespace) -> list["Trace"]:
         if getattr(options, name) is not None:
             whole(name, getattr(options, name), at_least=least)
     schedules = [find_schedule(name) for name in options.schedules or SCHEDULES]
-    traces, left_out = [], defaultdict[str, list[str]](list)
+    measured, left_out = [], defaultdict[str, list[str]](list)
     for schedule in schedules:
         own = options if options.schedules else _taken(options, schedule)
         try:
-            traces.append(simulated(own, schedule, options.steps or _steps(options, schedule)))
+            trace = simulated(own, schedule, options.steps or _steps(options, schedule))
         except RequestError as error:
-            if options.schedules:
-                raise
             left_out[error.subject].append(schedule.name)
-            if sum(map(len, left_out.values())) == len(schedules):
-                raise  # nobody can serve that
-    if options.model == UNIT_MODELS[0] and any(trace.request["model"] == UNIT_MODELS[1] for trace in traces):
-        say("a backward takes two slots, because some of these schedules split it (--model unit-split)")
-        return _run(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}))
+            if options.schedules or sum(map(len, left_out.values())) == len(schedules):
+                raise
+            continue
+        if options.model == UNIT_MODELS[0] and trace.request["model"] == UNIT_MODELS[1] and len(schedules) > 1:
+            say("a backward takes two slots, because some of these schedules split it (--model unit-split)")
+            return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs)
+        measured.append(measure(trace, runs))
     for subject, names in left_out.items():
         say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
-    return traces
+    return measured, trace.in_slots
 
 
 def _taken(options: argparse.Namespace, schedule: "Schedule") -> argparse.Namespace:
