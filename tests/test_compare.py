@@ -326,3 +326,13 @@ def test_a_picture_of_many_runs_shows_where_their_steps_lie(command: Command, he
         assert reach.right - bar.left == pytest.approx(one["steps"]["95%"] * scale, abs=0.1)
         assert reach.left - bar.left == pytest.approx(one["steps"]["5%"] * scale, abs=0.1)
     assert any("the median of the runs" in words for words in picture.said())
+
+
+def test_a_plot_has_one_clock(command: Command, here: Path) -> None:
+    """Of several schedules in slots a backward takes as long as those that are split, as in a comparison."""
+    line = "plot memory gpipe zb-h1 -n 4 -m 8 -o"
+    done = command(*line.split(), "both.svg")
+    assert "a backward takes two slots" in done.err
+    assert command(*line.split(), "split.svg", "--model", "unit-split").err == ""
+    assert (here / "both.svg").read_bytes() == (here / "split.svg").read_bytes()
+    assert command(*line.replace("zb-h1", "1f1b").split(), "alone.svg").err == ""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_format, add_request, add_run, add_runs, runs_of, simulated
+from cdpsim.commands.options import SPLIT, add_format, add_request, add_run, add_runs, runs_of, simulated
 from cdpsim.console import add_command, say, write
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _measured(options: argparse.Namespace, runs: int | None) -> tuple[list["Meas
                 raise
             continue
         if options.model == UNIT_MODELS[0] and trace.request["model"] == UNIT_MODELS[1] and len(schedules) > 1:
-            say("a backward takes two slots, because some of these schedules split it (--model unit-split)")
+            say(SPLIT)
             return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs)
         measured.append(measure(trace, runs))
     for subject, names in left_out.items():

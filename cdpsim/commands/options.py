@@ -1,9 +1,11 @@
 """Options that several commands take, and the runs that they ask for."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdpsim.console import say
 from cdpsim.errors import RequestError
 from cdpsim.model import UNIT_MODELS
 
@@ -18,6 +20,8 @@ REQUEST = (
     *("model", "cluster", "expand_collectives", "contention", "defer_receives", "ignore_memory"),
     *("rule", "m", "chunks", "replicas", "overlap_all_reduce", "vertical_sync", "prefetch", "slot_order"),
 )
+# Why a time is not what it would be alone.
+SPLIT = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
 TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
 
@@ -213,6 +217,19 @@ def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: s
             flag = f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
             raise RequestError(flag, f"is of a run, but {name!r} is a folder with one; leave it out")
     return reopen(name)
+
+
+def all_traced(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> "list[Trace]":
+    """The traces of those names, by one clock: in slots, all backwards take as long as those that are split."""
+    traces = [traced(parser, options, name) for name in names]
+    if {trace.request["model"] for trace in traces if isinstance(trace.request["model"], str)} != set(UNIT_MODELS):
+        return traces
+    say(SPLIT)
+    alike = argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]})
+    return [
+        simulated(alike, name) if trace.request["model"] == UNIT_MODELS[0] and not Path(name).is_dir() else trace
+        for name, trace in zip(names, traces, strict=True)
+    ]
 
 
 def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: int | str | None = None) -> "Trace":

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_output, add_request, add_run, add_runs, runs_of, traced
+from cdpsim.commands.options import add_output, add_request, add_run, add_runs, all_traced, runs_of, traced
 from cdpsim.commands.superpose import add_curve
 from cdpsim.console import add_command
 
@@ -115,7 +115,7 @@ def _serve_plot(options: argparse.Namespace) -> int:
     choose("plot", options.what, pictures.PLOTS)
     runs = runs_of(options)
     pictures.check_plot(options.what, options.output, runs=runs, force=options.force)
-    traces = [options.traced(options, name) for name in options.schedule]
+    traces = options.all_traced(options, options.schedule)
     pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0
 
@@ -134,4 +134,4 @@ def _add_names(parser: argparse.ArgumentParser, how_many: str | None) -> None:
 def _add_asked(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_request(parser)
-    parser.set_defaults(traced=partial(traced, parser))
+    parser.set_defaults(traced=partial(traced, parser), all_traced=partial(all_traced, parser))

@@ -104,7 +104,7 @@ def _said(value: float | None, unit: str) -> str:
     if unit == "%":
         return f"{100 * value:.0f} %"
     if not unit:
-        return f"{value:.10g}"
+        return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
     if unit == "/s":
         return f"{value:.3g} /s"  # a thousandth of it looks like metres
     from quantiphy import Quantity
