@@ -13,6 +13,7 @@ from cdpsim.stops import Calendar
 Numbers = NDArray[Any]  # integers or floats
 COMPILED_FROM = 200_000  # edges: below, importing numba takes longer than it saves
 NARROW = 16  # nodes in a front: of fewer, Python itself is done before numpy has begun
+PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
 
 
 _NOTHING = np.empty(0, dtype=np.int32)
@@ -33,7 +34,8 @@ def longest(
     one of `lane_start` to the next, wait one for another. Returns starts (in the array `earliest`, perhaps), ends,
     and how many nodes were reached: fewer than all if there is a cycle. Large graphs are swept by compiled code, if
     numba is there; the rest, and everything without it, a whole front of nodes at a time, or, where a lane is so long
-    that fronts must be narrow, one node at a time. By a `calendar` nodes begin later, and pause.
+    that fronts must be narrow, or where they turn out so, one node at a time. By a `calendar` nodes begin later, and
+    pause.
     """
     swift = compiled() if len(before) >= COMPILED_FROM and calendar is None else None
     if swift:
@@ -68,13 +70,21 @@ def in_lanes(lane_tasks: Ints, lane_start: Ints) -> tuple[Ints, Ints]:
 def longest_by_fronts(
     before: Ints, after: Ints, duration: Numbers, earliest: Numbers, calendar: Calendar | None = None
 ) -> tuple[Numbers, Numbers, int]:
-    """Do what `longest` does in numpy: every node whose last predecessor has ended belongs to the next front."""
-    waits_for, first, reach = successors(before, after, len(duration))
+    """Do what `longest` does in numpy: every node whose last predecessor has ended belongs to the next front.
+
+    Where so many fronts in a row were narrow, the rest is swept by `_one_by_one`.
+    """
+    graph = waits_for, first, reach = successors(before, after, len(duration))
     start, end = earliest.copy(), earliest + duration
     place = np.empty(len(duration), dtype=np.int64)
     front = np.flatnonzero(waits_for == 0)
-    done = 0
+    done = fronts = wide_until = 0
     while len(front):
+        if fronts == PATIENCE:
+            if done - wide_until < NARROW * PATIENCE and calendar is None:
+                return start, end, done + _one_by_one(graph, front, duration, start, end)
+            fronts, wide_until = 0, done
+        fronts += 1
         done += len(front)
         if calendar is None:
             end[front] = start[front] + duration[front]
@@ -93,20 +103,25 @@ def longest_by_fronts(
 
 def longest_by_nodes(before: Ints, after: Ints, duration: Numbers, earliest: Numbers) -> tuple[Numbers, Numbers, int]:
     """Do what `longest` does in Python, one node after another."""
-    waits_for, first, reach = (column.tolist() for column in successors(before, after, len(duration)))
-    takes, start = duration.tolist(), earliest.tolist()
-    end = [begin + own for begin, own in zip(start, takes, strict=True)]
-    ready = [node for node, count in enumerate(waits_for) if not count]
+    graph = successors(before, after, len(duration))
+    start, end = earliest.copy(), earliest + duration
+    return start, end, _one_by_one(graph, np.flatnonzero(graph[0] == 0), duration, start, end)
+
+
+def _one_by_one(graph: tuple[Ints, Ints, Ints], front: Ints, duration: Numbers, start: Numbers, end: Numbers) -> int:
+    """Sweep what is left from a front on, in the arrays themselves, and count it."""
+    waits_for, first, reach = (column.tolist() for column in graph)
+    takes, starts, ends, ready = duration.tolist(), start.tolist(), end.tolist(), front.tolist()
     for node in ready:
-        end[node] = ended = start[node] + takes[node]
+        ends[node] = ended = starts[node] + takes[node]
         for follower in reach[first[node] : first[node + 1]]:
-            if ended > start[follower]:
-                start[follower] = ended
+            if ended > starts[follower]:
+                starts[follower] = ended
             waits_for[follower] -= 1
             if not waits_for[follower]:
                 ready.append(follower)
-    kind = np.result_type(earliest, duration)
-    return np.array(start, dtype=earliest.dtype), np.array(end, dtype=kind), len(ready)
+    start[:], end[:] = starts, ends
+    return len(ready)
 
 
 @dataclass(frozen=True, eq=False)

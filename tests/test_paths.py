@@ -56,6 +56,40 @@ def test_one_node_at_a_time_is_the_same(graph: tuple[Any, ...]) -> None:
     assert fronts[2] == nodes[2]
 
 
+@given(graphs(), st.integers(1, 3))
+def test_going_over_to_one_node_at_a_time_is_the_same(graph: tuple[Any, ...], patience: int) -> None:
+    """To the last bit, and of the same types, wherever fronts are left: after so many of them."""
+    expected = paths.longest_by_nodes(*graph)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "PATIENCE", patience)
+        patch.setattr(paths, "NARROW", len(graph[2]) + 1)
+        start, end, done = paths.longest_by_fronts(*graph)
+    assert (start.dtype, end.dtype) == (expected[0].dtype, expected[1].dtype)
+    assert (start.tolist(), end.tolist(), done) == (expected[0].tolist(), expected[1].tolist(), expected[2])
+
+
+def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GEMS does a micro-batch at a time on eight devices, so no lane is long, but one device works at a time."""
+    left = []
+    one_by_one = paths._one_by_one
+
+    def counted(*rest: Any) -> int:
+        left.append(one_by_one(*rest))
+        return left[-1]
+
+    monkeypatch.setattr(paths, "_one_by_one", counted)
+    monkeypatch.setattr(paths, "NARROW", 0)
+    by_fronts = simulate("gems", 8, m=64, steps=1)
+    assert not left
+    monkeypatch.setattr(paths, "NARROW", 2)
+    trace = simulate("gems", 8, m=64, steps=1)
+    assert trace.run is not None
+    nodes = trace.run.program.nodes
+    assert len(left) == 1
+    assert nodes - 2 * paths.PATIENCE < left[0] < nodes - paths.PATIENCE  # that many fronts, of one or two nodes
+    assert trace.tasks["start"].tolist() == by_fronts.tasks["start"].tolist()
+
+
 @pytest.mark.parametrize(("name", "narrow"), [("single-dp", True), ("pp-cdp", True), ("mp-dp", False)])
 def test_who_has_long_lanes_is_swept_one_node_at_a_time(
     name: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
