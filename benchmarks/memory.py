@@ -1,4 +1,4 @@
-"""Peak memory of a run in a process of its own: python benchmarks/memory.py [NAME N STEPS].
+"""Peak memory of a run in a process of its own: python benchmarks/memory.py [NAME N STEPS [OPTION=NUMBER ...]].
 
 Counted is what the process's peak resident memory grows by, from before the request to after the memory curves; the
 interpreter, numpy and numba are there before.
@@ -8,8 +8,19 @@ import resource
 import subprocess
 import sys
 
-from cdpsim import SCHEDULES, compiled, simulate
+from cdpsim import compiled, simulate
 from cdpsim.metrics import memory
+from cdpsim.schedules import TABLE_1
+
+PIPELINES = [
+    ("1f1b", "512", "1", "m=1024"),
+    ("1f1b", "128", "1", "m=1024", "replicas=4"),
+    ("interleaved-1f1b", "512", "1", "m=1024", "chunks=2"),
+    ("zb-h1", "512", "1", "m=1024"),
+    ("gems", "512", "1", "m=1024"),
+    ("dualpipev", "256", "1", "m=1024"),
+    ("pipedream", "256", "2048"),
+]
 
 
 def peak() -> int:
@@ -17,20 +28,22 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(name: str, n: int, steps: int) -> None:
-    """Run once and print bytes per task."""
+def measure(name: str, n: int, steps: int, *asked: str) -> None:
+    """Run once, with options such as m=1024, and print bytes per task."""
+    options = {option: int(number) for option, number in (one.split("=") for one in asked)}
     assert compiled.longest is not None
     before = peak()
-    run = simulate(name, n, steps=steps).run
+    run = simulate(name, n, steps=steps, **options).run
     assert run is not None
     memory.curves(run.program, run.start, run.end)
     tasks = len(run.program.tasks)
-    print(f"{name:10} n={n:<4} steps={steps:<5} {tasks:>9,} tasks {(peak() - before) / tasks:>6.0f} bytes per task")
+    said = f"{name:23} n={n:<4} steps={steps:<5} {' '.join(asked):18} {tasks:>9,} tasks"
+    print(f"{said} {(peak() - before) / tasks:>6.0f} bytes per task")
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
     else:
-        for case in [*((name, "256", "8") for name in SCHEDULES), ("multi-cdp", "8", "8192")]:
+        for case in [*((name, "256", "8") for name in TABLE_1), ("multi-cdp", "8", "8192"), *PIPELINES]:
             subprocess.run([sys.executable, __file__, *case], check=True)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules import TABLE_1
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
 from validation.trial.hold import hold
@@ -19,7 +19,7 @@ def test_nine_schedules_by_ranks(benchmark: Any) -> None:
 
     def replay() -> list[bool]:
         with Ranks(N * N) as ranks:
-            reports = [hold(Case(schedule, N), ranks, repeats=0) for schedule in SCHEDULES]
+            reports = [hold(Case(schedule, N), ranks, repeats=0) for schedule in TABLE_1]
         return [report is not None and report.ok for report in reports]
 
     assert all(benchmark.pedantic(replay, rounds=1))

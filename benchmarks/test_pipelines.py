@@ -1,0 +1,126 @@
+"""Pipelines of about a million tasks; torch's own generator and simulator of orders beside ours."""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from timeit import repeat
+from typing import Any
+
+import pytest
+
+from benchmarks.test_engines import rate, traced
+from cdpsim import paths, simulate
+from cdpsim.engine import fast
+from cdpsim.schedules import SCHEDULES, _written_out
+from cdpsim.schedules.actions import Actions, check_actions
+
+LARGE: list[tuple[str, int, dict[str, int]]] = [
+    ("1f1b", 512, {"m": 1024}),
+    ("gpipe", 512, {"m": 1024}),
+    ("interleaved-1f1b", 256, {"m": 512, "chunks": 2}),
+    ("zb-h1", 512, {"m": 1024}),
+    ("interleaved-zero-bubble", 256, {"m": 512, "chunks": 2}),
+    ("zbv", 256, {"m": 1024}),
+    ("dualpipe", 256, {"m": 1024}),
+    ("dualpipev", 256, {"m": 1024}),
+    ("chimera", 512, {"m": 1024}),
+    ("gems", 512, {"m": 1024}),
+    ("1f1b", 128, {"m": 1024, "replicas": 4}),
+]
+
+
+def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
+    """An order, written out anew."""
+    listing = SCHEDULES[name].order.actions
+    assert listing is not None
+    return listing(n // chunks, m, chunks)
+
+
+def test_peer(benchmark: Any) -> None:
+    """Of Table 1's schedules the one that others are measured by."""
+    rate(benchmark, benchmark.pedantic(traced, ("multi-cdp", 256, 8), rounds=7, warmup_rounds=2))
+
+
+@pytest.mark.parametrize(("name", "n", "options"), LARGE)
+def test_fast(name: str, n: int, options: dict[str, int], benchmark: Any) -> None:
+    """From the request to memory curves, warm; the order is written out anew each time."""
+
+    def forgotten() -> tuple[tuple[str, int, int], dict[str, int]]:
+        _written_out.cache_clear()
+        return (name, n, 1), options
+
+    rate(benchmark, benchmark.pedantic(traced, setup=forgotten, rounds=9))
+
+
+@pytest.mark.parametrize(("name", "n", "options"), [case for case in LARGE if "replicas" not in case[2]])
+def test_orders(name: str, n: int, options: dict[str, int], benchmark: Any) -> None:
+    """Writing an order out; actions per second."""
+    chunks = SCHEDULES[name].order.chunks
+    actions = benchmark.pedantic(order, (name, n), {"chunks": chunks} | options, rounds=7, warmup_rounds=1)
+    per_second(benchmark, len(actions))
+
+
+@pytest.mark.parametrize(("name", "n", "m"), [("1f1b", 512, 1024), ("zb-h1", 340, 1024)])
+def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
+    """A million actions that somebody else has written."""
+
+    def fresh() -> tuple[tuple[Actions], dict[str, Any]]:
+        return (order(name, n, m),), {}
+
+    benchmark.pedantic(check_actions, setup=fresh, rounds=7, warmup_rounds=1)
+    per_second(benchmark, len(order(name, n, m)))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gems"])
+def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longest paths alone: of 1f1b a front has hundreds of nodes, of GEMS one or two."""
+    run = simulate(name, 512, m=1024, steps=1).run
+    assert run is not None
+    monkeypatch.setattr(paths, "compiled", lambda: None)
+    benchmark.pedantic(fast.run, (run.program, run.costs), rounds=3, warmup_rounds=1)
+    per_second(benchmark, run.program.nodes)
+
+
+SMALL = {"n": 64, "m": 128}  # for torch, whose time grows faster than its tables
+
+
+@pytest.mark.parametrize(("name", "torchs"), [("1f1b", "1F1B"), ("gpipe", "GPipe")])
+def test_orders_beside_torch(name: str, torchs: str, benchmark: Any) -> None:
+    """Ours and torch's of one size, as actions per second."""
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    beside(benchmark, partial(order, name, **SMALL), partial(visualizer.get_schedule_ops, torchs, *SMALL.values()))
+
+
+def test_runs_beside_torch(benchmark: Any) -> None:
+    """From an order's name to when each action starts: torch's in steps of its simulator, with sends and receives.
+
+    Not of its 1F1B: no send matches the last rank's micro-batches, which it counts from 1.
+    """
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    n, m = SMALL.values()
+
+    def torchs() -> Any:
+        table = enumerate(visualizer.get_schedule_ops("GPipe", n, m))
+        computes = {rank: [a for a in row if a and a.computation_type.name != "REDUCE_GRAD"] for rank, row in table}
+        sends = schedules._add_send_recv(computes, int, n)
+        return schedules._simulate_comms_compute(sends, int, n)
+
+    def ours() -> Any:
+        return simulate("gpipe", n, m=m, steps=1).run
+
+    beside(benchmark, ours, torchs)
+
+
+def beside(benchmark: Any, ours: Callable[[], Any], torchs: Callable[[], Any]) -> None:
+    """Time ours in rounds, and torch's in three, in the same run."""
+    benchmark.pedantic(ours, rounds=7, warmup_rounds=1)
+    per_second(benchmark, 2 * SMALL["n"] * SMALL["m"])
+    seconds = median(repeat(torchs, number=1, repeat=3))
+    benchmark.extra_info["torch_per_second"] = round(2 * SMALL["n"] * SMALL["m"] / seconds)
+    benchmark.extra_info["times_faster"] = round(seconds / benchmark.stats.stats.median)
+
+
+def per_second(benchmark: Any, count: int) -> None:
+    """Note beside the times how many of something that is per second, at the median."""
+    benchmark.extra_info["per_second"] = round(count / benchmark.stats.stats.median)
