@@ -88,13 +88,8 @@ class Listing:
         """The tasks of all replicas' devices, one after another, each in its order, step after step."""
         if steps == 1 and self.shape.replicas == 1:
             return self.tasks
-        lanes = np.split(self.tasks, self.first[1:-1])
         of_replica = self.shape.m * self.phases
-        in_step = self.shape.replicas * of_replica
-        every = [
-            lane + np.int32(replica * of_replica + t * in_step)
-            for replica in range(self.shape.replicas)
-            for lane in lanes
-            for t in range(steps)
-        ]
-        return np.concatenate(every)
+        first = np.arange(steps, dtype=np.int32)[:, None] * np.int32(self.shape.replicas * of_replica)
+        replicas = [first + np.int32(replica * of_replica) for replica in range(self.shape.replicas)]
+        lanes = np.split(self.tasks, self.first[1:-1])
+        return np.concatenate([(lane + start).ravel() for start in replicas for lane in lanes])
