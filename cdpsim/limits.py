@@ -36,26 +36,38 @@ def free_bytes() -> int:
 
 
 def refuse_too_large(
-    n: int, m: int, steps: int, engine: str, max_memory: str | float | None, *, slots: bool = True, kinds: int = 2
+    n: int,
+    m: int | None,
+    steps: int,
+    engine: str,
+    max_memory: str | float | None,
+    *,
+    replicas: int = 1,
+    parts: int = 2,
+    slots: bool = True,
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would.
 
-    `kinds` of tasks: forwards, and backwards, whole or in two parts.
+    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages.
     """
     limit = _allowed(max_memory)
-    tasks = kinds * n * m * steps
+    each_pass = parts * replicas * steps
+    tasks = n * (n if m is None else m) * each_pass
     each = BYTES_PER_TASK[engine][not slots]
     most = min(limit // each, MOST_TASKS)
     if tasks <= most:
         return
     whose = "is free here" if max_memory is None else "is what --max-memory allows"
-    more = most // (kinds * steps)
-    fits = {"n": isqrt(more) if m == n else more // m, "steps": most // (kinds * n * m)}
+    fits = (
+        {"n": isqrt(most // each_pass)} if m is None else {"n": most // (m * each_pass), "m": most // (n * each_pass)}
+    )
+    fits["steps"] = most * steps // tasks
     remedy = " or ".join(f"{name}={value}" for name, value in fits.items() if value)
-    asked = f"n={n}" if m == n else f"n={n}, m={m}"
+    asked = {"n": n, "m": m, "replicas": None if replicas == 1 else replicas}
+    size = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
     raise RequestError(
         "n",
-        f"{asked} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
+        f"{size} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
         f"and {MOST_TASKS:,} tasks are the most; {f'{remedy} would fit' if remedy else 'allow more'}",
     )
 

@@ -98,32 +98,23 @@ def read(asked: Mapping[str, Any]) -> Request:
     least = {"steps": 1, "prefetch": 0, "seed": 0, "run": 0}
     numbers: dict[str, Any] = {name: whole(name, asked[name], at_least=low) for name, low in least.items()}
     choose("collective", asked["collective"], COLLECTIVES)
-    allowed = numbers["steps"], _weighed(engine, contention), asked["max_memory"]
+    steps = numbers["steps"]
     n = asked["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
     if asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        refuse_too_large(n, shape_of(schedule, n, asked).micro_batches, *allowed)
+        _refuse_too_large(schedule, shape_of(schedule, n, asked), steps, asked)
     model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
     cluster = _find_cluster(asked["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in _DISORDER}, slots=model.is_unit)
     shape = shape_of(schedule, model.n, asked)
-    refuse_too_large(model.n, shape.micro_batches, *allowed, slots=model.is_unit and cluster.is_free)
-    slot_order, prefetch = asked["slot_order"], numbers["prefetch"]
-    refuse_untaken(
-        schedule,
-        m=shape.m != schedule.micro_batches(model.n),
-        chunks=shape.chunks != schedule.order.chunks,
-        replicas=shape.replicas > 1,
-        overlap_all_reduce=asked["overlap_all_reduce"],
-        vertical_sync=asked["vertical_sync"],
-        prefetch=prefetch > 0,
-        slot_order=slot_order,
-    )
+    slots = model.is_unit and cluster.is_free
+    _refuse_too_large(schedule, shape, steps, asked, slots=slots)
+    _refuse_untaken(schedule, shape, asked)
     if schedule.splits(shape):
+        _refuse_too_large(schedule, shape, steps, asked, slots=slots, parts=3)
         model = model.split(schedule.name)
-        refuse_too_large(model.n, shape.micro_batches, *allowed, slots=model.is_unit and cluster.is_free, kinds=3)
     same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory", "overlap_all_reduce")
     return Request(
         schedule=schedule,
@@ -131,7 +122,7 @@ def read(asked: Mapping[str, Any]) -> Request:
         cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
         rule=_find_rule(schedule, asked["rule"], asked["vertical_sync"]),
         shape=shape,
-        slot_order=slot_order or SLOT_ORDERS[0],
+        slot_order=asked["slot_order"] or SLOT_ORDERS[0],
         contention=contention,
         disorder=disorder,
         **numbers,
@@ -148,6 +139,29 @@ def shape_of(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
         whole(name, default if asked[name] is None else asked[name], at_least=1) for name, default in own.items()
     )
     return Shape(n, m, chunks, replicas)
+
+
+def _refuse_too_large(
+    schedule: Schedule, shape: Shape, steps: int, asked: Mapping[str, Any], *, slots: bool = True, parts: int = 2
+) -> None:
+    """Refuse what will not fit; whether backwards are split is known only when an order is written out."""
+    m = None if asked["m"] is None and schedule.m is None else shape.m
+    engine = _weighed(asked["engine"], asked["contention"])
+    refuse_too_large(shape.n, m, steps, engine, asked["max_memory"], replicas=shape.replicas, parts=parts, slots=slots)
+
+
+def _refuse_untaken(schedule: Schedule, shape: Shape, asked: Mapping[str, Any]) -> None:
+    """Refuse options that the schedule does not take, unless they say what it does anyway."""
+    refuse_untaken(
+        schedule,
+        m=shape.m != schedule.micro_batches(shape.n),
+        chunks=shape.chunks != schedule.order.chunks,
+        replicas=shape.replicas > 1,
+        overlap_all_reduce=asked["overlap_all_reduce"],
+        vertical_sync=asked["vertical_sync"],
+        prefetch=int(asked["prefetch"]) > 0,
+        slot_order=asked["slot_order"],
+    )
 
 
 def _find_rule(schedule: Schedule, rule: str | Rule | None, vertical_sync: bool) -> Rule:

@@ -1,54 +1,88 @@
 """The estimate before a run: what fits is known, what does not is refused with what would."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.limits import BYTES_PER_MESSAGE, BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_large
+from cdpsim.schedules import pipeline
+from cdpsim.schedules.actions import Actions
 
 
 def test_what_fits_exactly_is_served_and_one_task_more_is_not() -> None:
     """Two stages, two micro-batches, one step: eight tasks."""
-    refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"][0])
+    refuse_too_large(2, None, 1, "fast", 8 * BYTES_PER_TASK["fast"][0])
     with pytest.raises(RequestError, match="n=1 would fit"):
-        refuse_too_large(2, 2, 1, "fast", 8 * BYTES_PER_TASK["fast"][0] - 1)
+        refuse_too_large(2, None, 1, "fast", 8 * BYTES_PER_TASK["fast"][0] - 1)
 
 
 def test_what_is_said_to_fit_fits() -> None:
     """And nothing larger does."""
     with pytest.raises(RequestError, match="the most; n=133 would fit"):
-        refuse_too_large(200, 200, 2, "fast", "100 MB")
-    refuse_too_large(133, 133, 2, "fast", "100 MB")
+        refuse_too_large(200, None, 2, "fast", "100 MB")
+    refuse_too_large(133, None, 2, "fast", "100 MB")
     with pytest.raises(RequestError):
-        refuse_too_large(134, 134, 2, "fast", "100 MB")
+        refuse_too_large(134, None, 2, "fast", "100 MB")
 
 
-def test_micro_batches_of_all_replicas_and_both_parts_of_backwards_count() -> None:
-    """2 * 4 stages * 12 micro-batches * 5 steps; or 3 of them, and the number of micro-batches stays as asked."""
-    one = BYTES_PER_TASK["fast"][0]
-    wanted: dict[str, Any] = {"n": 4, "m": 6, "replicas": 2, "steps": 5, "engine": "fast"}
-    for name, tasks in (("1f1b", 480), ("zb-h1", 720)):
-        trace = simulate(name, **wanted, max_memory=tasks * one)
-        assert trace.run is not None and trace.run.program.compute == tasks
-        with pytest.raises(RequestError, match=f"n=4, m=12 with steps=5 is {tasks} tasks .* n=3 or steps=4 would fit"):
-            simulate(name, **wanted, max_memory=tasks * one - 1)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.integers(2, 3))
+def test_whatever_is_said_to_fit_fits(n: int, m: int, steps: int, replicas: int, parts: int) -> None:
+    """Each of the remedies by itself, the others being as asked, and nothing larger does."""
+    most = max(n * m * steps * replicas * parts // 3, 1)
+    how: dict[str, Any] = {"replicas": replicas, "parts": parts}
+
+    def allowed(n: int, m: int, steps: int) -> None:
+        refuse_too_large(n, m, steps, "fast", most * BYTES_PER_TASK["fast"][0], **how)
+
+    with pytest.raises(RequestError, match=r"would fit|allow more") as refused:
+        allowed(n, m, steps)
+    assert f"is {n * m * steps * replicas * parts:,} tasks" in str(refused.value)
+    for name, value in re.findall(r"(n|m|steps)=(\d+)(?= or| would)", str(refused.value)):
+        asked = {"n": n, "m": m, "steps": steps}
+        allowed(**(asked | {name: int(value)}))
+        with pytest.raises(RequestError):
+            allowed(**(asked | {name: int(value) + 1}))
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"), [("1f1b", 2 * 4 * 8 * 2 * 3), ("zb-h1", 3 * 4 * 8 * 2 * 3), ("pipedream", 2 * 4 * 2 * 3)]
+)
+def test_all_tasks_of_all_replicas_count(name: str, tasks: int) -> None:
+    """Four stages, eight micro-batches (of pipedream one), two steps, three replicas; and all parts of backwards."""
+    request: dict[str, Any] = {"n": 4, "steps": 2, "replicas": 3} | ({} if name == "pipedream" else {"m": 8})
+    run = simulate(name, **request, max_memory=tasks * BYTES_PER_TASK["auto"][0]).run
+    assert run is not None
+    assert run.program.compute == tasks
+    with pytest.raises(RequestError, match=f"replicas=3 with steps=2 is {tasks:,} tasks"):
+        simulate(name, **request, max_memory=tasks * BYTES_PER_TASK["auto"][0] - 1)
+
+
+def test_an_order_too_large_is_refused_before_it_is_written_out() -> None:
+    def never(devices: int, m: int, chunks: int) -> Actions:
+        raise AssertionError("nobody has the room for that")
+
+    with pytest.raises(RequestError, match=r"^n: n=1000, m=1000000 with steps=3 is 6,000,000,000 tasks"):
+        simulate(pipeline("large", "a large order", never), 1000, m=10**6)
 
 
 def test_real_costs_need_more() -> None:
     """They bring transients and gradients of boundaries, and times in between."""
     for engine, (slots, real) in BYTES_PER_TASK.items():
-        refuse_too_large(2, 2, 1, engine, 8 * slots)
-        refuse_too_large(2, 2, 1, engine, 8 * real, slots=False)
+        refuse_too_large(2, None, 1, engine, 8 * slots)
+        refuse_too_large(2, None, 1, engine, 8 * real, slots=False)
         with pytest.raises(RequestError):
-            refuse_too_large(2, 2, 1, engine, 8 * slots, slots=False)
+            refuse_too_large(2, None, 1, engine, 8 * slots, slots=False)
 
 
 def test_numbers_of_nodes_have_an_end() -> None:
     """Whatever the memory."""
     with pytest.raises(RequestError, match=f"{MOST_TASKS:,} tasks are the most"):
-        refuse_too_large(2**14, 2**14, 1, "fast", 10**15)
+        refuse_too_large(2**14, None, 1, "fast", 10**15)
 
 
 def test_free_memory_is_the_least_that_anyone_says(monkeypatch: pytest.MonkeyPatch) -> None:
