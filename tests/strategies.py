@@ -40,7 +40,7 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     """All small shapes that a schedule allows, of one replica or two."""
     takes = schedule.options
     chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
-    ms = range(1, 2 * most + 1) if schedule.order.any_m and schedule.m is None else [None]
+    ms = range(1, most + 3) if schedule.order.any_m and schedule.m is None else [None]
     found = []
     for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
         shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)

@@ -13,6 +13,8 @@ from cdpsim import Model, presets, simulate
 from cdpsim.breakeven import breakeven
 from cdpsim.compare import Measured, measure
 
+pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+
 PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
 NETWORK, NVLINK = 12.5e9, 300e9
 

@@ -290,7 +290,7 @@ BAD_MODELS: dict[str, tuple[str | bytes, str]] = {
     "true.toml": (STAGE.replace('"1 s"', "true"), "$.stages[0].forward"),
     "repeat.toml": (STAGE + "repeat = 0\n", "$.stages[0].repeat"),
     "many.toml": (STAGE + "repeat = 1000000000000\n", "$.stages[0].repeat"),
-    "wide.toml": (STAGE + "repeat = 1000000\n", "would fit"),
+    "wide.toml": (STAGE + "repeat = 200000\n", "would fit"),
     "work.toml": (STAGE.replace("1 s", "1 TFLOP"), "give --cluster with a speed"),
     "model.yaml": (STAGE, "end its name in .toml or .json"),
 }

@@ -18,6 +18,8 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.trace import TABLES
 from tests.strategies import fitting, shapes
 
+pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 sizes = [(s, n) for s in SCHEDULES.values() for n in ((1, 2, 3, 4, 7, 12) if s.name in TABLE_1 else (1, 3, 7))]
 spaced = [s for s in SCHEDULES.values() if s.order.position and s.m is None]  # pipedream fills up as fast as it can

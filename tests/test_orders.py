@@ -15,6 +15,8 @@ from cdpsim.schedules.pipelines.both_ways import chimera, gems
 from tests.conftest import examples
 from tests.played import DOUBLE, UNIT, Played, in_flight, order_of, play
 
+pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+
 
 class Declared(NamedTuple):
     """An order, and of how many devices, micro-batches and chunks it has a meaning."""

@@ -14,6 +14,8 @@ from tests.drawn import drawn
 from tests.pictured import HOSTILE, at, marked, one, words
 from tests.test_cli import content, here, refuse
 
+pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+
 __all__ = ["here"]  # a fixture
 NAMES = ("resnet50", "vit-b16")
 TIMED = Model(
