@@ -132,6 +132,7 @@ TIMELINE = """The ending of FILE picks the form:
   .html           one page without a network: zoom, search, colour by stage ...
   .json .pftrace  for ui.perfetto.dev: tracks, flows, memory. A slot is 1 us there.
                   .pftrace needs `pip install 'cdpsim[perfetto]'`
+  .csv            a flushed pipeline's order of a step, for torch.distributed.pipelining
 NAME may also be a folder that `cdpsim simulate` wrote.
 
 examples:

@@ -17,7 +17,8 @@ def add_timeline(commands: Any) -> None:
     about = "draw when everything runs, or write it for a browser or Perfetto"
     parser = add_command(commands, "timeline", _serve_timeline, about, help.TIMELINE)
     _add_names(parser, None)
-    add_output(parser, "a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json .pftrace")
+    forms = "a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json .pftrace, torch's order .csv"
+    add_output(parser, forms)
     parser.add_argument(
         "--style",
         metavar="STYLE",
