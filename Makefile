@@ -1,7 +1,9 @@
 PYTHON ?= python
+# What decides what random tests draw: any word.
+SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help check test long bench format
+.PHONY: help check test long sample mutants bench format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,7 +19,14 @@ test: ## The tests alone, as in the README
 	$(PYTHON) -m pytest -q
 
 long: ## The tests marked long
-	$(PYTHON) -m pytest -m long --timeout=3600
+	CDPSIM_TEST_SEED=$(SEED) $(PYTHON) -m pytest -m long --timeout=3600
+
+sample: ## A hundredth of them, drawn by SEED (default: the commit), as CI runs it
+	@echo "to repeat what is drawn: make sample SEED=$(SEED)"
+	CDPSIM_TEST_SEED=$(SEED) CDPSIM_TEST_SHARE=0.01 $(PYTHON) -m pytest -m long tests/test_long.py
+
+mutants: ## A hundred mutants of the core, drawn by SEED: do the tests that cover them fail?
+	$(PYTHON) -m tests.mutation $(or $(SEED),1)
 
 bench: ## The benchmarks, one at a time
 	$(PYTHON) -m pytest benchmarks --benchmark-only --numprocesses=0

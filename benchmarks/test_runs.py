@@ -13,7 +13,7 @@ from cdpsim.disturb import jittered
 from cdpsim.engine import ENGINES
 from cdpsim.montecarlo import spread
 from cdpsim.paths import levels
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 
 RUNS = 1000
 MODEL = Model(stages=(Stage(forward=0.01, backward=0.02, boundary=10**6, parameters=10**7),) * 8)

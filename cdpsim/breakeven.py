@@ -11,7 +11,6 @@ import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
-from cdpsim.metrics import utilisation
 from cdpsim.trace import Trace
 
 PRECISION = 1e-6  # of the bandwidth that is found
@@ -57,9 +56,9 @@ class BreakEven:
 def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
     """Find from which bandwidth on the messages of a run are hidden, up to a share of the step.
 
-    `run` makes the run on a cluster, such as `lambda cluster: simulate("multi-dp", 8, cluster=cluster, steps=12)`. What
-    is found is the largest of the bandwidths that do, to a millionth, where the step gets longer again: a step does not
-    get shorter with less bandwidth, once runs have come to rest.
+    `run` makes the run on a cluster, such as `lambda cluster: simulate("multi-dp", 8, cluster=cluster)`. What is found
+    is the largest of the bandwidths that do, to a millionth, where the step gets longer again: a step does not get
+    shorter with less bandwidth.
     """
     if not 0 < share <= MOST_SHARE:
         raise RequestError("share", f"{share:g} is not between 0 and {MOST_SHARE}; give for example 0.01")
@@ -121,10 +120,7 @@ def _visible(share: float) -> float:
 def step_time(trace: Trace) -> float:
     """How long a training step takes once all is under way."""
     assert trace.run is not None, "what is run is not loaded"
-    found = utilisation.period(trace.run.program, trace.run.end)
-    if found is None:
-        raise RequestError("steps", "a single one says nothing of the next; simulate at least two")
-    return float(found)
+    return float(trace.run.at_rest.period)
 
 
 def scaled(part: Struct, factor: float, latency: float = 1) -> Struct:

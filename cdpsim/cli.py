@@ -5,6 +5,15 @@ from collections.abc import Sequence
 from cdpsim import help
 from cdpsim.commands import breakeven, compare, pictures, presets, runs, superpose, tables
 from cdpsim.console import dispatch, parser_of, run
+from cdpsim.files import inputs_kept
+
+COMMANDS = (
+    *(tables.add_schedules, tables.add_table1, runs.add_simulate, tables.add_pyramid),
+    *(compare.add_compare, runs.add_import, breakeven.add_breakeven),
+    *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
+    superpose.add_superpose,
+    *(presets.add_models, presets.add_clusters),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,12 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: list[str]) -> int:
     parser, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
-    for add in (
-        *(tables.add_schedules, tables.add_table1, runs.add_simulate, tables.add_pyramid),
-        *(compare.add_compare, runs.add_import, breakeven.add_breakeven),
-        *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
-        superpose.add_superpose,
-        *(presets.add_models, presets.add_clusters),
-    ):
+    for add in COMMANDS:
         add(commands)
-    return dispatch(parser, commands, arguments)
+    with inputs_kept():
+        return dispatch(parser, commands, arguments)

@@ -76,6 +76,12 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         return not any([self.link.latency, 1 / self.link.bandwidth, *own])
 
     @property
+    def is_measured(self) -> bool:
+        """Whether it says anything in seconds, bytes or FLOP/s: then slots have no place on it."""
+        groups = any(group.is_measured for group in self.devices)
+        return groups or not self.is_free or self.host is not None or bool(self.disorder.stop)
+
+    @property
     def is_joined(self) -> bool:
         """Whether messages take routes through a graph, instead of a link for every pair."""
         return self.topology is not None or bool(self.edges)
@@ -164,6 +170,23 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             latencies = np.append(latencies, own_latency[inside])
             bandwidths = np.append(bandwidths, own_bandwidth[inside])
         return float(latencies.max()), float(bandwidths.min())
+
+    def is_alike(self, count: int) -> bool:
+        """Whether the first `count` devices are all alike, and so are the ways between any two of them."""
+        groups = {
+            msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count).tolist())
+        }
+        if len(groups) > 1:
+            return False
+        members = np.arange(count)
+        seen: set[tuple[float, float]] = set()
+        for src in members if self.is_joined or self.links else ():
+            others = np.delete(members, src)
+            latency, bandwidth = self.link_costs(np.full_like(others, src), others)
+            seen.update(zip(latency.tolist(), bandwidth.tolist(), strict=True))
+            if len(seen) > 1:
+                return False
+        return True
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Give the edges of `graph` that a message from one device to another takes, in their order."""

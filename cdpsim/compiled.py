@@ -1,5 +1,8 @@
 """Loops that numba compiles: imported only for large programs, and only where numba is installed."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 import numba
@@ -11,10 +14,31 @@ from cdpsim.columns import Ints
 
 for _part in (filling.begin, filling.link, filling.reach, filling.fill, filling.hold, filling.spread):
     register_jitable(_part)
-share = numba.njit(cache=True, nogil=True)(filling.share)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def kept(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a loop when it is first called, and keep the outcome in a file, for later processes.
+
+    Where that file is damaged, or cannot be written, it is emptied and the loop compiled for this process alone.
+    """
+    swift, alone = numba.njit(cache=True, nogil=True)(loop), numba.njit(nogil=True)(loop)
+
+    @wraps(loop)
+    def call(*arguments: Any) -> Any:
+        try:
+            return swift(*arguments)
+        except Exception:  # reading a damaged pickle may raise any; what is wrong with the arguments comes up again
+            with suppress(Exception):
+                swift._cache.flush()
+            return alone(*arguments)
+
+    return call
+
+
+share = kept(filling.share)
+
+
+@kept
 def longest(before: Ints, after: Ints, lane_tasks: Ints, lane_start: Ints, duration: Any, start: Any) -> Any:
     """Do what `cdpsim.paths.longest` does, one node after another, in the array of earliest starts itself."""
     nodes = len(duration)
@@ -65,7 +89,7 @@ def longest(before: Ints, after: Ints, lane_tasks: Ints, lane_start: Ints, durat
     return start, end, done
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@kept
 def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
     """The times, below 2^31, of moments: of the start of a node, of its end, or of the start of the run."""
     times = np.zeros(len(moments), dtype=np.int32)
@@ -76,7 +100,7 @@ def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
     return times
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@kept
 def step_function(key: Ints, size: Ints, begin: Ints, finish: Any, starts: Any, ends: Any, changes: Any) -> Any:
     """Do what `cdpsim.metrics.memory.step_function` does, for whole times.
 

@@ -3,10 +3,13 @@
 import argparse
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NoReturn
 
+from cdpsim.display import one_line
 from cdpsim.errors import RequestError, Stalled, nearest
 from cdpsim.version import __version__
 
@@ -32,6 +35,13 @@ class Parser(argparse.ArgumentParser):
                 raise RequestError(name, f"unknown option; {meant}; {see}")
             raise RequestError(repr(name), f"is one argument too many; {see}")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Up to Python 3.12, `--x=--` loses its value, which stands behind the option and ends nothing.
+        if action.option_strings and "--" in arg_strings:
+            values = [self._get_value(action, word) for word in arg_strings]
+            return values if action.nargs else values[0]
+        return super()._get_values(action, arg_strings)
+
     def _print_message(self, message: str, file: object = None) -> None:
         write(message)
 
@@ -39,7 +49,8 @@ class Parser(argparse.ArgumentParser):
 def run(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
     try:
-        return serve(list(sys.argv[1:] if arguments is None else arguments))
+        with _ending_signals():
+            return serve(list(sys.argv[1:] if arguments is None else arguments))
     except RequestError as error:
         problem = str(error)
     except Stalled as answer:
@@ -52,8 +63,39 @@ def run(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = Non
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+    except _Ended as ended:
+        say("terminated")
+        return 128 + ended.number
     say(f"error: {problem}")
     return 2
+
+
+class _Ended(BaseException):
+    """A signal asks the process to end; what is open is closed on the way out, as on Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending_signals() -> Iterator[None]:
+    """Raise an exception on SIGTERM and SIGHUP, where they would end the process at once and leave its temporaries."""
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in numbers:
+            signal.signal(number, _end)
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one does not disturb the clearing up
+    raise _Ended(number)
 
 
 def parser_of(program: str, about: str, examples: str) -> tuple[Parser, Any]:
@@ -123,7 +165,7 @@ def say(line: str) -> None:
     if sys.stderr is None:
         return
     try:
-        print(f"cdpsim: {line}", file=sys.stderr, flush=True)
+        print(f"cdpsim: {one_line(line)}", file=sys.stderr, flush=True)
     except OSError:
         _silence(sys.stderr)
 

@@ -59,7 +59,7 @@ class Costs:
 def price(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
     """Cost every node of a program; collectives run by the algorithm named `collective`, or by the best."""
     cluster = cluster.sized(program.devices)
-    exact = model.is_unit and cluster.is_free
+    exact = model.is_unit
     tasks = program.tasks
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(tasks)] = _task_times(program, model, cluster)

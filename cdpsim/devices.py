@@ -57,6 +57,11 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("achieved", "is a share of speed or speeds; give one")
         choose("overlap", self.overlap, OVERLAPS)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it says anything in bytes or FLOP/s."""
+        return any(said is not None for said in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
+
     def speed_in(self, precision: str | None) -> float | None:
         """Give the FLOP/s that are reached; None asks for a speed whatever the precision, and says that there is none.
 

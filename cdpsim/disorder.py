@@ -1,18 +1,19 @@
 """What disturbs a run: devices that are slow or stop, tasks and messages that do not always take equally long."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from cdpsim import fileform, units
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, shown
 from cdpsim.fileform import Seconds
 from cdpsim.topology import MOST_DEVICES, Device
 from cdpsim.variates import DISTRIBUTIONS
 
+KEYWORDS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
 MOST_TIMES = 1e6  # as slow, or as fast, as a device may be
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
@@ -65,6 +66,11 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
         stop = tuple(one for one in self.stop if one.lasts != 0)
         return Disorder(jitter=jitter, link_jitter=link_jitter, slow=slow, stop=stop)
 
+    def within(self, count: int) -> "Disorder":
+        """Leave out what is of devices beyond the first `count`."""
+        slow, stop = (tuple(one for one in some if one.device < count) for some in (self.slow, self.stop))
+        return replace(self, slow=slow, stop=stop)
+
     def require(self, count: int, schedule: str = "the schedule") -> None:
         """Refuse what is about devices beyond the first `count`, which are all that there are for a schedule."""
         for option, devices in (("slow", self.slow), ("stop", self.stop)):
@@ -74,15 +80,19 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
                     remedy = f"take one from 0 to {count - 1}" if count > 1 else "the only one is 0"
                     raise RequestError(option, f"{problem}; {remedy}")
 
-    def to_builtins(self, *, slots: bool = False) -> dict[str, object]:
-        """Give what a file says of it; in slots, times without a unit."""
-        said = fileform.encode(self)
-        if slots and self.stop:
-            said["stop"] = [
-                {"device": one.device, "at": int(one.at)} | ({} if one.lasts is None else {"lasts": int(one.lasts)})
-                for one in self.stop
-            ]
-        return said
+    def recorded(self, *, slots: bool) -> dict[str, object]:
+        """Give the keywords of `simulate` that ask for it; in slots, times are numbers of them."""
+
+        def time(amount: float) -> str:
+            return str(int(amount)) if slots else units.text(amount, "s")
+
+        slow = [f"{one.device}:{_shortest(one.factor)}" for one in self.slow]
+        stop = [
+            ":".join([str(one.device), *(time(part) for part in (one.at, one.lasts) if part is not None)])
+            for one in self.stop
+        ]
+        said = {"slow": slow, "jitter": self.jitter, "link_jitter": self.link_jitter, "stop": stop}
+        return {name: said[name] for name in KEYWORDS if said[name]}
 
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> "Disorder":
@@ -97,8 +107,16 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
         return said + [f"link jitter {self.link_jitter}"] * bool(self.link_jitter)
 
 
+def recorded_disorder(request: Mapping[str, Any]) -> Disorder:
+    """Read what disturbs a run from its recorded request."""
+    said = {name: request[name] for name in KEYWORDS if name in request}
+    return disorder_of(Disorder(), **said, slots=isinstance(request.get("model"), str))
+
+
 def read_jitter(option: str, text: str) -> tuple[str, float]:
     """Read a distribution and its coefficient of variation, "lognormal:0.1"."""
+    if not isinstance(text, str):
+        raise RequestError(option, f"{shown(text)} is no text; write for example 'lognormal:0.1'")
     name, _, number = text.partition(":")
     choose("distribution", name, DISTRIBUTIONS)
     most = DISTRIBUTIONS[name][1]
@@ -118,15 +136,20 @@ def disorder_of(
     slots: bool,
 ) -> Disorder:
     """Take what is asked for, as on the command line, for what a cluster says; `slots`, where times are of slots."""
-    if slow:
-        disorder = replace(disorder, slow=tuple(_read_slow(text) for text in _each("slow", slow)))
-    if stop:
-        disorder = replace(disorder, stop=tuple(_read_stop(text, slots) for text in _each("stop", stop)))
+    if _each("slow", slow):
+        disorder = replace(disorder, slow=tuple(map(_read_slow, slow)))
+    if _each("stop", stop):
+        disorder = replace(disorder, stop=tuple(_read_stop(text, slots) for text in stop))
     for name, text in (("jitter", jitter), ("link_jitter", link_jitter)):
         if text is not None:
             read_jitter(name.replace("_", "-"), text)
             disorder = replace(disorder, **{name: text})
     return disorder.effective()
+
+
+def _shortest(factor: float) -> str:
+    """Write a factor so that reading it gives the same."""
+    return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
 def _each(option: str, texts: object) -> Sequence[str]:

@@ -21,7 +21,7 @@ TASKS, MESSAGES = 0, 1  # streams of random numbers
 AT_ONCE = 2**15  # of which so many stay in a processor's cache while they are made into factors
 
 
-def disturbed(program: Program, costs: Costs, disorder: Disorder, seed: int, run: int = 0) -> Costs:
+def disturbed(program: Program, costs: Costs, disorder: Disorder, seed: int, run: int) -> Costs:
     """Cost a program's nodes as in one run, which the seed and its number decide."""
     if disorder == Disorder():
         return costs
@@ -81,9 +81,6 @@ def _refuse_parts(disorder: Disorder) -> None:
     for one in disorder.slow:
         if one.factor != int(one.factor):
             raise RequestError("slow", f"{one.factor:g} times makes parts of slots; take a whole factor, or {remedy}")
-    for stop in disorder.stop:
-        if stop.at != int(stop.at) or (stop.lasts or 0) != int(stop.lasts or 0):
-            raise RequestError("stop", f"device {stop.device} would stop within a slot; take whole slots, or {remedy}")
 
 
 def _calendar(program: Program, disorder: Disorder, kind: np.dtype[Any]) -> Calendar | None:

@@ -3,16 +3,22 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from cdpsim.display import one_line
+
 
 class RequestError(ValueError):
     """A request that cannot be served: one line, `SUBJECT: what is wrong, and the remedy`."""
 
     def __init__(self, subject: str, problem: str) -> None:
         # A hostile name must not smuggle a second line or control characters into the one that is promised.
-        clean = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{subject}: {problem}")
+        clean = one_line(f"{subject}: {problem}")
         # The remedy stands at the end: what is too long is cut in its middle.
         super().__init__(clean if len(clean) <= 1000 else f"{clean[:600]} ... {clean[-395:]}")
-        self.subject = subject
+        self.subject, self.problem = subject, problem
+
+    def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str], dict[str, object]]:
+        # An exception is made again of its args, which are the joined text alone.
+        return type(self), (self.subject, self.problem), vars(self)
 
 
 class Stalled(Exception):
@@ -23,8 +29,35 @@ def choose(subject: str, value: object, known: Iterable[str]) -> str:
     """Refuse what is none of the known names, with the nearest."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        shown = repr(value)
-        raise RequestError(subject, f"unknown {subject} {shown}; {nearest(str(value), names)}")
+        meant = nearest(value if isinstance(value, str) else "", names)
+        raise RequestError(subject, f"unknown {subject} {shown(value)}; {meant}")
+    return value
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """Write any value as Python does, cut where that is long; only its type where that fails.
+
+    >>> shown("a" * 100, longest=10)
+    "'aaaaaa..."
+    >>> shown(10**5000)
+    'this int'
+    """
+    try:
+        text = repr(value)
+    except Exception:  # too many digits for Python, or an object whose own method fails
+        return f"this {type(value).__name__}"
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write a text: names of files may have bytes that Python keeps as surrogates."""
+    return text.encode("utf-8", "ignore").decode() == text
+
+
+def flag(subject: str, value: object) -> bool:
+    """Refuse all but True and False: a text such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise RequestError(subject, f"{subject}={shown(value)} is neither True nor False; give one of them")
     return value
 
 

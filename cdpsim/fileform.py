@@ -55,8 +55,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         for field in _fields(type(self)):
+            given = getattr(self, field.name)
+            if given is field.default:
+                continue
             try:
-                value = msgspec.convert(getattr(self, field.name), field.type, dec_hook=_decode_quantity)
+                value = _convert(given, field.type)
             except msgspec.ValidationError as error:
                 raise RequestError(field.name, _lower(str(error))) from None
             msgspec.structs.force_setattr(self, field.name, value)
@@ -95,7 +98,7 @@ def as_json(content: Mapping[str, object]) -> str:
 def decode(content: object, form: type[T], subject: str, tables: tuple[type[Table], ...]) -> T:
     """Turn plain dicts and lists into `form`; an error names the field, also the one that was meant."""
     try:
-        return msgspec.convert(content, form, dec_hook=_decode_quantity)
+        return _convert(content, form)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).rpartition(" - at ")
         if not problem:
@@ -104,6 +107,13 @@ def decode(content: object, form: type[T], subject: str, tables: tuple[type[Tabl
             known = dict.fromkeys(name for table in tables for name in table.__struct_fields__)
             problem = f"unknown field {unknown[1]!r}; {nearest(unknown[1], known)}"
         raise RequestError(f"{subject}: {place.replace('`', '')}", _lower(problem)) from None
+
+
+def _convert(content: object, form: type[T]) -> T:
+    try:
+        return msgspec.convert(content, form, dec_hook=_decode_quantity)
+    except UnicodeEncodeError:  # where a text stands in the place of anything else
+        raise msgspec.ValidationError("a text in it is no Unicode (it has a surrogate); write it again") from None
 
 
 def encode(table: Table) -> dict[str, object]:

@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 `cdpsim COMMAND --help` explains a command. Exit codes: 0 done, 1 the answer is no,
 2 the request cannot be served (one line on stderr says why, and the remedy),
-130 interrupted.
+130 interrupted, 143 terminated (SIGTERM).
 """
 SCHEDULES = """columns:
   order      simultaneous: all micro-batches are in the same stage at once;
@@ -49,10 +49,12 @@ examples:
 TABLE1 = """Nine rows, one for each implementation; N is the number of stages and of
 micro-batches. Each cell shows what the paper prints, the exact value, and what a
 run measures. A footnote says why an exact value is not the printed one.
-Exits with 1 if a row's exact and measured values disagree.
+Exits with 1 if a row's exact and measured values disagree. With --exact nothing is
+run: each cell shows what the paper prints and the exact value, for any N.
 
 examples:
   cdpsim table1 -n 8
+  cdpsim table1 -n 1000000 --exact
   cdpsim table1 -n 8 --collective ring --format markdown
   cdpsim table1 -n 64 --format json > table.json
 """
@@ -63,7 +65,8 @@ SIMULATE = """DIR will hold these, all of them or none:
   messages.csv  a row for each message and collective: what, from where, to where,
                 how large, start, end, rounds
   memory.csv    what a device holds of a category from a time on, a row per change
-  summary.json  makespan, period, bubble, staleness, each device's peak memory and
+  summary.json  makespan; period, bubble and staleness of steps at rest (`period_is`
+                certified or measured); idle_of_run; each device's peak memory and
                 bytes sent, and the request itself; where backwards may read other
                 versions than their forwards, how many do (mismatched)
   runs.csv      with --runs: the makespan and the period of each run
@@ -181,14 +184,15 @@ examples:
 """
 COMPARE = """columns (under unit costs in slots and stages' worth, else in seconds and bytes):
   devices        how many
-  makespan       of the whole run, which has --steps training steps
+  makespan       of the whole run, which has --steps training steps; all else is of steps
+                 at rest, however many that takes
   step           from the end of one training step to that of the next; with --runs
                  its quantiles over the runs, too (--format json has more of them)
   micro-batches  how many a slot, or a second; or samples, where the model file says how
                  many a micro-batch has (`samples = 32` at its top, as `profile` writes)
   bubble         the share of time in which devices do nothing ...
   exposed        ... and the part of it in which what they need is on its way, or
-                 messages block their stream; both over half of the steps
+                 messages block their stream
   memory         the most that one device holds; then, whether that fits into every
                  device, and by category the most of each
   versions       the most of one stage's parameters that a device holds at once
@@ -197,9 +201,10 @@ COMPARE = """columns (under unit costs in slots and stages' worth, else in secon
                  fit between two slots (`rounds`)
   sent           what all devices put on wires for one training step
 
-Without NAME these are all schedules that can be asked for it: what cannot is left out
-with the reason, and an option is for those that take it. In slots all backwards take
-two of them if some schedule splits backwards (--model unit-split).
+An option is for the schedules that take it: one line says which run without it, and one
+that none takes is refused. Without NAME these are all schedules that can be asked for
+so many micro-batches and replicas: what cannot is left out with the reason. In slots
+all backwards take two of them if some schedule splits backwards (--model unit-split).
 
 examples:
   cdpsim compare -n 8

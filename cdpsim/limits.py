@@ -1,6 +1,7 @@
 """What a run will need, told before it starts, and refused if this machine has not got it."""
 
 import os
+import sys
 from contextlib import suppress
 from math import isqrt
 from pathlib import Path
@@ -24,7 +25,7 @@ MOST_LAID_OUT = 10**6  # messages of one collective, to see what they wait for, 
 
 def free_bytes() -> int:
     """The memory that a process may still take: the system's, or its container's if that has less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    found = [_physical_bytes()]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
@@ -33,6 +34,25 @@ def free_bytes() -> int:
         limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
         found.append(max(limit - used, 0))
     return min(found)
+
+
+def _physical_bytes() -> int:
+    """All memory of a Unix system, what is free of Windows'; of a system that says neither, as much as can be."""
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(ImportError, AttributeError, OSError):
+        return _free_on_windows()
+    return sys.maxsize
+
+
+def _free_on_windows() -> int:
+    """Ask the kernel, by its MEMORYSTATUSEX."""
+    import ctypes  # not every Python has it
+
+    status = (ctypes.c_uint64 * 8)(64)  # two 32-bit numbers first: the structure's length, and the load in percent
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(status):  # type: ignore[attr-defined, unused-ignore]
+        raise OSError("the kernel does not say")
+    return int(status[2])  # ullAvailPhys, behind ullTotalPhys
 
 
 def refuse_too_large(

@@ -39,14 +39,14 @@ Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 class Recipe(fileform.Table, frozen=True, kw_only=True):
     """How a model is trained, as far as that costs bytes and time; `cdpsim.recipe` says what it costs."""
 
-    optimizer: str = ""  # one of OPTIMIZERS; none: what the stages themselves say
+    optimizer: str | None = None  # one of OPTIMIZERS; None: what the stages themselves say
     mixed_precision: bool = False  # a master copy of the weights, and the optimizer's state, in fp32
     recompute: str = "none"  # which activations are computed again in the backward
     offload: str = "none"  # what the devices' hosts hold for them
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
-        if self.optimizer:
+        if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
         choose("offload", self.offload, OFFLOAD)

@@ -1,6 +1,6 @@
 """Many runs of one request, which chance alone tells apart: all of them swept at once, a column for each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
@@ -9,65 +9,53 @@ from typing import Any
 import numpy as np
 
 from cdpsim.cluster import Cluster
+from cdpsim.columns import Ints, heads
 from cdpsim.costs import Costs, price
-from cdpsim.disorder import Disorder
+from cdpsim.disorder import recorded_disorder
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import free_bytes
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.offload import timed
 from cdpsim.paths import levels
+from cdpsim.program import Program
 from cdpsim.progress import ticker
-from cdpsim.trace import Run, Trace
+from cdpsim.runs import Run
+from cdpsim.simulate import simulate
+from cdpsim.trace import RUNS_HEADER, Trace
 from cdpsim.variates import Floats
 
+CHANCE = ("jitter", "link_jitter", "seed", "run", "ignore_memory")  # the keywords of what is random
 SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
-HEADER = "run,makespan,period\n"
 AT_ONCE = 2**20  # durations: fewer are swept no faster
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What runs come to: when each ended, and when each of its training steps did.
-
-    A step ends with the first micro-batch's pass, as it does for a run's period.
-    """
+    """What runs come to: when each ended, and when each of its training steps did, with all its tasks and updates."""
 
     makespan: Floats
     ends: Floats  # a row for each run, a column for each step
     steady: Floats  # of each step, if nothing were random
+    steady_period: float  # how long a step at rest would take if nothing were random
+    steps: range  # those over which the time of a step is averaged
 
     @cached_property
-    def period(self) -> Floats | None:
-        """How long a step takes in each run, on average over its last half; None for a single step."""
-        return _period(self.ends)
-
-    @property
-    def steady_period(self) -> float | None:
-        """How long a step would take if nothing were random."""
-        period = _period(self.steady[None])
-        return None if period is None else period.item()
+    def period(self) -> Floats:
+        """How long a step takes in each run, on average, as a single run that chance disturbs is measured."""
+        low = self.ends[:, self.steps.start - 1] if self.steps.start else 0
+        period: Floats = (self.ends[:, self.steps.stop - 1] - low) / len(self.steps)
+        return period
 
     def summary(self) -> dict[str, Any]:
         """Give how many runs there are, and quantiles of what they take."""
-        period = None if self.period is None else quantiles(self.period)
-        return {"count": len(self.makespan), "makespan": quantiles(self.makespan), "period": period}
+        return {"count": len(self.makespan), "makespan": quantiles(self.makespan), "period": quantiles(self.period)}
 
     def lines(self) -> Iterator[str]:
-        """Give the text of runs.csv: a row for each run, its period empty where there is none."""
-        yield HEADER
-        period = [""] * len(self.makespan) if self.period is None else map(repr, self.period.tolist())
-        for run, (makespan, one) in enumerate(zip(self.makespan.tolist(), period, strict=True)):
-            yield f"{run},{makespan!r},{one}\n"
-
-
-def _period(ends: Floats) -> Floats | None:
-    """From one end to the next, on average over the last half, as `utilisation.period` has it."""
-    steps = ends.shape[1] // 2
-    if not steps:
-        return None
-    period: Floats = (ends[:, -1] - ends[:, -1 - steps]) / steps
-    return period
+        """Give the text of runs.csv: a row for each run."""
+        yield RUNS_HEADER
+        for run, (makespan, period) in enumerate(zip(self.makespan.tolist(), self.period.tolist(), strict=True)):
+            yield f"{run},{makespan!r},{period!r}\n"
 
 
 def quantiles(values: Floats) -> dict[str, float]:
@@ -82,7 +70,7 @@ def spread(trace: Trace, runs: int) -> Spread:
     run = trace.run
     if run is None:
         raise RequestError("runs", "a trace from files has no run behind it; simulate it again")
-    disorder = _disorder(run.request)
+    disorder = recorded_disorder(run.request)
     if not disorder.is_random:
         raise RequestError("runs", "nothing is random, so that all runs are alike; give --jitter, or leave --runs out")
     if run.costs.wires is not None:
@@ -95,7 +83,7 @@ def spread(trace: Trace, runs: int) -> Spread:
     earliest = np.zeros(program.nodes)
     earliest[[task for task, _ in program.releases]] = steady.release
     place = np.argsort(graph.order)
-    firsts = np.arange(program.compute).reshape(program.steps, program.m, -1)[:, 0]
+    steps = _steps(program, place)
     makespan, ends = np.empty(runs), np.empty((runs, program.steps))
     chunk, done = max(8, AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):
@@ -103,12 +91,26 @@ def spread(trace: Trace, runs: int) -> Spread:
         drawn = jittered(program, steady.duration, disorder, seed, some)
         end = graph.sweep(np.ascontiguousarray(drawn.T[graph.order]), earliest[graph.order], steady.calendar)
         makespan[low : some.stop] = end.max(axis=0)
-        ends[low : some.stop] = end[place[firsts]].max(axis=1).T
+        ends[low : some.stop] = steps(end).T
         done(len(some))
     done(0)
     _refuse_endless(makespan)
     end = graph.sweep(steady.duration[graph.order, None], earliest[graph.order], steady.calendar)
-    return Spread(makespan, ends, end[place[firsts], 0].max(axis=1))
+    rested = simulate(**{name: value for name, value in run.request.items() if name not in CHANCE}, ignore_memory=True)
+    assert rested.run is not None
+    return Spread(makespan, ends, steps(end)[:, 0], float(rested.run.at_rest.period), run.at_rest.steps)
+
+
+def _steps(program: Program, place: Ints) -> Callable[[Floats], Floats]:
+    """What finds when each step ends, of when nodes end that stand in these places: a column for each run."""
+    order = np.argsort(program.tasks.step, kind="stable")
+    first = heads(program.tasks.step[order])
+
+    def ends(end: Floats) -> Floats:
+        last: Floats = np.maximum.reduceat(end[place[order]], first, axis=0)
+        return last
+
+    return ends
 
 
 def _undisturbed(run: Run) -> Costs:
@@ -118,10 +120,6 @@ def _undisturbed(run: Run) -> Costs:
     model = Model.unit(n, split=model != "unit") if slots else Model.from_builtins(model, "model")
     cluster = Cluster.from_builtins(asked["cluster"], "cluster")
     return price(run.program, timed(model, cluster.host), cluster, run.collective)
-
-
-def _disorder(request: Mapping[str, Any]) -> Disorder:
-    return Disorder.from_builtins(request.get("disorder", {}), "disorder")
 
 
 def _refuse_too_many(runs: int, run: Run) -> None:

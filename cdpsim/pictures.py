@@ -11,6 +11,7 @@ from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import check_writable, write_file
 from cdpsim.progress import ticker
+from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.simulate import order_of
 from cdpsim.trace import Trace
@@ -39,7 +40,7 @@ def timeline(
     check_timeline(path, style=style, dependencies=dependencies, force=force)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
-        write_actions(order_of(trace), path, force=force)
+        write_actions(_order(trace), path, force=force)
         return
     if ending in EXPORTS:
         write_file(path, _exporter(ending)(trace), force=force)
@@ -65,11 +66,11 @@ def check_timeline(
         raise RequestError("style", f"is of .svg, .png and .pdf, not of {ending}; leave it out")
     if dependencies and (style == "paper" or ending not in canvas.FORMS):
         raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
-    check_writable(path, force=force)
     if ending == ".pftrace":
         from cdpsim.export import protobuf
 
         protobuf.messages()
+    check_writable(path, force=force)
 
 
 def check_picture(path: str | Path, *, force: bool = False) -> None:
@@ -105,19 +106,31 @@ def figure(
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    check_picture(path, force=force)
+    draw = _figure(number, numbers, steps, slot, axis, contents)
+    canvas.check_form(path)
+    try:
+        check_writable(path, force=force)
+    except RequestError:
+        with canvas.defaults():
+            draw()  # which may refuse what is asked for, and takes no long run
+        raise
+    _write(draw, path, force)
+
+
+def _figure(
+    number: str, numbers: Sequence[int], steps: int | None, slot: int | None, axis: str | None, contents: str | None
+) -> Callable[[], "Figure"]:
+    """Return how to draw a figure of the paper."""
     if number == "4":
-        _write(lambda: _figure_4(numbers, axis, contents), path, force)
-        return
+        return partial(_figure_4, numbers, axis, contents)
     first = numbers[0] if numbers else 3
     if number == "1":
         from cdpsim.draw.paper import figure_1
 
-        _write(lambda: figure_1(first) if steps is None else figure_1(first, steps=steps), path, force)
-    else:
-        from cdpsim.draw.snapshot import figure_2
+        return partial(figure_1, first) if steps is None else partial(figure_1, first, steps=steps)
+    from cdpsim.draw.snapshot import figure_2
 
-        _write(lambda: figure_2(first, slot=slot), path, force)
+    return partial(figure_2, first, slot=slot)
 
 
 def _figure_4(numbers: Sequence[int], axis: str | None, contents: str | None) -> "Figure":
@@ -184,6 +197,17 @@ def breakeven(
     _write(lambda: hidden(found, factors, curves, share=share), path, force)
 
 
+def _order(trace: Trace) -> Actions:
+    """The order of a trace; the request of a loaded one may be anything."""
+    try:
+        return order_of(trace)
+    except RequestError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError):
+        problem = "the request in its summary cannot be served; simulate the schedule again"
+        raise RequestError("timeline", problem) from None
+
+
 def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:
     if ending == ".html":
         from cdpsim.export.page import page
@@ -200,7 +224,9 @@ def _exporter(ending: str) -> Callable[[Trace], Iterable[bytes]]:
 
 def _write(draw: Callable[[], "Figure"], path: str | Path, force: bool) -> None:
     done = ticker(2, "draw")
-    drawn = draw()
-    done(1)
-    write_file(path, [canvas.rendered(drawn, path)], force=force)
+    with canvas.defaults():
+        drawn = draw()
+        done(1)
+        content = canvas.rendered(drawn, path)
+    write_file(path, [content], force=force)
     done(0)

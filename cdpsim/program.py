@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
 from cdpsim.paths import in_lanes
@@ -153,6 +154,11 @@ class Program:
     lane_start: Ints  # lane k runs lane_tasks[lane_start[k]:lane_start[k + 1]]
     releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
     versions_differ: bool = False  # whether backwards may read other versions than their forwards
+    fill: int = 0  # the first step that reads versions as old as all later steps do
+    flushes: bool = False  # whether a training step ends for all micro-batches before the next one begins
+    sharded: bool = False  # whether a stage's state is in one place
+    barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
+    undivided: NDArray[np.bool_] | None = None  # of (micro-batch, stage): its gradient leaves after its weights' part
 
     @property
     def nodes(self) -> int:

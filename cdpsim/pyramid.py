@@ -6,7 +6,6 @@ by paths of "ends before the other starts", which is a matching; and the bound, 
 uses as many devices is the certificate.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
@@ -18,7 +17,9 @@ from cdpsim.columns import Ints, heads, runs
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind, Program
+from cdpsim.runs import Rest
 from cdpsim.trace import Trace
+from cdpsim.units import said
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
 SAME = 1e-9  # of the run: real times that lie closer together are one time
@@ -38,30 +39,39 @@ class Occupancies:
 def pyramid(trace: Trace) -> dict[str, Any]:
     """Count, bound and derivations for each stage, and the assignment; keys as in `cdpsim pyramid --format json`.
 
+    All is of the run at rest, but for the assignment, which has the steps of the trace. Its devices are those of
+    tasks.csv where these are as many as stages need and serve one stage each; else they are counted stage by stage.
+
     >>> from cdpsim import simulate
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]
     [4, 3, 2, 1]
     """
     if trace.run is None:
         raise RequestError("pyramid", "a loaded trace does not say what ran when by stage; simulate it again")
-    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    run = max(trace.run, trace.run.at_rest.run, key=lambda run: run.program.steps)
+    program, start, end = run.program, run.start, run.end
     rows = occupancies(program, start, end)
     device = assign(rows)
     assert conflict(rows, device) is None, "the certificate is checked, not believed"
     stages = []
-    bounds = lower_bounds(program, start, end)
+    bounds = lower_bounds(trace.run.at_rest)
     for stage in range(program.n):
         of_it = slice(*np.searchsorted(rows.stage, [stage, stage + 1]).tolist())
         begin, finish = rows.begin[of_it], rows.end[of_it]
         covered = path_cover(begin, finish) if program.n <= COVERED_TO else None
         counts = {"devices": int(device[of_it].max()) + 1, "bound": bounds[stage]}
         stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
-    columns = (rows.stage.tolist(), rows.micro_batch.tolist(), rows.step.tolist(), device.tolist())
+    own = program.tasks.device[program.of_kind(Kind.F)].reshape(program.steps, program.m, program.n)
+    device = numbered(rows, device, own[rows.step, rows.micro_batch, rows.stage])
+    shown = np.flatnonzero(rows.step < trace.run.program.steps)
+    columns = (column[shown].tolist() for column in (rows.stage, rows.micro_batch, rows.step, device))
     names = ("stage", "micro_batch", "step", "device")
     return {
         "n": program.n,
         "devices": sum(stage["devices"] for stage in stages),
         "bound": sum(bounds),
+        "period": said(trace.run.at_rest.period),
+        "period_is": trace.run.at_rest.period_is,
         "stages": stages,
         "assignment": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
     }
@@ -111,44 +121,16 @@ def path_cover(begin: Ints, end: Ints) -> int:
     return len(end) - len(matching) // 2
 
 
-def lower_bounds(program: Program, start: Times, end: Times) -> list[int]:
+def lower_bounds(rest: Rest) -> list[int]:
     """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
-    period, occupied = steady_state(program, start, end)
-    if start.dtype.kind == "i":
-        return [ceil(Fraction(int(total), int(period))) for total in occupied]
-    shares = occupied / period
+    run, steps = rest.run, rest.steps
+    rows = slice(steps.start * run.program.m, steps.stop * run.program.m)
+    occupied = (run.end[run.program.lasts[rows]] - run.start[run.program.of_kind(Kind.F)[rows]]).sum(axis=0)
+    time = len(steps) * rest.period
+    if run.start.dtype.kind == "i":
+        return [ceil(Fraction(total) / Fraction(time)) for total in occupied.tolist()]
+    shares = occupied / time
     return [floor(share) + int(share - floor(share) > SAME) for share in shares.tolist()]
-
-
-def steady_state(program: Program, start: Times, end: Times) -> tuple[Any, Times]:
-    """The period of a training step, and how long each stage is occupied in it, by all micro-batches together."""
-    if program.steps < 2:
-        raise RequestError("steps", f"steps={program.steps} shows no period; take at least 2")
-    if not is_periodic(program, start, end):
-        raise RequestError("steps", f"after {program.steps} steps the schedule is not periodic yet; take more steps")
-    forward, last = program.of_kind(Kind.F), program.lasts
-    occupied = end[last[-program.m :]] - start[forward[-program.m :]]
-    return start[forward[-program.m, 0]] - start[forward[-2 * program.m, 0]], occupied.sum(axis=0)
-
-
-def is_periodic(program: Program, start: Times, end: Times) -> bool:
-    """Whether the last step is the one before it, later."""
-    starts = _by_step(program, start)
-    shifts = starts[-1] - starts[-2]
-    return bool(np.abs(shifts - shifts[0, 0]).max() <= (0 if start.dtype.kind == "i" else SAME * end.max()))
-
-
-def _by_step(program: Program, times: Times) -> Times:
-    return times[: program.compute].reshape(program.steps, program.m, program.phases)
-
-
-def settled(simulated: Callable[[int], Trace]) -> Trace:
-    """Run as many steps as it takes to become periodic, but not more than 48."""
-    for steps in (3, 6, 12, 24, 48):
-        trace = simulated(steps)
-        if trace.run is not None and is_periodic(trace.run.program, trace.run.start, trace.run.end):
-            break
-    return trace
 
 
 def assign(rows: Occupancies) -> Ints:
@@ -166,6 +148,22 @@ def assign(rows: Occupancies) -> Ints:
             device[row] = free[place][1]
             free[place] = (end, free[place][1])
     return device
+
+
+def numbered(rows: Occupancies, device: Ints, own: Ints) -> Ints:
+    """Give the devices of an assignment numbers of their own through all stages: the run's `own` where they do as well.
+
+    That is where each of the run's devices serves one stage, no two occupancies share it, and a stage has no more of
+    them than the assignment.
+    """
+    counts = np.zeros(rows.stage.max() + 1, dtype=np.int32)
+    np.maximum.at(counts, rows.stage, device + 1)
+    used, stage = np.unique(np.stack([own, rows.stage]), axis=1)
+    serve_one = len(np.unique(used)) == len(used)
+    if serve_one and np.array_equal(np.bincount(stage), counts) and conflict(rows, own) is None:
+        return own
+    first: Ints = np.cumsum(counts) - counts
+    return device + first[rows.stage]
 
 
 def conflict(rows: Occupancies, device: Ints) -> tuple[int, int] | None:

@@ -63,6 +63,7 @@ def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> M
 
 def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
     """Say what an optimizer keeps of a stage, each number `scale` times as large as one of its parameters."""
+    assert recipe.optimizer is not None, "without one, stages say it themselves"
     parameters = stage.parameters
     if recipe.optimizer == "adafactor" and parameters and not stage.factored:
         problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"

@@ -1,9 +1,9 @@
 """What is asked of a simulation: read, checked, recorded, and read again from a record."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -12,20 +12,26 @@ from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.costs import CONTENTION
+from cdpsim.devices import UNLIMITED_LANES
+from cdpsim.disorder import KEYWORDS as DISORDER
 from cdpsim.disorder import Disorder, disorder_of
 from cdpsim.engine import find_engine
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, flag, shown
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule, imported
-from cdpsim.schedules.rule import NAMED, Rule, find_rule, matrix_rule
+from cdpsim.schedules.rule import NAMED, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape
 
 SLOT_ORDERS = ("forward-first", "backward-first")
+LEAST_STEPS = 3  # where no number is asked for
 _TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
-_PIPELINES = {"chunks": None, "replicas": 1, "overlap_all_reduce": False}  # and what they are where nobody asks
-_DISORDER = ("slow", "jitter", "link_jitter", "stop")
+_FLAGS = ("overlap_all_reduce", "vertical_sync", "expand_collectives", "defer_receives", "ignore_memory")
+
+
+class Untaken(RequestError):
+    """An option that a schedule does not take, or that changes nothing of its run."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,11 @@ class Request:
     overlap_all_reduce: bool
     slot_order: str
     collective: str
-    expand: bool
+    expand_collectives: bool
     contention: str
     defer_receives: bool
     disorder: Disorder
+    disturbs: frozenset[str]  # the keywords of disorder that are asked for, beyond the cluster's own
     seed: int
     run: int
     engine: str
@@ -55,79 +62,125 @@ class Request:
     @property
     def in_slots(self) -> bool:
         """Whether times are slots."""
-        return self.model.is_unit and self.cluster.is_free
+        return self.model.is_unit
 
     @property
     def contends(self) -> bool:
-        """Whether messages share links; what is free takes nothing from others."""
-        return self.contention != "none" and not self.cluster.is_free
+        """Whether messages share links."""
+        return self.contention != "none"
 
     @property
     def expands(self) -> bool:
         """Whether collectives run as messages: one in one piece is on no link that it could share."""
-        return self.expand or self.contends
+        return self.expand_collectives or self.contends
+
+    def settled(self, *, sends: bool, devices: int) -> Self:
+        """Give the request of a run on so many devices, which `sends` messages or none; refuse what it does not take.
+
+        What a cluster says of messages and of further devices may be for other schedules.
+        """
+        name, disorder = self.schedule.name, self.disorder.within(devices)
+        if not sends:
+            disorder = msgspec.structs.replace(disorder, link_jitter="")
+            if self.prefetch:
+                raise Untaken("prefetch", f"{name} sends no message; leave it out")
+        for option in sorted(self.disturbs):
+            if getattr(self.disorder, option) and not getattr(disorder, option):
+                problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
+                raise Untaken(option.replace("_", "-"), f"{name} {problem}; leave it out")
+        if not disorder.is_random:
+            for option, number in (("seed", self.seed), ("run", self.run)):
+                if number:
+                    raise Untaken(option, f"{option}={number}, and nothing is random; leave it out, or give --jitter")
+        return replace(self, disorder=disorder)
 
     @property
     def weighed(self) -> str:
         """The engine whose memory counts."""
         return _weighed(self.engine, self.contention)
 
+    def with_steps(self, steps: int, **changed: Any) -> "Request":
+        """Ask for another number of training steps, if these fit as well."""
+        shape, engine, slots = self.shape, self.weighed, self.in_slots
+        parts = 3 if self.schedule.splits(shape) else 2
+        size = shape.n, shape.m, steps
+        refuse_too_large(*size, engine, self.max_memory, replicas=shape.replicas, parts=parts, slots=slots)
+        return replace(self, steps=steps, **changed)
+
     def recorded(self) -> dict[str, Any]:
-        """Give what a summary says of it; what was not asked for has no word."""
+        """Give the keywords of `simulate` that ask for it again; what was not asked for has no word."""
         shape = self.shape
         said: dict[str, Any] = {"schedule": self.schedule.name, "n": shape.n, "m": shape.m, "steps": self.steps}
         said |= {"chunks": shape.chunks} if shape.chunks > 1 else {}
         said |= {"replicas": shape.replicas} if shape.replicas > 1 else {}
         said |= {"overlap_all_reduce": True} if self.overlap_all_reduce else {}
-        said["rule"] = _recorded(self.rule, shape)
+        said["rule"] = self.rule.recorded(shape)
         said |= {"prefetch": self.prefetch, "slot_order": self.slot_order, "collective": self.collective}
         said |= {"expand_collectives": True} if self.expands else {}
         said |= {"defer_receives": True} if self.defer_receives else {}
         said |= {"contention": self.contention} if self.contention != "none" else {}
+        said |= {"ignore_memory": True} if self.ignore_memory else {}
         said |= {"run": self.run} if self.run else {}
-        if self.disorder != Disorder():
-            said["disorder"] = self.disorder.to_builtins(slots=self.in_slots)
+        said |= self.disorder.recorded(slots=self.in_slots)
         return said | {"seed": self.seed, "model": self.model.to_builtins(), "cluster": self.cluster.to_builtins()}
 
 
 def read(asked: Mapping[str, Any]) -> Request:
     """Read the keywords of `simulate`, in an order in which what is cheap to refuse is refused first."""
+    asked = {name: str(value) if isinstance(value, str) else value for name, value in asked.items()}  # numpy's, too
+    asked |= {name: flag(name, asked[name]) for name in _FLAGS}
     schedule = find_schedule(asked["schedule"])
     engine, contention = asked["engine"], choose("contention", asked["contention"], CONTENTION)
     find_engine(engine, contention)
-    least = {"steps": 1, "prefetch": 0, "seed": 0, "run": 0}
+    least = {"prefetch": 0, "seed": 0, "run": 0}
     numbers: dict[str, Any] = {name: whole(name, asked[name], at_least=low) for name, low in least.items()}
     choose("collective", asked["collective"], COLLECTIVES)
-    steps = numbers["steps"]
     n = asked["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
-    if asked["model"] in UNIT_MODELS:
+    if isinstance(asked["model"], str) and asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        _refuse_too_large(schedule, shape_of(schedule, n, asked), steps, asked)
+        _rule_and_steps(schedule, shape_of(schedule, n, asked), asked)
     model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
     cluster = _find_cluster(asked["cluster"])
-    disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in _DISORDER}, slots=model.is_unit)
+    disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in DISORDER}, slots=model.is_unit)
     shape = shape_of(schedule, model.n, asked)
-    slots = model.is_unit and cluster.is_free
-    _refuse_too_large(schedule, shape, steps, asked, slots=slots)
-    _refuse_untaken(schedule, shape, asked)
+    slots = model.is_unit
+    rule, steps = _rule_and_steps(schedule, shape, asked, slots=slots)
+    _refuse_misfits(schedule, model, cluster)
+    _refuse_idle(shape, model, cluster, asked)
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, asked, slots=slots, parts=3)
         model = model.split(schedule.name)
-    same = ("collective", "expand", "defer_receives", "engine", "ignore_memory", "max_memory", "overlap_all_reduce")
+    same = ("collective", "expand_collectives", "overlap_all_reduce", "defer_receives")
     return Request(
         schedule=schedule,
         model=model,
         cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
-        rule=_find_rule(schedule, asked["rule"], asked["vertical_sync"]),
+        rule=rule,
         shape=shape,
+        steps=steps,
         slot_order=asked["slot_order"] or SLOT_ORDERS[0],
         contention=contention,
         disorder=disorder,
+        disturbs=frozenset(name for name in DISORDER if asked[name]),
         **numbers,
-        **{name: asked[name] for name in same},
+        **{name: asked[name] for name in (*same, "engine", "ignore_memory", "max_memory")},
     )
+
+
+def _rule_and_steps(
+    schedule: Schedule, shape: Shape, asked: Mapping[str, Any], *, slots: bool = True
+) -> tuple[Rule, int]:
+    """Find the rule, and how many steps are simulated; refuse what will not fit before it takes long."""
+    steps = LEAST_STEPS if asked["steps"] is None else whole("steps", asked["steps"], at_least=1)
+    _refuse_too_large(schedule, shape, steps, asked, slots=slots)
+    _refuse_untaken(schedule, shape, asked)
+    rule = _find_rule(schedule, shape, asked["rule"], asked["vertical_sync"])
+    if asked["steps"] is None:
+        steps = max(LEAST_STEPS, rule.fill(shape) + 2)
+        _refuse_too_large(schedule, shape, steps, asked, slots=slots)
+    return rule, steps
 
 
 def shape_of(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
@@ -164,43 +217,57 @@ def _refuse_untaken(schedule: Schedule, shape: Shape, asked: Mapping[str, Any]) 
     )
 
 
-def _find_rule(schedule: Schedule, rule: str | Rule | None, vertical_sync: bool) -> Rule:
+def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
+    """Refuse a cluster that says what the model or the schedule has no use for."""
+    if model.is_unit and cluster.is_measured:
+        problem = "is of slots, which have no seconds and no bytes, and the cluster says something in them"
+        raise RequestError("model", f"{problem}; name a model (`cdpsim models` lists some), or leave --cluster out")
+    lanes = max(group.lanes for group in cluster.devices)
+    if not schedule.placement.lanes and 1 < lanes < UNLIMITED_LANES:
+        problem = f"the cluster's devices have {lanes}, and {schedule.name} runs one task at a time on each"
+        raise RequestError("lanes", f"{problem}; leave them out of its file")
+
+
+def _refuse_idle(shape: Shape, model: Model, cluster: Cluster, asked: Mapping[str, Any]) -> None:
+    """Refuse options that change nothing here."""
+    free, slots = cluster.is_unit, model.is_unit
+    backward_first = asked["slot_order"] == SLOT_ORDERS[1]
+    idle = {
+        "contention": (asked["contention"] != "none" and free, "messages take no time; give a --cluster with links"),
+        "link-jitter": (
+            asked["link_jitter"] and free and not slots,
+            "messages take no time; give a --cluster with links",
+        ),
+        "collective": (asked["collective"] == "best" and free, "messages take no time, and no way is better"),
+        "defer-receives": (asked["defer_receives"] and slots, "in slots messages take no time; give a --model"),
+        "slot-order": (
+            backward_first and cluster.lanes(1)[0] >= shape.m,
+            "every micro-batch has a lane of its own; give a --cluster with fewer lanes",
+        ),
+    }
+    for option, (is_idle, problem) in idle.items():
+        if is_idle:
+            raise Untaken(option, f"{problem}, or leave it out")
+
+
+def _find_rule(schedule: Schedule, shape: Shape, rule: object, vertical_sync: bool) -> Rule:
     if vertical_sync:
         if rule is not None:
             raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
-        assert schedule.vertical_sync is not None, "which has been refused"
-        return schedule.vertical_sync
-    return rule if isinstance(rule, Rule) else schedule.rule if rule is None else find_rule(rule)
+        synced = schedule.vertical_sync
+        assert synced is not None, "which has been refused"
+        if np.array_equal(synced.lags(shape), schedule.rule.lags(shape)):
+            raise Untaken("vertical-sync", f"one stage is all that there is of {schedule.name}; leave it out")
+        return synced
+    if rule is None or isinstance(rule, Rule):
+        return rule or schedule.rule
+    if isinstance(rule, list | tuple | Mapping) or (isinstance(rule, str) and rule in NAMED):
+        return recorded_rule(rule)
+    return find_rule(rule)  # type: ignore[arg-type]  # refuses other types
 
 
 def _weighed(engine: str, contention: str) -> str:
     return engine if contention == "none" else "simpy"
-
-
-def keywords(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the keywords of `simulate` that a recorded request stands for."""
-    asked = {name: request[name] for name in ("schedule", "n", "m", "steps", "prefetch", "collective", "seed")}
-    if request["slot_order"] != SLOT_ORDERS[0]:
-        asked["slot_order"] = request["slot_order"]
-    asked["expand"] = bool(request.get("expand_collectives", False))
-    asked["defer_receives"] = bool(request.get("defer_receives", False))
-    asked["contention"] = request.get("contention", "none")
-    rule = request["rule"]
-    asked |= {name: request.get(name, default) for name, default in _PIPELINES.items()}
-    asked["rule"] = NAMED[rule] if isinstance(rule, str) else matrix_rule(np.array(rule, dtype=bool))
-    for part, form in (("model", Model), ("cluster", Cluster)):
-        slots = isinstance(request[part], str)
-        asked[part] = request[part] if slots else form.from_builtins(request[part], part)
-    asked["run"] = request.get("run", 0)
-    if "disorder" in request:
-        disorder = Disorder.from_builtins(request["disorder"], "disorder")
-        asked["cluster"] = msgspec.structs.replace(_find_cluster(asked["cluster"]), disorder=disorder)
-    return asked
-
-
-def _recorded(rule: Rule, shape: Shape) -> object:
-    """A rule as a summary says it: by its name, or by its matrix."""
-    return rule.name if rule.name in NAMED else rule.matrix(shape.n, shape.m).astype(int).tolist()
 
 
 def find_schedule(schedule: str | Schedule) -> Schedule:
@@ -214,10 +281,11 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
 
 def whole(name: str, value: object, *, at_least: int) -> int:
     """A whole number, given as one or as its digits."""
-    huge = isinstance(value, int) and abs(value) >= 10**18
-    text = "9" * 19 if huge else str(value)
-    digits = text.isascii() and text.removeprefix("-").isdigit()
-    if isinstance(value, bool) or not isinstance(value, (int, str, np.integer)) or not digits:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        text = "9" * 19 if abs(int(value)) >= 10**18 else str(int(value))
+    else:
+        text = value if isinstance(value, str) else shown(value)
+    if isinstance(value, bool) or not (text.isascii() and text.removeprefix("-").isdigit()):
         raise RequestError(name, f"{name}={text[:40]} must be a whole number of at least {at_least}")
     if len(text) > 18:
         raise RequestError(name, f"{name}={text[:18]}... is astronomically large; use a smaller one")
@@ -230,23 +298,29 @@ def refuse_untaken(schedule: Schedule, *, slot_order: str | None = None, **asked
     """Refuse an option that the schedule does not take, rather than let it do nothing."""
     if slot_order is not None:
         choose("slot-order", slot_order, SLOT_ORDERS)
-    for name, is_asked in (asked | {"slot_order": slot_order is not None}).items():
+    for name, is_asked in (asked | {"slot_order": slot_order not in (None, SLOT_ORDERS[0])}).items():
         option = name.replace("_", "-")
         if is_asked and option not in schedule.options:
             takes = ", ".join(schedule.options) or "none of its kind"
-            raise RequestError(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
+            raise Untaken(option, f"{schedule.name} does not take this option (it takes {takes}); leave it out")
 
 
-def _find_model(model: str | Path | Model, n: int | None, training: Mapping[str, object]) -> Model:
+def _find_model(
+    model: str | Path | Model | Mapping[str, object], n: int | None, training: Mapping[str, object]
+) -> Model:
     """A model by name or file, in n stages where n is given, and trained as asked, or as it says itself."""
     asked = {name: value for name, value in training.items() if value is not None}
+    if "mixed_precision" in asked:
+        flag("mixed_precision", asked["mixed_precision"])
     if isinstance(model, str) and model in UNIT_MODELS:
         unit = Model.unit(whole("n", n, at_least=1), split=model != "unit")
         return apply(unit, Recipe(**asked))  # type: ignore[arg-type]
-    found = presets.find_model(model)
+    found = Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
     recipe = msgspec.structs.replace(found.training, **asked)
     return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
 
 
-def _find_cluster(cluster: str | Path | Cluster) -> Cluster:
-    return Cluster.unit() if isinstance(cluster, str) and cluster == "unit" else presets.find_cluster(cluster)
+def _find_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:
+    if isinstance(cluster, Mapping) or (isinstance(cluster, str) and cluster == "unit"):
+        return Cluster.from_builtins(cluster, "cluster")
+    return presets.find_cluster(cluster)

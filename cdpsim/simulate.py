@@ -1,35 +1,62 @@
 """The front door: names and files in, trace out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cdpsim.assemble import assemble
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
+from cdpsim.collectives import DEFAULT, is_named
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times, price, reached
 from cdpsim.devices import FULL
 from cdpsim.disturb import disturbed
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError
-from cdpsim.expand import expand as expand_collectives
-from cdpsim.expand import origins
+from cdpsim.expand import expand, is_unrolled, origins
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.metrics import memory
+from cdpsim.metrics.steady import turns
 from cdpsim.model import Model
 from cdpsim.offload import timed
 from cdpsim.program import Op, Program
 from cdpsim.progress import ticker
-from cdpsim.request import Request, find_schedule, keywords, read
+from cdpsim.request import Request, Untaken, find_schedule, read
+from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.stalled import refuse_stalled
-from cdpsim.streams import deferred, posted, streamed
-from cdpsim.trace import TABLES, Columns, Run, Trace, load
+from cdpsim.streams import deferred, is_ever_early, posted, streamed
+from cdpsim.trace import TABLES, Columns, Trace, load
+
+_CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)
+
+
+class Checked(Exception):
+    """Nothing is wrong with a request, as far as that was to be checked; there is no run."""
+
+
+@contextmanager
+def checking(what: str) -> Iterator[None]:
+    """End each simulation inside with `Checked`, as soon as its `request` is read, or its `program` made and costed."""
+    token = _CHECKING.set(what)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
+
+
+def _checked(what: str) -> None:
+    if _CHECKING.get() == what:
+        raise Checked
 
 
 def simulate(
@@ -41,15 +68,15 @@ def simulate(
     replicas: int = 1,
     overlap_all_reduce: bool = False,
     vertical_sync: bool = False,
-    steps: int = 3,
-    rule: str | Rule | None = None,
+    steps: int | None = None,
+    rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None = None,
     engine: str = "auto",
     prefetch: int = 0,
     slot_order: str | None = None,
-    model: str | Path | Model = "unit",
-    cluster: str | Path | Cluster = "unit",
-    collective: str = "recursive-doubling",
-    expand: bool = False,
+    model: str | Path | Model | Mapping[str, Any] = "unit",
+    cluster: str | Path | Cluster | Mapping[str, Any] = "unit",
+    collective: str = DEFAULT,
+    expand_collectives: bool = False,
     contention: str = "none",
     seed: int = 0,
     run: int = 0,
@@ -67,32 +94,64 @@ def simulate(
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
 
-    `n` may be left out where the model says how many stages there are; of a model with more, n are made. How it is
-    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. `expand` runs
-    every collective as the messages of its algorithm (`--expand-collectives`), and so does `contention` (fair or
-    queue), by which messages share the links of their routes; `defer_receives` posts a receive of a boundary only right
-    before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as "8 GB";
-    `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts
-    as on the command line) is what the cluster says, where not given; `seed` and the number of the `run` decide all
-    that is random in it. A run that does not end raises `errors.Stalled`.
+    `n` may be left out where the model says how many stages there are; of a model with more, n are made. Without
+    `steps`, it is two steps more than pass before all read what later steps read, and at least 3. How the model is
+    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
+    cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`, `backward` and
+    `barrier`. `expand_collectives` runs every collective as the messages of its algorithm, and so does `contention`
+    (fair or queue), by which messages share the links of their routes; `defer_receives` posts a receive of a boundary
+    only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as
+    "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`,
+    `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and the number of the `run`
+    decide all that is random in it. A run that does not end raises `errors.Stalled`.
+
+    The `request` of a trace, asked again, gives the same: `simulate(**trace.request)`.
     """
-    return _serve(read(locals()))
+    return Trace(_run(read(locals())))
 
 
-def _serve(request: Request) -> Trace:
+def _run(request: Request) -> Run:
     """Do what is asked."""
+    _checked("request")
     done, model = ticker(3, "simulate"), timed(request.model, request.cluster.host)
     program = _assembled(request, model)
+    request = request.settled(sends=_sends(program), devices=program.devices)
     done(1)
     program, costs = _costed(request, program, model)
     done(1)
+    _checked("program")
     start, end = find_engine(request.engine, request.contention)(program, costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     if not request.ignore_memory:
         refuse_overflow(program, start, end, request.cluster)
     done(0)
     on_hosts = _on_hosts(program, start, end, request.model)
-    return Trace(Run(program, costs, start, end, request.collective, request.recorded(), on_hosts))
+    return Run(
+        program,
+        costs,
+        start,
+        end,
+        request.collective,
+        request.recorded(),
+        on_hosts,
+        settled=_settles(request, program, costs),
+        random=request.disorder.is_random,
+        longer=partial(_with_steps, request),
+    )
+
+
+def _with_steps(request: Request, steps: int) -> Run:
+    """Do what is asked with another number of steps, by the engine that is faster."""
+    engine = "auto" if request.engine == "simpy" else request.engine
+    return _run(request.with_steps(steps, engine=engine, ignore_memory=True))
+
+
+def _settles(request: Request, program: Program, costs: Costs) -> bool:
+    """Whether a run's steps may repeat each other exactly."""
+    disorder, cluster = request.disorder, request.cluster
+    if disorder.is_random or disorder.stop or costs.wires is not None:
+        return False
+    return not turns(program) or (not disorder.slow and cluster.sized(program.devices).is_alike(program.devices))
 
 
 def _assembled(request: Request, model: Model) -> Program:
@@ -110,14 +169,44 @@ def _assembled(request: Request, model: Model) -> Program:
         lanes=int(cluster.lanes(1)[0]),
         speed=reached(cluster, 1, model)[0],
     )
-    if request.overlap_all_reduce and not (program.messages.op == Op.ALL_REDUCE).any():
-        raise RequestError("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
+    _refuse_idle(request, program)
     cluster.require(program.devices, request.schedule.name)
     request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
     if request.defer_receives:
         program = deferred(program)
     check_columns(program)
     return program
+
+
+def _refuse_idle(request: Request, program: Program) -> None:
+    """Refuse what is asked of messages where it changes nothing."""
+    ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
+    if request.overlap_all_reduce:
+        if Op.ALL_REDUCE not in ops:
+            raise Untaken("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
+        if not _mixes_stages(program):
+            problem = "each device has one stage, with whose last backward its training step ends"
+            raise Untaken("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
+    if request.collective != DEFAULT and not any(is_named(op, request.collective) for op in ops):
+        problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
+        raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
+    if request.contends and not _sends(program):
+        raise Untaken("contention", f"{request.schedule.name} sends no message; leave it out")
+    if request.defer_receives and not is_ever_early(program):
+        raise Untaken("defer-receives", f"no receive of {request.schedule.name} meets a busy device; leave it out")
+    if request.expand_collectives and not request.contends and not ops:
+        raise Untaken("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
+
+
+def _sends(program: Program) -> bool:
+    """Whether any message leaves its device."""
+    return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
+
+
+def _mixes_stages(program: Program) -> bool:
+    """Whether a device runs several stages."""
+    device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]
+    return len(np.unique(device.astype(np.int64) * program.n + stage)) > program.devices
 
 
 def _costed(request: Request, program: Program, model: Model) -> tuple[Program, Costs]:
@@ -129,9 +218,9 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
     if request.expands:
         refuse_large_expansion(program, costs, request.weighed, request.max_memory, slots=request.in_slots)
         turn = turn if turn is None else turn[origins(program, costs)]
-        program = expand_collectives(program, costs)
+        program = expand(program, costs)
         check_columns(program)
-        costs = price(program, model, cluster, collective, request.contention if request.contends else "none")
+        costs = price(program, model, cluster, collective, request.contention)
     if turn is not None:
         program = streamed(program, overlaps, turn)
     return program, disturbed(program, costs, request.disorder, request.seed, request.run)
@@ -139,13 +228,13 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
 
 def order_of(trace: Trace) -> Actions:
     """What each device of a replica does in a training step, where the schedule of a trace says that."""
-    asked = keywords(trace.request)
+    asked = trace.request
     schedule = find_schedule(asked["schedule"])
     if schedule.order.actions is None:
         raise RequestError(
             "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
         )
-    return schedule.actions(Shape(asked["n"], asked["m"], asked["chunks"] or 1, asked["replicas"]))
+    return schedule.actions(Shape(asked["n"], asked["m"], asked.get("chunks", 1)))
 
 
 def reopen(directory: str | Path) -> Trace:
@@ -155,7 +244,7 @@ def reopen(directory: str | Path) -> Trace:
     """
     loaded = load(directory)
     try:
-        again = simulate(**keywords(loaded.request), ignore_memory=True)
+        again = simulate(**loaded.request)
     except (ValueError, TypeError, KeyError, AttributeError):  # nobody has checked this request: it may be anything
         return loaded
     same = all(_equal(getattr(loaded, table), getattr(again, table)) for table in TABLES)

@@ -27,6 +27,12 @@ def deferred(program: Program) -> Program:
     before the reader in its lane. A circle through the message would remain one if it went from that task straight to
     the reader, along the lane, and so it would have been there before.
     """
+    task, message = late_receives(program)
+    return _linked(program, task, message, Edge.ROOM)
+
+
+def late_receives(program: Program) -> tuple[Ints, Ints]:
+    """Give each activation and gradient that arrives at a task, and the task before that one in its lane."""
     edges, first = program.edges, len(program.tasks)
     boundary = np.zeros(program.nodes, dtype=np.bool_)
     boundary[first:] = program.messages.content <= Content.ACTIVATION_GRADIENT
@@ -35,7 +41,31 @@ def deferred(program: Program) -> Program:
     earlier, later = program.lane_edges
     previous[later] = earlier
     task = previous[edges.after[read]]
-    return _linked(program, task[task >= 0], edges.before[read][task >= 0], Edge.ROOM)
+    return task[task >= 0], edges.before[read][task >= 0]
+
+
+def is_ever_early(program: Program) -> bool:
+    """Whether a receive may be posted before the task that its deferral lets it wait for has ended.
+
+    It may not where the sender waits for that task anyway: where a later task of the same pass stands before the sender
+    in its lane, or is the sender.
+    """
+    task, message = late_receives(program)
+    messages, tasks, n = program.messages, program.tasks, program.n
+    row = message - len(tasks)
+    stage = messages.stage[row].astype(np.int64)
+    phase = np.where(messages.content[row] == Content.ACTIVATION, stage, 2 * n - 1 - stage)
+    sender = (messages.step[row].astype(np.int64) * program.m + messages.micro_batch[row]) * program.phases + phase
+    place = np.empty(program.nodes, dtype=np.int64)
+    place[program.lane_tasks] = np.arange(len(program.lane_tasks))
+    begin, own = np.divmod(task, program.phases)
+    waits = np.zeros(len(task), dtype=np.bool_)
+    passes = np.flatnonzero((task < program.compute) & (own < 2 * n))  # no update, and no weights' part of a backward
+    for later in (stage, 2 * n - 1 - stage):
+        other, by = (begin * program.phases + later)[passes], sender[passes]
+        same = (tasks.device[other] == tasks.device[by]) & (tasks.lane[other] == tasks.lane[by])
+        waits[passes] |= same & (later[passes] > own[passes]) & (place[other] <= place[by])
+    return not waits.all()
 
 
 def posted(program: Program) -> Ints:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.errors import choose
+from cdpsim.collectives import DEFAULT
+from cdpsim.errors import RequestError, choose, flag
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content, Op
 from cdpsim.progress import progress
@@ -209,55 +210,107 @@ def beside(trace: Trace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Table:
-    """Table 1 for n stages and micro-batches: nine rows in the paper's order, and what stands beside each."""
+    """Table 1 for n stages and micro-batches: nine rows in the paper's order, and what stands beside each.
+
+    Where nothing was run, cells have no simulated value, rows do not say whether that agrees, and nothing is beside.
+    """
 
     n: int
     collective: str
     rows: list[dict[str, Any]]
     beside: list[dict[str, Any]]
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of a cell's values: paper, exact and perhaps simulated."""
+        return tuple(self.rows[0][QUANTITIES[0]])
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether runs stand behind it."""
+        return "simulated" in self.values
+
 
 def compute(
     n: int | str,
     *,
-    steps: int | str = 3,
+    steps: int | str | None = None,
     collective: str = "recursive-doubling",
     shared_parameters: bool = False,
     engine: str = "auto",
     max_memory: str | float | None = None,
+    formulas_alone: bool = False,
 ) -> Table:
-    """Simulate the nine rows and hold each against its formulas."""
-    n, steps = whole("n", n, at_least=1), whole("steps", steps, at_least=3)
+    """Simulate the nine rows and hold each against its formulas; or take the `formulas_alone`, of any n."""
+    if flag("exact", formulas_alone):
+        _refuse_options_of_runs(steps=steps is not None, engine=engine != "auto", max_memory=max_memory is not None)
+    n, steps = whole("n", n, at_least=1), whole("steps", 3 if steps is None else steps, at_least=3)
     choose("collective", collective, COLLECTIVES)
+    flag("shared_parameters", shared_parameters)
     table = Table(n, collective, [], [])
-    for name, printed in progress(PRINTED.items(), "table1"):
-        trace = simulate(name, n, steps=steps, collective=collective, engine=engine, max_memory=max_memory)
-        simulated = measure(trace, shared_parameters)
-        computed = exact(name, n, collective, shared_parameters)
-        row: dict[str, Any] = {"schedule": name, "rule": SCHEDULES[name].rule.name}
-        for quantity in QUANTITIES:
-            paper = printed[quantity].text if quantity in printed else ""
-            row[quantity] = {"paper": paper, "exact": computed[quantity], "simulated": simulated[quantity]}
-        row["agree"] = simulated == computed
+    for name in progress(PRINTED, "table1"):
+        cells = exact(name, n, collective, shared_parameters)
+        row = _row(name, cells)
         table.rows.append(row)
+        if formulas_alone:
+            continue
+        own = collective if n > 1 and SCHEDULES[name].sums_together else DEFAULT
+        trace = _run(name, n, steps=steps, collective=own, engine=engine, max_memory=max_memory)
+        simulated = measure(trace, shared_parameters)
+        for quantity in QUANTITIES:
+            row[quantity]["simulated"] = simulated[quantity]
+        row["agree"] = simulated == cells
         table.beside.append(beside(trace))
     return table
+
+
+def _refuse_options_of_runs(**asked: bool) -> None:
+    """Refuse options that would change nothing where nothing is run."""
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise RequestError(
+                name.replace("_", "-"), "is of runs, and exact values need none; leave it or --exact out"
+            )
+
+
+def _row(name: str, cells: dict[str, Fraction]) -> dict[str, Any]:
+    """A row as the paper prints it, and its exact values."""
+    printed = PRINTED[name]
+    papers = {quantity: printed[quantity].text if quantity in printed else "" for quantity in QUANTITIES}
+    values = {quantity: {"paper": papers[quantity], "exact": cells[quantity]} for quantity in QUANTITIES}
+    return {"schedule": name, "rule": SCHEDULES[name].rule.name, **values}
+
+
+def _run(name: str, n: int, **options: Any) -> Trace:
+    """Simulate a row; a refusal for its size names the way that has no runs."""
+    try:
+        return simulate(name, n, **options)
+    except RequestError as error:
+        if error.subject != "n":
+            raise
+        raise RequestError(error.subject, f"{error.problem}, or take --exact, which runs nothing") from None
 
 
 def table1(
     n: int,
     *,
-    steps: int = 3,
+    steps: int | None = None,
     collective: str = "recursive-doubling",
     shared_parameters: bool = False,
     engine: str = "auto",
+    exact: bool = False,
 ) -> list[dict[str, Any]]:
     """Return Table 1's nine rows in the paper's order; exact and simulated cells are Fractions.
 
+    `exact` takes them from their formulas alone, for any n: then nothing is run, and cells and rows say nothing of it.
+
     >>> table1(4)[5]["gradient_volume"]
     {'paper': 'ΨP/2', 'exact': Fraction(3, 8), 'simulated': Fraction(3, 8)}
+    >>> table1(10**6, exact=True)[5]["gpus"]
+    {'paper': 'N(N+1)/2', 'exact': Fraction(500000500000, 1)}
     """
-    return compute(n, steps=steps, collective=collective, shared_parameters=shared_parameters, engine=engine).rows
+    how: dict[str, Any] = {"steps": steps, "collective": collective, "engine": engine}
+    return compute(n, **how, shared_parameters=shared_parameters, formulas_alone=exact).rows
 
 
 def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:

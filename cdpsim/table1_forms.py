@@ -23,11 +23,11 @@ _HEADINGS = {
 _BESIDE = ("schedule", "versions kept", "states moved", "wire volume, ΨP")
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
-Columns = dict[str, list[str]]  # the paper's, the exact and the simulated cells of a quantity
+Columns = dict[str, list[str]]  # the paper's, the exact and perhaps the simulated cells of a quantity
 
 
 def _title(table: Table) -> str:
-    return f"Table 1 for N = {table.n}: as the paper prints it | exact | simulated"
+    return f"Table 1 for N = {table.n}: {' | '.join(['as the paper prints it', *table.values[1:]])}"
 
 
 def _columns(table: Table) -> tuple[dict[str, Columns], list[str]]:
@@ -38,14 +38,15 @@ def _columns(table: Table) -> tuple[dict[str, Columns], list[str]]:
     notes: list[str] = []
     columns: dict[str, Columns] = {}
     for quantity in (quantity for block in _BLOCKS for quantity in block):
-        parts: Columns = {"paper": [], "exact": [], "simulated": []}
+        parts: Columns = {value: [] for value in table.values}
         for row in table.rows:
             cell, note = row[quantity], footnote(row, quantity, table.n, table.collective)
             if note and note not in notes:
                 notes.append(note)
             parts["paper"].append(cell["paper"])
             parts["exact"].append(f"{cell['exact']}{_mark(notes.index(note) + 1) if note else ''}")
-            parts["simulated"].append(f"{cell['simulated']}{'' if cell['simulated'] == cell['exact'] else ' ≠'}")
+            if table.is_simulated:
+                parts["simulated"].append(f"{cell['simulated']}{'' if cell['simulated'] == cell['exact'] else ' ≠'}")
         if not any(parts["paper"]):
             del parts["paper"]
         columns[quantity] = parts
@@ -74,8 +75,9 @@ def _beside(table: Table) -> tuple[list[list[str]], str]:
     return rows, f"beside the table ({about})"
 
 
-def _agree(table: Table) -> list[str]:
-    return ["yes" if row["agree"] else "NO" for row in table.rows]
+def _agree(table: Table) -> dict[str, list[str]]:
+    """The column that says whether exact and simulated values agree, if there are both."""
+    return {"agree": ["yes" if row["agree"] else "NO" for row in table.rows]} if table.is_simulated else {}
 
 
 def _names(table: Table) -> list[str]:
@@ -85,9 +87,11 @@ def _names(table: Table) -> list[str]:
 def _text(table: Table) -> str:
     columns, notes = _columns(table)
     blocks = [_text_block(table, {quantity: columns[quantity] for quantity in block}) for block in _BLOCKS]
+    parts = [_title(table), *blocks, "\n".join(_remarks(table, notes))]
+    if not table.is_simulated:
+        return "\n\n".join(parts) + "\n"
     rows, about = _beside(table)
-    beside = f"{about}\n\n{tables.as_text(_BESIDE, rows)}"
-    return "\n\n".join([_title(table), *blocks, "\n".join(_remarks(table, notes)), beside])
+    return "\n\n".join([*parts, f"{about}\n\n{tables.as_text(_BESIDE, rows)}"])
 
 
 def _text_block(table: Table, columns: dict[str, Columns]) -> str:
@@ -95,7 +99,7 @@ def _text_block(table: Table, columns: dict[str, Columns]) -> str:
     for quantity, parts in columns.items():
         cells = [_padded([name, *column]) for name, column in parts.items()]
         side_by_side.append(_padded([_HEADINGS[quantity], *map(" | ".join, zip(*cells, strict=True))]))
-    side_by_side.append(["", "agree", *_agree(table)])
+    side_by_side += [["", name, *column] for name, column in _agree(table).items()]
     lines = ["   ".join(line).rstrip() for line in zip(*side_by_side, strict=True)]
     return "\n".join([*lines[:2], "-" * max(map(len, lines)), *lines[2:]])
 
@@ -114,21 +118,27 @@ def _markdown(table: Table) -> str:
             first, *more = columns[quantity]
             header += [f"{_HEADINGS[quantity]}: {first}", *more]
             cells += columns[quantity].values()
-        blocks.append(tables.as_markdown([*header, "agree"], list(zip(*cells, _agree(table), strict=True))))
+        agree = _agree(table)
+        blocks.append(tables.as_markdown([*header, *agree], list(zip(*cells, *agree.values(), strict=True))))
     remarks = "".join(f"- {remark}\n" for remark in _remarks(table, notes))
-    rows, about = _beside(table)
-    return "\n".join([_title(table), "", *blocks, remarks, about, "", tables.as_markdown(_BESIDE, rows)])
+    parts = [_title(table), "", *blocks, remarks]
+    if table.is_simulated:
+        rows, about = _beside(table)
+        parts += [about, "", tables.as_markdown(_BESIDE, rows)]
+    return "\n".join(parts)
 
 
 def _latex(table: Table) -> str:
-    """Three booktabs tabulars and the footnotes, as paragraphs."""
+    """Three booktabs tabulars, or two without runs, and the footnotes, as paragraphs."""
     columns, notes = _columns(table)
     blocks = [_latex_block(table, {quantity: columns[quantity] for quantity in block}) for block in _BLOCKS]
-    rows, about = _beside(table)
-    beside = tables.latex_tabular("lrrr", [list(map(_latex_text, _BESIDE))], rows)
     remarks = "".join(f"{_latex_text(remark)}\\par\n" for remark in _remarks(table, notes))
     title = f"{tables.LATEX_NEEDS}{_latex_text(_title(table))}\\par\n"
-    return "\n".join([title, *blocks, remarks, f"{_latex_text(about)}\\par\n", beside])
+    parts = [title, *blocks, remarks]
+    if table.is_simulated:
+        rows, about = _beside(table)
+        parts += [f"{_latex_text(about)}\\par\n", tables.latex_tabular("lrrr", [list(map(_latex_text, _BESIDE))], rows)]
+    return "\n".join(parts)
 
 
 def _latex_block(table: Table, columns: dict[str, Columns]) -> str:
@@ -140,8 +150,9 @@ def _latex_block(table: Table, columns: dict[str, Columns]) -> str:
         header += parts
         for name, column in parts.items():
             cells.append(list(map(_formula if name == "paper" else _latex_text, column)))
-    top = [" & ".join([*groups, ""]) + r" \\", " ".join(rules), [*header, "agree"]]
-    return tables.latex_tabular("l" * (len(header) + 1), top, list(zip(*cells, _agree(table), strict=True)))
+    agree = _agree(table)
+    top = [" & ".join([*groups, *[""] * len(agree)]) + r" \\", " ".join(rules), [*header, *agree]]
+    return tables.latex_tabular("l" * (len(header) + len(agree)), top, list(zip(*cells, *agree.values(), strict=True)))
 
 
 # Longest first: a symbol must not be cut by a shorter one.
@@ -175,22 +186,22 @@ def _superscript(digit: str) -> str:
 
 def _csv(table: Table) -> str:
     """One column for each of a quantity's three values."""
-    values = ("paper", "exact", "simulated")
-    header = ["schedule", "rule", *(f"{quantity}_{value}" for quantity in QUANTITIES for value in values), "agree"]
+    columns = [(quantity, value) for quantity in QUANTITIES for value in table.values]
+    header = ["schedule", "rule", *map("_".join, columns)]
     rows = [
-        [
-            row["schedule"],
-            row["rule"],
-            *(str(row[quantity][value]) for quantity in QUANTITIES for value in values),
-            "true" if row["agree"] else "false",
-        ]
+        [row["schedule"], row["rule"], *(str(row[quantity][value]) for quantity, value in columns)]
         for row in table.rows
     ]
+    if table.is_simulated:
+        header.append("agree")
+        for cells, row in zip(rows, table.rows, strict=True):
+            cells.append("true" if row["agree"] else "false")
     return tables.as_csv(header, rows)
 
 
 def _json(table: Table) -> str:
-    return tables.as_json({"n": table.n, "collective": table.collective, "rows": table.rows, "beside": table.beside})
+    said = {"n": table.n, "collective": table.collective, "rows": table.rows}
+    return tables.as_json(said | ({"beside": table.beside} if table.is_simulated else {}))
 
 
 FORMS: dict[str, Callable[[Table], str]] = {

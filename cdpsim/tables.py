@@ -1,25 +1,35 @@
-"""Tables as text, CSV, Markdown, LaTeX and JSON."""
+"""Tables as text, CSV, Markdown, LaTeX and JSON.
+
+Text, Markdown and LaTeX are for people: their cells are words. CSV and JSON are for programs: numbers are numbers, in
+SI units, to the last digit.
+"""
 
 import csv
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from io import StringIO
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
+from cdpsim.display import one_line
 from cdpsim.errors import RequestError, nearest
 
 Row = Sequence[str]
+Data = Sequence[object]  # a row of numbers, texts, truths and None
 
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
+LONGEST = 300  # characters of a cell for people
 _NUMBER = re.compile(r"-?[0-9]+([./][0-9]+)?")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # what a spreadsheet would compute; also full-width
 
 
 def as_text(header: Row, rows: Sequence[Row]) -> str:
     """Align columns for reading: numbers to the right, the rest to the left."""
-    table = [header, *rows]
+    table = [[one_line(cell, LONGEST) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[c]) for row in table) for c in range(len(header))]
     right = [bool(rows) and all(_NUMBER.fullmatch(row[c]) for row in rows) for c in range(len(header))]
 
@@ -27,22 +37,42 @@ def as_text(header: Row, rows: Sequence[Row]) -> str:
         cells = zip(row, widths, right, strict=True)
         return "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in cells).rstrip()
 
-    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)]) + "\n"
+    return "\n".join([line(table[0]), line(["-" * w for w in widths]), *map(line, table[1:])]) + "\n"
 
 
-def as_csv(header: Row, rows: Sequence[Row]) -> str:
-    """Write comma-separated values."""
+def as_csv(header: Row, rows: Sequence[Data]) -> str:
+    """Write comma-separated values: numbers to the last digit, true and false, nothing for None."""
     out = StringIO()
-    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    csv.writer(out, lineterminator="\n").writerows([map(_datum, row) for row in [header, *rows]])
     return out.getvalue()
+
+
+def _datum(value: object) -> str:
+    """Write one value; a text that a spreadsheet would compute gets an apostrophe in front."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Real) and not isinstance(value, Fraction):
+        return str(int(value)) if isinstance(value, Integral) else repr(float(value))
+    text = one_line(str(value))
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def as_markdown(header: Row, rows: Sequence[Row]) -> str:
     """Write a Markdown table, its columns aligned for whoever reads it as it is."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
+    cells = [[_markdown_text(one_line(cell, LONGEST)) for cell in row] for row in [header, *rows]]
     widths = [max(3, *(len(row[c]) for row in cells)) for c in range(len(header))]
     cells.insert(1, ["-" * width for width in widths])
     return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in cells)
+
+
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`[]*"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def _markdown_text(text: str) -> str:
+    """Escape what Markdown would take for HTML, a link, code, emphasis or the end of a cell."""
+    return text.translate(_MARKDOWN)
 
 
 def as_latex(header: Row, rows: Sequence[Row]) -> str:
@@ -65,6 +95,10 @@ def latex_tabular(columns: str, header: Sequence[Row | str], rows: Sequence[Row]
 
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "[": "{[}",  # the end of the row above would take it for its argument
+    "*": "{*}",  # and this, too
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -73,12 +107,22 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 def latex_text(text: str) -> str:
     """Escape what LaTeX would take for a command."""
-    return "".join(_LATEX.get(c, c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in one_line(text, LONGEST))
 
 
 def as_json(value: object) -> str:
-    """Write JSON; fractions as strings in lowest terms."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=_fraction), indent=1).decode() + "\n"
+    """Write JSON; fractions as strings in lowest terms, and what does not print as its number."""
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value, enc_hook=_fraction), indent=1).decode()
+    except UnicodeEncodeError:
+        raise RequestError("json", "a name in it is no UTF-8 text; rename that file, or take another form") from None
+    lines = text.split("\n")
+    return "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines)
+
+
+def _escaped(line: str) -> str:
+    """Write as JSON what does not print, which stands in texts alone."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 FORMATS: Mapping[str, Callable[..., str]] = {

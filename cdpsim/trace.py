@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from enum import IntEnum
 from functools import cached_property
 from math import isfinite
@@ -15,12 +15,13 @@ import numpy as np
 
 from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
-from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
 from cdpsim.files import read_text, write_folder
 from cdpsim.metrics import communication, memory, staleness, utilisation
-from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.progress import progress
+from cdpsim.runs import Run
+from cdpsim.units import said
 from cdpsim.version import __version__
 
 Columns = Mapping[str, np.ndarray]
@@ -32,7 +33,9 @@ MESSAGES = (
 )
 MEMORY = ("device", "category", "time", "size")
 TABLES = {"tasks": TASKS, "messages": MESSAGES, "memory": MEMORY}
-FILES = (*(f"{name}.csv" for name in TABLES), "summary.json")
+SEAL = "summary.json"  # is written last, so that the other files of its folder are whole
+FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
+RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
 _WHOLE = re.compile("[0-9]{1,18}")
 _TIME = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _MEMBERS = re.compile(r"[0-9]+(\|[0-9]+)*")
@@ -40,6 +43,8 @@ _REMEDY = "write the trace again"
 _LARGEST_BYTES = 2**34
 _MAY_BE_NONE = {"micro_batch", "stage", "src"}  # -1 in these columns, nothing in their files
 _ROWS_AT_ONCE = 50_000
+_TIMES = ("start", "end", "time")
+_MOST_MISSING = 100_000  # pictures and exports give a row to each number, whether it is there or not
 
 
 def _names(kinds: type[IntEnum]) -> np.ndarray:
@@ -48,19 +53,6 @@ def _names(kinds: type[IntEnum]) -> np.ndarray:
 
 _WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
 _NUMBERS = {name: {word: k for k, word in enumerate(_names(kinds).tolist())} for name, kinds in _WORDS.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A program, what it cost, and when every node started and ended."""
-
-    program: Program
-    costs: Costs
-    start: Times
-    end: Times
-    collective: str
-    request: Mapping[str, Any]  # what produced it, without engine and output path
-    on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
 
 
 class Trace:
@@ -152,7 +144,7 @@ class Trace:
         run, program = self._run, self._run.program
         peaks = memory.peaks(program, run.start, run.end)
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = communication.bytes_sent(program, run.costs).tolist()
+        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         apart = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
@@ -163,9 +155,11 @@ class Trace:
             "tasks": len(program.tasks),
             "messages": len(program.messages),
             "makespan": utilisation.makespan(program, run.end),
-            "period": utilisation.period(program, run.end),
-            "bubble": utilisation.bubble(program, run.start, run.end, run.costs.calendar),
-            "mean_staleness": staleness.mean_staleness(program),
+            "period": said(run.at_rest.period),
+            "period_is": run.at_rest.period_is,
+            "bubble": run.at_rest.bubble,
+            "idle_of_run": utilisation.idle_share(program, run.start, run.end, run.costs.calendar),
+            "mean_staleness": run.at_rest.staleness,
             **apart,
             "peak_memory": [
                 {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
@@ -179,12 +173,20 @@ class Trace:
         return self.run
 
     def save(
-        self, directory: str | Path, *, force: bool = False, more: Mapping[str, Iterable[str]] = MappingProxyType({})
+        self,
+        directory: str | Path,
+        *,
+        force: bool = False,
+        more: Mapping[str, Iterable[str]] = MappingProxyType({}),
     ) -> None:
-        """Write tasks.csv, messages.csv, memory.csv, summary.json, and `more`, into a folder, whole or not at all."""
+        """Write tasks.csv, messages.csv, memory.csv, summary.json, and `more`, into a folder, whole or not at all.
+
+        summary.json comes last, and `load` refuses a folder without it. The runs.csv of an earlier trace is removed.
+        """
         files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _lines(getattr(self, name)) for name in TABLES}
-        files.update(more)
-        write_folder(directory, files | {"summary.json": self._summary_text()}, force=force)
+        files |= more
+        obsolete = [RUNS] if RUNS not in more and _is_of_runs(Path(directory) / RUNS) else []
+        write_folder(directory, files | {SEAL: self._summary_text()}, force=force, obsolete=obsolete)
 
     def _summary_text(self) -> Iterator[str]:
         yield msgspec.json.format(msgspec.json.encode(self.summary()), indent=1).decode() + "\n"
@@ -193,15 +195,48 @@ class Trace:
 def load(directory: str | Path) -> Trace:
     """Load what `Trace.save` wrote."""
     trace = Trace(None)
-    for name, header in TABLES.items():
-        trace.__dict__[name] = _read(Path(directory) / f"{name}.csv", header)
-    path = Path(directory) / "summary.json"
+    path = Path(directory) / SEAL
+    if not path.exists() and any((Path(directory) / name).exists() for name in FILES):
+        raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_REMEDY} (--force)")
+    tables = {name: _read(Path(directory) / f"{name}.csv", header) for name, header in TABLES.items()}
+    rows = sum(len(table[header[0]]) for table, header in zip(tables.values(), TABLES.values(), strict=True))
+    for name, table in tables.items():
+        _check(Path(directory) / f"{name}.csv", table, rows)
+    trace.__dict__.update(_by_one_clock(tables))
     try:
         summary = msgspec.json.decode(read_text(path, largest_bytes=_LARGEST_BYTES), type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(str(path), f"not a summary: {error}; {_REMEDY}") from None
     trace.__dict__["_summary"] = summary
     return trace
+
+
+def _is_of_runs(path: Path) -> bool:
+    """Tell a runs.csv of ours from a user's file of that name."""
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as opened:
+        return opened.readline(len(RUNS_HEADER)) == RUNS_HEADER
+    return False
+
+
+def _check(path: Path, table: Columns, rows: int) -> None:
+    """Refuse what no run has: an end before its start, and numbers so large that most of those below are not there."""
+    for name in ("stage", "micro_batch", "step", "device", "src"):
+        most = int(table[name].max(initial=0)) if name in table else 0
+        if most > rows + _MOST_MISSING:
+            raise RequestError(str(path), f"{name} {most} is far beyond its {rows} rows; number them from 0 on")
+    if "start" in table and (table["end"] < table["start"]).any():
+        row = int((table["end"] < table["start"]).argmax())
+        raise RequestError(str(path), f"line {row + 2} ends before it starts; {_REMEDY}")
+
+
+def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
+    """Times as seconds in all columns if they are so in one; else they are slots."""
+    clocks = [table[name].dtype for table in tables.values() for name in _TIMES if name in table]
+    one = np.result_type(*clocks)
+    return {
+        key: {name: column.astype(one, copy=False) if name in _TIMES else column for name, column in table.items()}
+        for key, table in tables.items()
+    }
 
 
 def _places(groups: Sequence[Ints]) -> Ints:
@@ -268,11 +303,11 @@ def _value(name: str, cell: str) -> int | float | str | None:
     """What a cell says, a word as its number; None if it cannot belong into that column."""
     if name in _WORDS:
         return _NUMBERS[name].get(cell)
-    if _WHOLE.fullmatch(cell):
+    if _WHOLE.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
         return int(cell)
     if (name in _MAY_BE_NONE and not cell) or (name == "step" and cell == "-1"):
         return -1
-    if name in ("start", "end", "time") and _TIME.fullmatch(cell) and isfinite(float(cell)):
+    if name in _TIMES and _TIME.fullmatch(cell) and isfinite(float(cell)):
         return float(cell)
     return cell if name == "dst" and _MEMBERS.fullmatch(cell) else None
 

@@ -3,16 +3,30 @@
 import functools
 import math
 import re
+from fractions import Fraction
 from numbers import Real
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from quantiphy import Quantity
 
 MOST_SECONDS = 1e9
 MOST_BYTES = 10**15
+
+
+Number = int | float | Fraction
+
+
+def plain(value: Number) -> Any:
+    """Give a whole fraction as the integer that it is."""
+    return int(value) if isinstance(value, Fraction) and value.denominator == 1 else value
+
+
+def said(value: Number) -> int | float | str:
+    """Give a number as JSON has it: a fraction as a text, in lowest terms."""
+    return str(value) if isinstance(value, Fraction) else value
 
 
 class Work(float):
@@ -56,13 +70,13 @@ _LONGEST = 60
 
 def seconds(given: object) -> float:
     """Read a time in seconds, such as "5 us"."""
-    return _measure(given, _TIME)[0]
+    return float(_measure(given, _TIME)[0])
 
 
 def time_or_work(given: object) -> "float | Work":
     """Read what a task takes: seconds, or `Work`; never nothing."""
     amount, kind = _measure(given, _DURATION, _WORK)
-    return Work(amount) if kind is _WORK else amount
+    return Work(amount) if kind is _WORK else float(amount)
 
 
 def size_bytes(given: object) -> int:
@@ -76,14 +90,14 @@ def size_bytes(given: object) -> int:
 
 def speed(given: object) -> float:
     """Read a speed in FLOP/s, such as "312 TFLOPS"."""
-    return _measure(given, _SPEED)[0]
+    return float(_measure(given, _SPEED)[0])
 
 
 def bandwidth(given: object) -> float:
     """Read a bandwidth in bytes/s, such as "300 GB/s"; "inf" is one too."""
     if isinstance(given, str | float) and given in ("inf", math.inf):
         return math.inf
-    return _measure(given, _BANDWIDTH)[0]
+    return float(_measure(given, _BANDWIDTH)[0])
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # one run after another says the same model and cluster
@@ -116,7 +130,12 @@ def _measure(given: object, *kinds: _Kind) -> tuple[int | float, _Kind]:
 def _split(given: object, kind: _Kind) -> tuple[float, str]:
     if not (isinstance(given, str) and len(given) <= _LONGEST and _QUANTITY.fullmatch(given)):
         raise _refusal(given, f"not {kind.noun}", kind)
-    quantity = _reader()(given, binary=kind.binary)
+    return _amount_and_unit(given, kind.binary)
+
+
+@functools.lru_cache(maxsize=4096)  # a model of many layers says the same of most
+def _amount_and_unit(given: str, binary: bool) -> tuple[float, str]:
+    quantity = _reader()(given, binary=binary)
     return float(quantity), quantity.units
 
 
@@ -130,9 +149,9 @@ def _misfit(unit: str, kinds: tuple[_Kind, ...]) -> str:
 
 def _refusal(given: object, problem: str, kind: _Kind) -> RequestError:
     huge = isinstance(given, int) and abs(given) > 10**_LONGEST  # whose digits Python may refuse to write
-    shown = "this number" if huge else repr(given)
-    clipped = shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-    return RequestError(clipped, f"{problem}; write for example {kind.example!r}")
+    return RequestError(
+        "this number" if huge else shown(given, _LONGEST), f"{problem}; write for example {kind.example!r}"
+    )
 
 
 @functools.cache

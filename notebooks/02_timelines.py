@@ -170,7 +170,7 @@ traffic(list(real.values()))
 real["multi-cdp, early"] = cdpsim.simulate("multi-cdp", model=model, cluster=cluster, prefetch=1)
 for name, trace in real.items():
     summary = trace.summary()
-    print(f"{name:16} one step {summary['period']:.4f} s, idle {summary['bubble']:.1%}")
+    print(f"{name:16} one step {summary['period']:.4f} s, bubble {summary['bubble']:.1%}")
 times = {name: trace.summary()["period"] for name, trace in real.items()}
 assert round(times["multi-cdp, early"], 9) == 4 * 0.024 < times["multi-dp"] < times["multi-cdp"]
 

@@ -87,7 +87,7 @@ for name, ratio in (
 
 # %%
 results = root / "validation" / "results"
-kept = report.find(results)
+kept = report.find(results).found
 print(report.as_table(kept, "text"))
 
 # %%

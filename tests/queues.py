@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from cdpsim.program import Content, Op, Program
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 
 Place = tuple[Fraction, Fraction, int, int]  # moment, wave, whether collective, number among those
 

@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.assemble.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.devices import OVERLAPS
+from cdpsim.request import Untaken
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
@@ -40,7 +41,7 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     """All small shapes that a schedule allows, of one replica or two."""
     takes = schedule.options
     chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
-    ms = range(1, most + 3) if schedule.order.any_m and schedule.m is None else [None]
+    ms = range(1, most + 3) if "m" in takes else [None]
     found = []
     for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
         shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)
@@ -50,6 +51,47 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
             check_causal(schedule, schedule.rule, shape)
             found.append(shape)
     return tuple(found)
+
+
+def in_seconds(n: int) -> Model:
+    """A model whose slots are seconds, and whose stages' worth are bytes; half of a backward is for the weights."""
+    return Model(stages=Model.unit(n, split=True).stages)
+
+
+IDLE = ("overlap_all_reduce", "collective", "expand_collectives", "contention", "defer_receives")
+CHANCES = ("jitter", "link_jitter", "seed", "run")
+
+
+@cache
+def _untaken(
+    schedule: Schedule, shape: Shape, model: Model | None, steps: int, options: tuple[tuple[str, Any], ...]
+) -> str | None:
+    """Name an option that such a run refuses because it would change nothing."""
+    asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": steps}
+    if model is not None:
+        asked |= {"model": model, "cluster": Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0))}
+    try:
+        simulate(schedule, shape.n, **asked, **dict(options))
+    except Untaken as error:
+        return error.subject.replace("-", "_")
+    return None
+
+
+def taken(asked: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the options of a request that would change nothing."""
+    asked, cluster = dict(asked), asked.get("cluster", Cluster.unit())
+    schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
+    m, chunks = asked.get("m", schedule.micro_batches(n)), asked.get("chunks", schedule.order.chunks)
+    shape = Shape(n, m, chunks, asked.get("replicas", 1))
+    if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= m:
+        asked.pop("slot_order", None)
+    model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(n)
+    while True:
+        options = tuple((name, asked[name]) for name in (*IDLE, *CHANCES) if name in asked)
+        untaken = _untaken(schedule, shape, model, asked.get("steps", 3), options)
+        if untaken is None:
+            return asked
+        del asked[untaken]
 
 
 def fitting(name: str, n: int) -> dict[str, Any]:
@@ -106,22 +148,29 @@ def links(draw: st.DrawFn) -> Link:
 
 
 lanes = st.integers(1, 3)
-groups = st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=lanes)
-several_groups = st.lists(groups, min_size=1, max_size=3)
+several_groups = {
+    own: st.lists(
+        st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=lanes if own else st.just(1)),
+        min_size=1,
+        max_size=3,
+    )
+    for own in (True, False)
+}
 several_pairs = st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3)
 a_link = links()
 perhaps_a_link = st.none() | a_link
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def clusters(draw: st.DrawFn, *, several_lanes: bool = True) -> Cluster:
     """Devices of several speeds, and pairs of them with links of their own."""
-    several = (*draw(several_groups), Devices(count=1000, speed=1.0))
+    several = (*draw(several_groups[several_lanes]), Devices(count=1000, speed=1.0))
     own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(draw(several_pairs)))
     return Cluster(devices=several, link=draw(a_link), links=own, host=draw(perhaps_a_link))
 
 
 a_cluster = clusters()
+a_one_lane_cluster = clusters(several_lanes=False)
 
 
 @st.composite
@@ -159,11 +208,16 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
     if request["schedule"].order is CYCLIC:
         request["rule"] = draw(causal_rules(n))
+    several = request["schedule"].placement.lanes
     if draw(st.booleans()):
-        request["model"], request["cluster"] = draw(models(n)), draw(a_cluster)
+        request["model"], request["cluster"] = draw(models(n)), draw(a_cluster if several else a_one_lane_cluster)
     elif draw(st.booleans()):
-        request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes)),), link=draw(a_link))
-    return request
+        own_lanes = draw(lanes) if several else 1
+        request["model"] = in_seconds(n)
+        request["cluster"] = Cluster(devices=(Devices(lanes=own_lanes),), link=draw(a_link))
+    elif draw(st.booleans()):
+        request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes) if several else 1),))
+    return taken(request)
 
 
 @st.composite
@@ -177,7 +231,7 @@ def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
     ]
     request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
     request["defer_receives"] = draw(st.booleans())
-    return request
+    return taken(request)
 
 
 @st.composite

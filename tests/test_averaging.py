@@ -21,7 +21,8 @@ NETWORK, NVLINK = 12.5e9, 300e9
 
 def replicas(model: Model | str, k: int, collective: str = "ring") -> Measured:
     """Each of k devices has the whole model and one micro-batch; then all gradients are averaged."""
-    return measure(simulate("multi-dp", 1, m=k, model=model, cluster="a100-nodes", collective=collective, steps=4))
+    by = collective if k > 1 else "recursive-doubling"  # alone there is nothing to average
+    return measure(simulate("multi-dp", 1, m=k, model=model, cluster="a100-nodes", collective=by, steps=4))
 
 
 def ring(k: int, number: int = 2) -> float:

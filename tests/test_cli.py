@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -20,6 +21,7 @@ import pytest
 import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli, console
+from cdpsim.display import one_line
 from cdpsim.invariants import INVARIANTS
 from cdpsim.progress import progress
 from cdpsim.schedules import TABLE_1
@@ -186,7 +188,7 @@ def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
         ("--overlap-all-reduce", [s.name for s in SCHEDULES.values() if "overlap-all-reduce" not in s.options]),
         ("--vertical-sync", [s.name for s in SCHEDULES.values() if "vertical-sync" not in s.options]),
         ("--prefetch 1", [s.name for s in SCHEDULES.values() if "prefetch" not in s.options]),
-        ("--slot-order forward-first", [s.name for s in SCHEDULES.values() if "slot-order" not in s.options]),
+        ("--slot-order backward-first", [s.name for s in SCHEDULES.values() if "slot-order" not in s.options]),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
@@ -206,7 +208,8 @@ def test_options_at_their_defaults_are_always_fine(name: str, command: Command, 
     m = asked.get("m", SCHEDULES[name].micro_batches(n))
     short = f"simulate {name} -n {n} -o a" + (f" -m {m}" if "m" in SCHEDULES[name].options else "")
     assert command(*short.split()) == (0, "", "")
-    line = f"simulate {name} -n {n} -m {m} --chunks {chunks} --replicas 1 --prefetch 0 --seed 0 --steps 3 -o b"
+    steps = n + 1 if name == "pipedream" else 3  # whose oldest reading is n - 1 steps old
+    line = f"simulate {name} -n {n} -m {m} --chunks {chunks} --replicas 1 --prefetch 0 --seed 0 --steps {steps} -o b"
     assert command(*line.split(), "--model", "unit", "--cluster", "unit") == (0, "", "")
     assert content(here / "a") == content(here / "b")
 
@@ -244,7 +247,7 @@ def test_a_rule_file_says_what_a_named_rule_says(command: Command, here: Path) -
     assert command("simulate", "multi-cdp", "-n", 3, "-o", "filed", "--rule", "v2.csv").code == 0
     named, filed = content(here / "named"), content(here / "filed")
     assert [name for name in FILES if named[name] != filed[name]] == ["summary.json"]
-    assert json.loads(filed["summary.json"] or b"")["request"]["rule"] == [[0, 0, 1], [0, 1, 1], [1, 1, 1]]
+    assert json.loads(filed["summary.json"] or b"")["request"]["rule"] == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
 RULES_AND_TIMINGS = {
@@ -462,6 +465,31 @@ def test_hostile_fields_stay_one_line(name: str, command: Command, here: Path) -
     refuse(command, here, "simulate mp-cdp -n 3 -o out --rule bad.csv", "bad.csv")
 
 
+NAMES = [name for name in HOSTILE if "\udcff" not in name and len(name) < 250]
+NAMES += ["=cmd|' calc'!A0", "+x", "-x", "@x", "<script>alert(1)", "a|b`c`[d](e)", "\x9b31m", "\x7f"]
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "json", "markdown", "latex"])
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_hostile_names_of_files_are_shown_in_one_line(name: str, form: str, command: Command, here: Path) -> None:
+    """A file name in a table reaches no terminal as a control character, and no spreadsheet as a formula."""
+    assert command("timeline", "1f1b", "-n", 2, "-o", "x.csv").code == 0
+    file = f"{name}.csv"
+    Path("x.csv").rename(file)
+    calm = command("compare", "1f1b", "-n", 2, "-m", 2, "--format", form).out
+    for line in (["compare", f"./{file}"], ["compare", "--", file]):
+        outcome = command(*line[:1], "--format", form, *line[1:])
+        assert (outcome.code, outcome.err) == (0, ""), outcome
+        assert all(shown.isprintable() for shown in outcome.out.split("\n"))
+        assert outcome.out.count("\n") == calm.count("\n")
+        if form == "json":
+            assert json.loads(outcome.out)[0]["schedule"] == line[-1]
+        if form == "csv":
+            cell = list(csv.reader(io.StringIO(outcome.out)))[1][0]
+            assert cell[0] not in "=+-@"
+            assert cell == "'" * (line[-1][0] in "=+-@") + one_line(line[-1])
+
+
 # Answers that are no
 
 
@@ -538,13 +566,19 @@ def simulate(*_, **__):
     while True:
         signal.pause()
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+# A shell's background jobs ignore the first of them, and those of nohup the second.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.modules["cdpsim.simulate"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 
 
-def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
+ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminated"}
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_exits_with_128_and_its_number(number: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path / "out")],
         stdout=subprocess.PIPE,
@@ -553,10 +587,50 @@ def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, "", "cdpsim: interrupted\n")
+    assert (process.returncode, out, err) == (128 + number, "", f"cdpsim: {ENDINGS[number]}\n")
     assert not list(tmp_path.iterdir())
+
+
+def _handlers() -> list[object]:
+    return [signal.getsignal(number) for number in ENDINGS]
+
+
+def _handlers_while_serving() -> list[object]:
+    found: list[object] = []
+
+    def serve(_: object) -> int:
+        found.extend(_handlers())
+        return 0
+
+    assert console.run(serve, []) == 0
+    return found
+
+
+def test_signals_are_as_before_when_a_request_has_been_served() -> None:
+    before, during = _handlers(), _handlers_while_serving()
+    assert _handlers() == before
+    assert during[0] == before[0]
+    assert signal.SIG_DFL not in during[1:]
+
+
+def test_handlers_of_a_program_around_it_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, and that of `nohup`, which ignores SIGHUP; and no thread beside the main one may set any."""
+    before = _handlers()
+    own: list[Any] = [lambda *_: None, signal.SIG_IGN]
+    for number, handler in zip((signal.SIGTERM, signal.SIGHUP), own, strict=True):
+        signal.signal(number, handler)
+    try:
+        assert _handlers_while_serving()[1:] == own
+    finally:
+        for number, handler in zip(ENDINGS, before, strict=True):
+            signal.signal(number, handler)  # type: ignore[arg-type]
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(console.run(lambda _: 0, [])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 # The streams
@@ -579,7 +653,7 @@ def test_the_module_is_the_command() -> None:
     assert (served.code, served.err) == (0, "")
     assert len(json.loads(served.out)["rows"]) == 9
     assert_refused(run("table1", "-n", "0"), "n=0 must be at least 1")
-    assert_refused(run("simulate", "x", "-n", "3", "-o", "/dev/null"), "/dev/null: is a file; give a folder")
+    assert_refused(run("simulate", "mp-cdp", "-n", "3", "-o", "/dev/null"), "/dev/null: is a file; give a folder")
 
 
 def test_the_module_passes_its_exit_code_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -776,22 +850,22 @@ def test_schedules_are_listed_in_every_form(command: Command) -> None:
 
 
 EFFECTS = {
-    "multi-cdp": ["--steps 4", "--rule cdp-v1", "--prefetch 1", "--collective ring", "--seed 7", "--cluster box.toml"],
-    "single-cdp": ["--slot-order backward-first --cluster box.toml", "--model toy.toml"],
+    "multi-cdp": ["--steps 4", "--rule cdp-v1", "--prefetch 1", "--model toy.toml --cluster box.toml"],
+    "multi-dp": ["--collective ring"],
+    "single-cdp": ["--slot-order backward-first --cluster lane.toml", "--model toy.toml"],
 }
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, option) for name in EFFECTS for option in EFFECTS[name]])
 def test_every_option_has_an_effect(name: str, options: str, command: Command, here: Path) -> None:
     line = f"simulate {name} -n 3"
-    plain = "--cluster box.toml" if options.startswith("--slot-order") else ""
+    (here / "lane.toml").write_text("[devices]\nlanes = 1\n")
+    plain = "--cluster lane.toml" if options.startswith("--slot-order") else ""
     assert command(*f"{line} {plain} -o a".split()).code == 0
     assert command(*f"{line} {options} -o b".split()).code == 0
     one, other = content(here / "a"), content(here / "b")
     assert one["summary.json"] != other["summary.json"]
-    assert (one["tasks.csv"] != other["tasks.csv"]) == (
-        options.split()[0] not in ("--prefetch", "--collective", "--seed")
-    )
+    assert (one["tasks.csv"] != other["tasks.csv"]) == (options.split()[0] not in ("--prefetch", "--collective"))
 
 
 def test_shared_parameters_change_the_rows_of_one_device(command: Command) -> None:
@@ -870,7 +944,8 @@ def test_the_pyramid_is_printed(command: Command) -> None:
 def test_the_pyramid_s_json_is_the_contract_s(command: Command) -> None:
     """Keys, order, and an assignment for every occupancy."""
     result = json.loads(command("pyramid", "-n", "3", "--format", "json").out)
-    assert list(result) == ["n", "devices", "bound", "stages", "assignment"]
+    assert list(result) == ["n", "devices", "bound", "period", "period_is", "stages", "assignment"]
+    assert (result["period"], result["period_is"]) == (6, "certified")
     assert (result["n"], result["devices"], result["bound"]) == (3, 6, 6)
     assert result["stages"][0] == {"stage": 0, "devices": 3, "bound": 3, "overlap": 3, "path_cover": 3}
     assert result["assignment"][0] == {"stage": 0, "micro_batch": 0, "step": 0, "device": 0}
@@ -881,7 +956,6 @@ def test_the_pyramid_s_json_is_the_contract_s(command: Command) -> None:
     ("line", "fragment"),
     [
         ("pyramid", "-n: is missing"),
-        ("pyramid -n 3 --steps 1", "shows no period"),
         ("pyramid mp-cd -n 3", "did you mean 'mp-cdp'"),
         ("pyramid -n 3 --format yaml", "unknown format 'yaml'"),
         ("pyramid -n 300 --max-memory 1GB --steps 9", "n=199 or steps=3 would fit"),
@@ -911,9 +985,9 @@ def test_a_violation_is_said_and_nothing_written(command: Command, here: Path, m
     def broken(run: object) -> Iterator[str]:
         yield "U(t=0,j=0) on device 2 is wrong"
 
-    monkeypatch.setitem(INVARIANTS, "data_is_there", broken)
+    monkeypatch.setitem(INVARIANTS, "dependencies_are_kept", broken)
     outcome = command("simulate", "mp-cdp", "-n", "3", "--check", "-o", "checked")
-    assert (outcome.code, outcome.err) == (1, "cdpsim: data is there: U(t=0,j=0) on device 2 is wrong\n")
+    assert (outcome.code, outcome.err) == (1, "cdpsim: dependencies are kept: U(t=0,j=0) on device 2 is wrong\n")
     assert not (here / "checked").exists()
 
 
@@ -921,6 +995,5 @@ def test_the_pyramid_takes_as_many_steps_as_it_needs(command: Command, here: Pat
     """Spec section 5's uneven stages, which wait for fresh parameters before they settle."""
     stages = "".join(f'[[stages]]\nforward = "{f} s"\nbackward = "{b} s"\n' for f, b in ((5, 3), (5, 6)))
     (here / "uneven.toml").write_text(stages, encoding="utf-8")
-    refuse(command, here, "pyramid --model uneven.toml --steps 3", "not periodic yet; take more steps")
     out = command("pyramid", "--model", "uneven.toml").out
     assert [line.split()[:3] for line in out.splitlines()[2:]] == [["0", "2", "2"], ["1", "2", "2"], ["all", "4", "4"]]

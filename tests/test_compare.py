@@ -5,6 +5,7 @@ import io
 import json
 import re
 import statistics
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.simulate import reopen
 from tests.conftest import Command
 from tests.drawn import read
-from tests.strategies import requests
+from tests.strategies import in_seconds, requests
 from tests.test_cli import here, refuse
 
 __all__ = ["here"]  # a fixture
@@ -54,7 +55,7 @@ def test_what_is_sent_is_what_algorithms_send(n: int) -> None:
 def test_what_is_sent_is_what_messages_are_laid_out_for(collective: str) -> None:
     """An all-reduce in one piece puts as much on wires as its messages do, whichever algorithm a name stands for."""
     asked: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes", "collective": collective, "m": 12, "steps": 3}
-    expanded = simulate("multi-dp", 2, expand=True, **asked)
+    expanded = simulate("multi-dp", 2, expand_collectives=True, **asked)
     assert set(expanded.messages["op"]) == {"p2p"}
     assert measure(simulate("multi-dp", 2, **asked)).sent == expanded.messages["size"].sum() / 3
 
@@ -76,7 +77,7 @@ def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
     assert one.step == pytest.approx(7)
     assert one.exposed == pytest.approx(1 / 7)
-    assert one.bubble == one.exposed
+    assert one.bubble == pytest.approx(one.exposed, abs=1e-12)
     assert one.rate == pytest.approx(2 / 7)
     assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
 
@@ -88,18 +89,21 @@ def test_what_a_stream_blocks_is_exposed() -> None:
     one = measure(simulate("multi-dp", model=model, cluster=cluster, steps=5))
     assert one.step == pytest.approx(8)
     assert one.exposed == pytest.approx(2 / 8)
-    assert one.bubble == one.exposed
+    assert one.bubble == pytest.approx(one.exposed, abs=1e-12)
 
 
 @given(requests(most=4))
 @settings(max_examples=40)
 def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
-    """Peaks, makespan and period; idle time is no less than what waits for messages, and no more than all."""
+    """Peaks, of the run at rest, makespan and period; idle time is no less than what waits for messages."""
     trace = simulate(**request)  # type: ignore[arg-type]
     one, summary = measure(trace), trace.summary()
-    assert (one.devices, one.makespan, one.step) == tuple(summary[key] for key in ("devices", "makespan", "period"))
+    assert (one.devices, one.makespan) == tuple(summary[key] for key in ("devices", "makespan"))
+    assert (one.step, one.period_is) == (Fraction(summary["period"]), summary["period_is"])
+    assert trace.run is not None
+    longer = simulate(**request | {"steps": trace.run.at_rest.run.program.steps})  # type: ignore[arg-type]
     for name in (*CATEGORIES, "total"):
-        most = max(row[name] for row in summary["peak_memory"])
+        most = max(row[name] for row in longer.summary()["peak_memory"])
         assert most == (one.memory if name == "total" else getattr(one, name))
     assert 0 <= one.exposed <= one.bubble <= 1
 
@@ -132,6 +136,42 @@ def test_an_option_is_for_those_that_take_it(command: Command) -> None:
     assert "left out because of m: single-dp, single-cdp, multi-cdp," in done.err
 
 
+NAMED: dict[str, dict[str, str]] = {
+    "--prefetch 2": {"multi-cdp": "--prefetch 2", "zero-cdp": "--prefetch 2"},
+    "--collective ring": {"multi-dp": "--collective ring"},
+    "--replicas 2": {"pp-cdp": "--replicas 2"},
+    "--replicas 2 --collective ring": {"multi-dp": "--collective ring", "pp-cdp": "--replicas 2 --collective ring"},
+    "--slow 0:2 --link-jitter uniform:0.3 --seed 4": dict.fromkeys(
+        ("multi-dp", "multi-cdp", "zero-cdp", "pp-cdp"), "--slow 0:2 --link-jitter uniform:0.3 --seed 4"
+    )
+    | {"single-dp": "--slow 0:2"},
+}
+
+
+@pytest.mark.parametrize("asked", NAMED)
+def test_an_option_is_for_those_of_the_named_that_take_it(asked: str, command: Command, here: Path) -> None:
+    """The others are as without it, and one line says who they are."""
+    names, given = ("single-dp", "multi-dp", "multi-cdp", "zero-cdp", "pp-cdp"), "--model toy.toml --cluster box.toml"
+    done = command("compare", *names, *given.split(), *asked.split(), "--format", "json")
+    assert done.code == 0
+    for row, name in zip(json.loads(done.out), names, strict=True):
+        own = NAMED[asked].get(name, "")
+        assert [row] == json.loads(command("compare", name, *given.split(), *own.split(), "--format", "json").out)
+    options = [word for word in asked.split() if word.startswith("--")]
+    without = {option: [name for name in names if option not in NAMED[asked].get(name, "")] for option in options}
+    said = [f"cdpsim: {option}: not taken by {', '.join(some)}" for option, some in without.items() if some]
+    assert sorted(done.err.splitlines()) == sorted(said)
+
+
+def test_of_all_schedules_one_line_names_those_that_do_not_take_an_option(command: Command) -> None:
+    done = command("compare", "-n", 4, "--model", "unit-split", "--prefetch", 1, "--format", "json")
+    takers = {name for name, schedule in SCHEDULES.items() if "prefetch" in schedule.options}
+    (line,) = [line for line in done.err.splitlines() if "prefetch" in line]
+    begin, _, named = line.partition(" not taken by ")
+    assert begin == "cdpsim: --prefetch:"
+    assert {*named.split(", ")} == {one["schedule"] for one in json.loads(done.out)} - takers
+
+
 def test_columns_say_what_a_run_measures() -> None:
     """Versions and their age, messages of a step and their rounds: for pipelines, and as Table 1 has them."""
     one = measure(simulate("pipedream", 4, steps=16))
@@ -140,7 +180,7 @@ def test_columns_say_what_a_run_measures() -> None:
     zero = measure(simulate("zero-dp", 4))
     assert (zero.versions, zero.rounds) == (1, 4)
     assert measure(simulate("multi-cdp", 4)).messages == 2 * 4 * 3
-    real = measure(simulate("multi-cdp", 4, cluster=Cluster(link=Link(latency=1.0))))
+    real = measure(simulate("multi-cdp", model=in_seconds(4), cluster=Cluster(link=Link(latency=1.0))))
     assert real.rounds is None
 
 
@@ -202,8 +242,6 @@ def test_the_least_comes_first(command: Command, here: Path) -> None:
     for column in ("memory", "step", "sent"):
         values = [one[column] for one in json.loads(command(*lines, column).out)]
         assert values == sorted(values)
-    once = command("compare", "multi-dp", "multi-cdp", "-n", 2, "--steps", 1, "--sort", "step").out
-    assert once.splitlines()[2].split()[4] == "-"  # one step says nothing of the next
 
 
 def test_numbers_have_units(command: Command, here: Path) -> None:
@@ -228,7 +266,9 @@ def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path)
             assert own in header
             assert other not in header
     cells = list(csv.DictReader(io.StringIO(command(*asked, "known.toml", "--format", "csv").out)))
-    assert [cell["samples"] for cell in cells] == [f"{one['samples']:.4g} /s" for one in known]
+    assert [float(cell["samples"]) for cell in cells] == [one["samples"] for one in known]
+    text = command(*asked, "known.toml").out
+    assert all(f" {one['samples']:.4g} /s " in text for one in known)
     command(*asked, "known.toml", "-o", "known.svg")
     picture = read((here / "known.svg").read_bytes())
     assert "samples-1" in picture.shapes
@@ -262,6 +302,12 @@ REFUSALS = {
     "timeline pp-cdp -n 3 -o pp.csv": ["pp-cdp has no order of a step alone"],
     "compare -n 3 --format yaml": ["unknown format 'yaml'"],
     "compare multi-dp --prefetch 2 -n 3": ["prefetch: multi-dp does not take this option"],
+    "compare multi-dp 1f1b --prefetch 2 -n 4": ["prefetch: multi-dp does not take this option"],
+    "compare pp-cdp multi-cdp --collective ring -n 3": ["collective: pp-cdp has no collective; leave it out"],
+    "compare multi-dp 1f1b --seed 2 -n 4": ["seed: seed=2, and nothing is random; leave it out, or give --jitter"],
+    "compare -n 3 --run 2": ["run: run=2, and nothing is random"],
+    "compare -n 3 --contention fair": ["contention: messages take no time; give a --cluster with links"],
+    "compare pp-cdp mp-cdp -n 3 --defer-receives": ["defer-receives: in slots messages take no time; give a --model"],
 }
 
 
@@ -311,8 +357,6 @@ def test_many_runs_have_quantiles_of_their_steps(command: Command, here: Path) -
         csv.DictReader(io.StringIO(command(*line.split(), "--runs", 20, "--format", "csv", "--sort", "95%").out))
     )
     assert [name for name in rows[0] if name.startswith("step ")] == ["step 5%", "step 50%", "step 95%"]
-    once = command(*line.replace("4", "1").split(), "--runs", 20, "--format", "csv").out
-    assert {row["step 95%"] for row in csv.DictReader(io.StringIO(once))} == {"-"}
 
 
 def test_a_picture_of_many_runs_shows_where_their_steps_lie(command: Command, here: Path) -> None:

@@ -17,7 +17,7 @@ from cdpsim.pictures import timeline
 from cdpsim.simulate import reopen
 from tests.conftest import Command, examples
 from tests.patterns import joined
-from tests.strategies import fitting
+from tests.strategies import fitting, taken
 
 HOW = ("fair", "queue")
 NICS = joined("nodes", 4, per_node=2, network=Cable(bandwidth=1e9))
@@ -53,7 +53,7 @@ def test_a_collective_that_uses_a_card_twice_waits_for_itself(contention: str) -
     other stage has anything to send. In a hierarchy one device of each node sends, half of it at a time.
     """
     wanted: dict[str, Any] = {"schedule": "multi-dp", "model": ONE_SUM, "cluster": NICS, "steps": 1}
-    assert makespan(**wanted, expand=True) == 8 + 1
+    assert makespan(**wanted, expand_collectives=True) == 8 + 1
     assert makespan(**wanted, contention=contention) == 8 + 2
     assert makespan(**wanted, contention=contention, collective="hierarchical") == 8 + 1
 
@@ -65,13 +65,16 @@ def contended(draw: st.DrawFn) -> dict[str, Any]:
     sizes = st.integers(0, 10**8)
     costs = {"forward": st.floats(1e-3, 1e-1), "backward": st.floats(1e-3, 1e-1), "weight_backward": st.just(5e-4)}
     stage = st.builds(Stage, **costs, boundary=sizes, parameters=sizes)
-    return wanted | {
-        "model": Model(stages=tuple(draw(st.lists(stage, min_size=wanted["n"], max_size=wanted["n"])))),
-        "cluster": CLUSTERS[draw(st.sampled_from(sorted(CLUSTERS)))],
-        "collective": draw(st.sampled_from(COLLECTIVES)),
-        "contention": draw(st.sampled_from(HOW)),
-        "defer_receives": draw(st.booleans()),
-    }
+    return taken(
+        wanted
+        | {
+            "model": Model(stages=tuple(draw(st.lists(stage, min_size=wanted["n"], max_size=wanted["n"])))),
+            "cluster": CLUSTERS[draw(st.sampled_from(sorted(CLUSTERS)))],
+            "collective": draw(st.sampled_from(COLLECTIVES)),
+            "contention": draw(st.sampled_from(HOW)),
+            "defer_receives": draw(st.booleans()),
+        }
+    )
 
 
 @given(contended())
@@ -87,14 +90,9 @@ def test_a_run_with_contention_keeps_every_rule(wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize("contention", HOW)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_slot_model_knows_no_contention(name: str, contention: str) -> None:
-    """Free messages take nothing from one another; a collective stays in one piece, and slots stay whole."""
-    wanted = fitting(name, 4) | {"collective": "ring"}
-    plain, shared = simulate(**wanted), simulate(**wanted, contention=contention)
-    for table in ("tasks", "messages", "memory"):
-        for column, values in getattr(plain, table).items():
-            assert np.array_equal(values, getattr(shared, table)[column])
-    assert shared.in_slots
-    assert {**plain.request, "contention": contention} == shared.request
+    """Free messages take nothing from one another."""
+    with pytest.raises(RequestError, match="contention: messages take no time; give a --cluster with links"):
+        simulate(**fitting(name, 4), contention=contention)
 
 
 @pytest.mark.parametrize("contention", HOW)
@@ -103,7 +101,7 @@ def test_what_meets_nobody_has_the_same_bits(link: Link, contention: str) -> Non
     """Links without a limit; and one stage's boundary after another, each pair of devices with its own link."""
     model = Model(stages=(Stage(forward=0.3, backward=0.7, boundary=1000, parameters=10),) * 3)
     wanted: dict[str, Any] = {"schedule": "pp-cdp", "model": model, "cluster": Cluster(link=link)}
-    plain, shared = simulate(**wanted, expand=True), simulate(**wanted, contention=contention)
+    plain, shared = simulate(**wanted), simulate(**wanted, contention=contention)
     assert (plain.messages["end"] > plain.messages["start"]).all()
     assert len(plain.messages["end"]) > 10
     assert np.array_equal(ends(plain), ends(shared))
@@ -112,7 +110,7 @@ def test_what_meets_nobody_has_the_same_bits(link: Link, contention: str) -> Non
 def test_exposed_communication_grows_with_it() -> None:
     """All-reduces of four stages through two cards; what devices wait for is messages on their way."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
-    wanted: dict[str, Any] = {"schedule": "multi-dp", "model": model, "cluster": NICS, "expand": True}
+    wanted: dict[str, Any] = {"schedule": "multi-dp", "model": model, "cluster": NICS, "expand_collectives": True}
     free, fair = (measure(simulate(**wanted, contention=how)) for how in ("none", "fair"))
     assert fair.exposed > free.exposed > 0
     assert fair.sent == free.sent
@@ -140,7 +138,8 @@ def test_disorder_and_contention_go_together(contention: str) -> None:
     model = Model(stages=(Stage(forward=0.1, backward=0.2, parameters=10**8, boundary=10**7),) * 3)
     disorder: dict[str, Any] = {"link_jitter": "uniform:0.1", "stop": ["1:0.5 s:1 s"], "slow": ["0:2"]}
     for name in ("multi-dp", "pp-cdp"):
-        wanted: dict[str, Any] = {"schedule": name, "model": model, "contention": contention, "collective": "ring"}
+        wanted: dict[str, Any] = {"schedule": name, "model": model, "contention": contention}
+        wanted |= {"collective": "ring"} if name == "multi-dp" else {}
         trace = simulate(**wanted, cluster=CLUSTERS["switch"], **disorder)
         assert trace.run is not None
         assert violations(trace.run) == {}

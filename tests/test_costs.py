@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import Cluster, Model, Stage, Trace, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import COLLECTIVES
 from cdpsim.program import Kind
@@ -78,7 +78,10 @@ def test_an_all_reduce_takes_its_rounds(collective: str, expected: float) -> Non
 def test_broadcasts_and_reductions_are_trees() -> None:
     """Of three members: two rounds each, whatever all-reduces use."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=300, gradients=100),) * 3)
-    trace = simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW), collective="ring")
+    for name in ("ring", "tree", "double-tree", "hierarchical"):
+        with pytest.raises(RequestError, match="collective: zero-dp sums and broadcasts by trees, whatever"):
+            simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW), collective=name)
+    trace = simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW))
     for op, size in (("broadcast", 300), ("reduce", 100)):
         message = rows(trace, "messages", op=op)
         assert set(message["rounds"].tolist()) == {2}

@@ -74,7 +74,7 @@ def test_what_changes_nothing_is_left_out() -> None:
 def test_slots_are_whole_and_have_no_unit() -> None:
     found = disorder_of(Disorder(), stop=["3:12:2", "0:5"], slots=True)
     assert found.stop == (Stop(device=3, at=12, lasts=2), Stop(device=0, at=5))
-    assert found.to_builtins(slots=True) == {"stop": [{"device": 3, "at": 12, "lasts": 2}, {"device": 0, "at": 5}]}
+    assert found.recorded(slots=True) == {"stop": ["3:12:2", "0:5"]}
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
-from cdpsim.cluster import Link
+from cdpsim.cluster import Devices, Link
 from cdpsim.compare import measure
 from cdpsim.disorder import Disorder, Slow, Stop
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
 from cdpsim.metrics.waiting import idle
 from cdpsim.program import Program
+from cdpsim.runs import Run
 from cdpsim.simulate import reopen
-from cdpsim.trace import Run
 from tests.conftest import examples
-from tests.strategies import disorders, requests, streamed_requests
+from tests.strategies import disorders, requests, streamed_requests, taken
 
 SECONDS = Model(stages=(Stage(forward=1.0, backward=2.0, activation=10, boundary=4, parameters=10),) * 3)
 LINKED = Cluster(link=Link(latency=0.25, bandwidth=40.0))
@@ -37,9 +37,9 @@ def disturbed_requests(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]
     """A request, and what disturbs it."""
     request = draw(requests(most=4) | streamed_requests(most=3))
     disorder = draw(disorders(slots="model" not in request))
-    if "model" not in request and not request.get("cluster", Cluster.unit()).is_free:
-        disorder |= {"jitter": "uniform:0.3"}  # one slot is one second where links are not free
-    return request, disorder | {"seed": draw(st.integers(0, 9)), "run": draw(st.integers(0, 9))}
+    disorder |= {"seed": draw(st.integers(0, 9)), "run": draw(st.integers(0, 9))}
+    whole = taken(request | disorder)
+    return request, {name: value for name, value in whole.items() if name not in request}
 
 
 def same(left: Run, right: Run) -> bool:
@@ -112,7 +112,8 @@ def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
 
 
 def _like(cluster: Cluster, link: Link) -> Cluster:
-    return Cluster(devices=cluster.devices, link=link)
+    """A cluster with as fast devices, one task at a time on each."""
+    return Cluster(devices=tuple(Devices(count=one.count, speed=one.speed) for one in cluster.devices), link=link)
 
 
 def by_ticks(run: Run, stops: Mapping[int, list[tuple[int, int]]]) -> tuple[list[int], list[int]]:
@@ -196,8 +197,9 @@ def test_two_devices_by_hand() -> None:
     assert tasks["start"][own].tolist() == [0, 1, 3, 5]
     assert tasks["end"][own].tolist() == [1, 3, 5, 7]
     assert trace.summary()["makespan"] == 13
-    assert trace.summary()["bubble"] == pytest.approx(2 / 26)  # device 1 stands still for 1 s, device 0 waits for it
-    assert measure(trace).bubble == pytest.approx(2 / 14)  # of the step in which that happens
+    summary = trace.summary()
+    assert summary["idle_of_run"] == pytest.approx(2 / 26)  # device 1 stands still for 1 s, device 0 waits for it
+    assert (summary["period"], summary["bubble"]) == (6, 0)  # of the second step, in which nothing happens
     first = (tasks["device"] == 0) & (tasks["step"] == 1) & (tasks["kind"] == "F") & (tasks["stage"] == 0)
     assert tasks["start"][first].tolist() == [7]
 
@@ -257,18 +259,15 @@ def test_what_disturbs_is_recorded_and_served_again(tmp_path: Any) -> None:
     """With the seed and the number of the run; what is not asked for is not there."""
     asked: dict[str, Any] = {"jitter": "lognormal:0.2", "slow": ["1:2.5"], "stop": ["2:3 s:1 s"], "seed": 5, "run": 3}
     trace = simulate("multi-cdp", model=SECONDS, cluster=LINKED, **asked)
-    assert trace.request["disorder"] == {
-        "jitter": "lognormal:0.2",
-        "slow": [{"device": 1, "factor": 2.5}],
-        "stop": [{"device": 2, "at": "3 s", "lasts": "1 s"}],
-    }
+    said: dict[str, Any] = {"jitter": "lognormal:0.2", "slow": ["1:2.5"], "stop": ["2:3 s:1 s"], "seed": 5, "run": 3}
+    assert {name: trace.request[name] for name in said} == said
     trace.save(tmp_path / "trace")
     again = reopen(tmp_path / "trace")
     assert again.run is not None
     assert again.summary() == trace.summary()
     simulate("multi-dp", 4, slow=["3:4"], stop=["1:3:2"]).save(tmp_path / "slots")
     assert reopen(tmp_path / "slots").run is not None
-    assert not {"disorder", "run"} & set(simulate("multi-dp", 4).request)
+    assert not {"jitter", "link_jitter", "slow", "stop", "run"} & set(simulate("multi-dp", 4).request)
 
 
 def test_a_cluster_that_says_it_is_disturbed_as_if_it_were_asked() -> None:
@@ -296,7 +295,10 @@ def test_another_seed_or_run_is_another_run() -> None:
         ({"slow": ["7:2"]}, "slow: there is no device 7 for multi-dp; take one from 0 to 2"),
         ({"stop": ["3:2"]}, "stop: there is no device 3 for multi-dp; take one from 0 to 2"),
         ({"run": -1}, "run=-1 must be at least 0"),
-        ({"cluster": Cluster(disorder=Disorder(stop=(Stop(device=1, at=0.5),)))}, "would stop within a slot"),
+        (
+            {"cluster": Cluster(disorder=Disorder(stop=(Stop(device=1, at=0.5),)))},
+            "model: is of slots, which have no seconds",
+        ),
     ],
 )
 def test_what_does_not_go_with_the_request_is_refused(options: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ from cdpsim.simulate import reopen
 from cdpsim.topology import Cable, Topology
 from cdpsim.units import Work
 from tests.conftest import examples
-from tests.strategies import fitting, requests, seconds
+from tests.strategies import fitting, lanes, requests, seconds, taken
 
 WHOLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
 REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
@@ -53,11 +53,13 @@ def alike(draw: st.DrawFn) -> dict[str, Any]:
     link = Link(latency=draw(st.just(0.0) | st.floats(1e-6, 10.0)), bandwidth=draw(st.floats(1e6, 1e12)))
     wanted |= {"steps": draw(st.integers(1, 3)), "replicas": draw(st.integers(1, REPLICAS[name]))}
     wanted["model"] = evenly(n, draw(st.lists(seconds, min_size=n, max_size=n)))
-    wanted["cluster"] = Cluster(devices=(Devices(lanes=draw(st.integers(1, 2))),), link=link)
+    wanted["cluster"] = Cluster(
+        devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link
+    )
     wanted["collective"] = draw(st.sampled_from(COLLECTIVES))
     if "prefetch" in SCHEDULES[name].options:
         wanted["prefetch"] = draw(st.integers(0, 2))
-    return wanted
+    return taken(wanted)
 
 
 def bytes_sent(trace: Trace) -> list[int]:
@@ -69,23 +71,25 @@ def bytes_sent(trace: Trace) -> list[int]:
 @settings(max_examples=examples(120), deadline=None)
 def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]) -> None:
     """To the last round, and every byte is sent by the device that sent it in one piece."""
-    whole, parts = simulate(**wanted), simulate(**wanted, expand=True)
+    whole, parts = simulate(**wanted), simulate(**taken(wanted | {"expand_collectives": True}))
     assert np.isclose(whole.summary()["makespan"], parts.summary()["makespan"], rtol=1e-9)
     assert bytes_sent(whole) == bytes_sent(parts)
     assert (parts.messages["op"] == "p2p").all()
-    assert {**whole.request, "expand_collectives": True} == parts.request
+    if set(whole.messages["op"]) - {"p2p"}:
+        assert {**whole.request, "expand_collectives": True} == parts.request
 
 
 @given(requests())
 @settings(max_examples=examples(120), deadline=None)
 def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     """With uneven stages, devices and links; both engines agree, and payloads are cut with a rest, too."""
-    wanted["collective"] = "tree" if "model" not in wanted else wanted["collective"]  # one part: it goes into slots
-    trace = simulate(**wanted, expand=True)
+    slots = {} if "model" in wanted else {"collective": "tree"}  # one part: it goes into slots
+    wanted = taken(wanted | {"expand_collectives": True} | slots)
+    trace = simulate(**wanted)
     assert trace.run is not None
     check(trace.run.program)
     assert violations(trace.run) == {}
-    again = simulate(**wanted, expand=True, engine="simpy")
+    again = simulate(**wanted, engine="simpy")
     assert again.run is not None
     assert np.array_equal(trace.run.end, again.run.end)
 
@@ -105,7 +109,7 @@ def test_nothing_is_later_than_in_one_piece(wanted: dict[str, Any], speeds: list
         "model": Model(stages=tuple(stages)),
         "cluster": Cluster(devices=devices, link=Link(latency=0.5)),
     }
-    whole, parts = simulate(**uneven), simulate(**uneven, expand=True)
+    whole, parts = simulate(**uneven), simulate(**taken(uneven | {"expand_collectives": True}))
     count = len(whole.run.program.tasks) if whole.run else 0
     assert whole.run is not None and parts.run is not None
     assert (parts.run.end[:count] <= whole.run.end[:count] * (1 + 1e-9)).all()
@@ -118,7 +122,7 @@ def test_each_all_reduce_lasts_as_long_as_its_algorithm(n: int, collective: str)
     link = Link(latency=0.25, bandwidth=1e8)
     model = evenly(n, [1.0] * n)
     wanted: dict[str, Any] = {"model": model, "cluster": Cluster(link=link), "collective": collective, "steps": 1}
-    whole, parts = simulate("multi-dp", n, **wanted), simulate("multi-dp", n, **wanted, expand=True)
+    whole, parts = simulate("multi-dp", n, **wanted), simulate("multi-dp", n, **wanted, expand_collectives=True)
     for stage in range(n):
         one, many = (trace.messages["stage"] == stage for trace in (whole, parts))
         assert whole.messages["start"][one].min() == parts.messages["start"][many].min()
@@ -131,7 +135,7 @@ def test_stages_of_a_hierarchy_follow_one_another() -> None:
     topology = Topology(kind="nodes", per_node=3, link=wide, network=narrow)
     cluster = Cluster(devices=(Devices(count=6),), topology=topology)
     wanted: dict[str, Any] = {"model": evenly(4, [1.0] * 4), "cluster": cluster, "collective": "hierarchical"}
-    whole, parts = (simulate("multi-dp", 4, **wanted, expand=expanded) for expanded in (False, True))
+    whole, parts = (simulate("multi-dp", 4, **wanted, expand_collectives=expanded) for expanded in (False, True))
     assert np.isclose(whole.summary()["makespan"], parts.summary()["makespan"], rtol=1e-12)
     between = (parts.messages["src"] == 3) | (parts.messages["dst"].astype(int) == 3)
     size = parts.messages["size"][between]
@@ -147,12 +151,14 @@ def test_devices_hold_as_much_at_their_peaks(name: str, collective: str) -> None
 
     In pipelines those that go on hand over boundaries earlier, which so meet others: there stages have none.
     """
-    wanted = fitting(name, 4) | {"replicas": REPLICAS[name], "collective": collective}
+    wanted = taken(fitting(name, 4) | {"replicas": REPLICAS[name], "collective": collective})
     stages = evenly(4, [1.0, 2.0, 1.0, 3.0]).stages
     without = () if name in TABLE_1 else ("boundary",)
     wanted["model"] = Model(stages=tuple(replace(stage, **dict.fromkeys(without, 0)) for stage in stages))
     wanted["cluster"] = Cluster(link=Link(latency=0.25, bandwidth=1e8))
-    whole, parts = (simulate(**wanted, expand=expanded).summary() for expanded in (False, True))
+    whole, parts = (
+        simulate(**taken(wanted | {"expand_collectives": expanded})).summary() for expanded in (False, True)
+    )
     for one, other in zip(whole["peak_memory"], parts["peak_memory"], strict=True):
         assert one.pop("total") >= other.pop("total")
         assert one == other
@@ -162,7 +168,7 @@ def test_three_members_of_a_broadcast_by_hand() -> None:
     """Root to 1, then root to 2: 1 has it a round earlier, and goes on."""
     stage = Stage(forward=1.0, backward=1.0, parameters=100)
     cluster = Cluster(link=Link(latency=0.5, bandwidth=100.0))
-    trace = simulate("zero-dp", 3, steps=1, model=Model(stages=(stage,) * 3), cluster=cluster, expand=True)
+    trace = simulate("zero-dp", 3, steps=1, model=Model(stages=(stage,) * 3), cluster=cluster, expand_collectives=True)
     first = trace.messages["stage"] == 0
     columns = (trace.messages[name][first].tolist() for name in ("content", "src", "dst", "start", "end"))
     rows = list(zip(*columns, strict=True))
@@ -172,12 +178,27 @@ def test_three_members_of_a_broadcast_by_hand() -> None:
     assert starts == {0: 3.0, 1: 1.5, 2: 3.0}  # the root is done with sending when its last message has gone
 
 
+def test_a_member_holds_what_it_has_to_hand_on() -> None:
+    """Root to 1 in the first second, then root to 2 and 1 to 3: 1 uses its copy until 1.25 s, and has it until 2 s.
+
+    The other 100 bytes are its own stage's.
+    """
+    stage = Stage(forward=0.25, backward=0.25, parameters=100, gradients=0)
+    cluster = Cluster(link=Link(bandwidth=100.0))
+    trace = simulate("zero-dp", 4, steps=1, model=Model(stages=(stage,) * 4), cluster=cluster, expand_collectives=True)
+    forward = (trace.tasks["device"] == 1) & (trace.tasks["stage"] == 0) & (trace.tasks["kind"] == "F")
+    assert trace.tasks["end"][forward].tolist() == [1.25]
+    held = (trace.memory["device"] == 1) & (trace.memory["category"] == "parameters") & (trace.memory["time"] < 3)
+    assert trace.memory["time"][held].tolist() == [0.0, 1.0, 2.0]
+    assert trace.memory["size"][held].tolist() == [100, 200, 100]
+
+
 def test_two_members_of_a_ring_exchange_halves() -> None:
     """An odd number of bytes: one half is a byte larger."""
     stage = Stage(forward=1.0, backward=1.0, parameters=101)
     cluster = Cluster(link=Link(latency=0.5, bandwidth=100.0))
     model = Model(stages=(stage,) * 2)
-    trace = simulate("multi-dp", 2, steps=1, model=model, cluster=cluster, collective="ring", expand=True)
+    trace = simulate("multi-dp", 2, steps=1, model=model, cluster=cluster, collective="ring", expand_collectives=True)
     first = trace.messages["stage"] == 0
     sizes = trace.messages["size"][first].tolist()
     assert sorted(sizes) == [50, 50, 51, 51]
@@ -205,12 +226,12 @@ def test_a_program_without_collectives_stays_as_it_is() -> None:
 def test_slots_cannot_be_cut() -> None:
     """A stage's worth is one; trees and recursive doubling send it whole."""
     with pytest.raises(RequestError, match="expand-collectives: cuts a stage's worth into 3 parts"):
-        simulate("multi-dp", 3, collective="ring", expand=True)
-    assert bytes_sent(simulate("multi-dp", 3, expand=True)) == bytes_sent(simulate("multi-dp", 3))
+        simulate("multi-dp", 3, collective="ring", expand_collectives=True)
+    assert bytes_sent(simulate("multi-dp", 3, expand_collectives=True)) == bytes_sent(simulate("multi-dp", 3))
 
 
 def test_an_expanded_trace_is_opened_again(tmp_path: Any) -> None:
     """Its request says how it was made."""
-    trace = simulate("zero-dp", 3, expand=True)
+    trace = simulate("zero-dp", 3, expand_collectives=True)
     trace.save(tmp_path / "a")
     assert reopen(tmp_path / "a").run is not None

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -280,25 +281,241 @@ def test_a_file_system_that_cannot_sync_folders_is_none_the_worse(
     assert (tmp_path / "new" / "a").read_text() == "1"
 
 
-def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("force", [False, True])
+def test_what_gets_its_name_is_on_the_disk_before_and_its_name_after(
+    force: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync = os.fsync
 
     def watched_fsync(descriptor: int) -> None:
         name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        events.append("sync folder" if name == str(tmp_path) else f"sync {Path(name).stat().st_size} bytes")
+        named = "named" if (tmp_path / "a").exists() else "nameless"
+        events.append(f"{named} folder" if name == str(tmp_path) else f"{named} {Path(name).stat().st_size} bytes")
         fsync(descriptor)
 
-    def watched_replace(file: Path, target: Path) -> Path:
-        events.append("rename")
-        return replace(file, target)
-
     monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(Path, "replace", watched_replace)
-    write_file(tmp_path / "a", ["12345"])
-    assert events == ["sync 5 bytes", "rename", "sync folder"]
+    write_file(tmp_path / "a", ["12345"], force=force)
+    assert events == ["nameless 5 bytes", "named folder"]
+
+
+# What others write meanwhile
+
+
+@pytest.fixture(params=[True, False], ids=["links", "no links"])
+def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system with hard links, and one without."""
+    if not request.param:
+        monkeypatch.setattr(os, "link", _failing(errno.EPERM))
+
+
+def _meanwhile(act: Callable[[], object]) -> Iterator[str]:
+    """Chunks of a file; another program acts while they are made."""
+    yield "mi"
+    act()
+    yield "ne"
+
+
+def _tree(folder: Path) -> dict[str, str]:
+    """The content of every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.usefixtures("_links")
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    with pytest.raises(RequestError, match="a: already exists; --force overwrites"):
+        write_file(target, _meanwhile(lambda: target.write_text("theirs")))
+    assert _tree(tmp_path) == {"a": "theirs"}
+    target.unlink()
+    write_file(target, _meanwhile(lambda: target.write_text("theirs")), force=True)
+    assert _tree(tmp_path) == {"a": "mine"}
+
+
+@pytest.mark.usefixtures("_links")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_that_appears_meanwhile_in_a_folder_is_not_overwritten(there: bool, tmp_path: Path) -> None:
+    """And none of the others is left there."""
+    folder = tmp_path / "out"
+    if there:
+        folder.mkdir()
+
+    def act() -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "b").write_text("theirs")
+
+    with pytest.raises(RequestError, match="b: already exists; --force overwrites"):
+        write_folder(folder, {"a": ["1"], "b": ["2"], "c": _meanwhile(act)})
+    assert _tree(tmp_path) == {"out/b": "theirs"}
+    shutil.rmtree(folder)
+    write_folder(folder, {"a": ["1"], "b": ["2"], "c": _meanwhile(act)}, force=True)
+    assert _tree(tmp_path) == {"out/a": "1", "out/b": "2", "out/c": "mine"}
+
+
+@pytest.mark.usefixtures("_links")
+@pytest.mark.parametrize("inside", [[], ["theirs"]])
+def test_a_folder_that_appears_meanwhile_keeps_what_it_has(inside: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+
+    def act() -> None:
+        folder.mkdir(mode=0o700)
+        for name in inside:
+            (folder / name).write_text("x")
+
+    write_folder(folder, {"a": ["1"], "b": _meanwhile(act)})
+    assert _tree(tmp_path) == {"out/a": "1", "out/b": "mine"} | {f"out/{name}": "x" for name in inside}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_appears_at_the_last_moment_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for it and the renaming."""
+    rename = Path.rename
+
+    def late(file: Path, target: Path) -> Path:
+        target.mkdir()
+        (target / "theirs").write_text("x")
+        return rename(file, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    write_folder(tmp_path / "out", {"a": ["1"]})
+    assert _tree(tmp_path) == {"out/a": "1", "out/theirs": "x"}
+
+
+def test_obsolete_files_go_with_what_is_overwritten(tmp_path: Path) -> None:
+    for name in ("a", "seal", "gone", "mine"):
+        (tmp_path / name).write_text("old")
+    write_folder(tmp_path, {"a": ["new"], "seal": ["new"]}, force=True, obsolete=["gone", "never there"])
+    assert _tree(tmp_path) == {"a": "new", "seal": "new", "mine": "old"}
+
+
+KILLED = """
+import os, signal, sys
+from itertools import count
+from pathlib import Path
+from cdpsim.files import write_folder
+
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.link", "os.rmdir"}
+home, there = Path(sys.argv[1]), sys.argv[2] == "there"
+old, new = ({name: [side + name] for name in ("a", "b", "c", "seal")} for side in ("old ", "new "))
+
+def save(k):
+    events = count()
+    def hook(event, arguments):
+        if event in EVENTS and next(events) == k:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    write_folder(home / str(k), new, force=True, obsolete=["runs"])
+
+for k in count():
+    if there:
+        write_folder(home / str(k), old)
+        (home / str(k) / "mine").write_text("mine")
+        (home / str(k) / "runs").write_text("old runs")
+    child = os.fork()
+    if not child:
+        save(k)
+        os._exit(0)
+    if not os.waitpid(child, 0)[1]:
+        break
+print(k)
+"""
+
+
+@pytest.mark.parametrize("before", ["there", "nothing"])
+def test_a_kill_between_any_two_steps_leaves_the_old_files_or_the_new_ones_or_no_seal(
+    before: str, tmp_path: Path
+) -> None:
+    """The k-th folder is that of a process that was killed before its k-th change of the file system."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path), before]
+    kills = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert kills >= 6
+    sides: list[str] = []
+    for k in range(kills + 1):
+        found = {name: text for name, text in _tree(tmp_path / str(k)).items() if not name.startswith(".cdpsim-")}
+        assert found.pop("mine", "mine") == "mine"
+        sealed = {content.split()[0] for content in found.values()} if "seal" in found else {"refused"}
+        assert len(sealed) == 1, f"a mixture after kill {k}: {found}"
+        sides += sealed
+    kinds = ["old", "refused", "new"] if before == "there" else ["refused", "new"]
+    assert sorted(sides, key=kinds.index) == sides
+    assert set(sides) == set(kinds)
+    assert "runs" not in _tree(tmp_path / str(kills))
+
+
+TERMINATED = """
+import signal, sys
+from cdpsim import console
+from cdpsim.files import write_file, write_folder
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored
+def chunks():
+    yield "x" * 100_000
+    print("writing", flush=True)
+    while True:
+        signal.pause()
+def serve(arguments):
+    target = sys.argv[1]
+    write_file(target, chunks()) if sys.argv[2] == "file" else write_folder(target, {"a": ["1"], "b": chunks()})
+    return 0
+sys.exit(console.run(serve))
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_leaves_no_temporaries(kind: str, number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "target"), kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(number)
+        assert process.communicate() == ("", "cdpsim: terminated\n")
+        assert process.returncode == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is read
+
+
+def test_what_was_read_is_not_overwritten(tmp_path: Path) -> None:
+    """By none of its names, and only while a command is served."""
+    model, hard, soft = (tmp_path / name for name in ("model", "hard", "soft"))
+    model.write_text("precious")
+    hard.hardlink_to(model)
+    soft.symlink_to(model)
+    with files.inputs_kept():
+        check_writable(model, force=True)  # not read yet
+        read_text(soft)
+        for name in (model, hard, soft):
+            with pytest.raises(RequestError, match=f"{name.name}: is read by this command; write to another name"):
+                write_file(name, ["lost"], force=True)
+            with pytest.raises(RequestError, match="is read by this command"):
+                check_writable(tmp_path, ["new", name.name], force=True)
+        read_text(tmp_path / "model", rewritten=True)
+        write_file(tmp_path / "other", ["1"])
+    assert _tree(tmp_path) == dict.fromkeys(("model", "hard", "soft"), "precious") | {"other": "1"}
+    write_file(model, ["new"], force=True)
+    assert model.read_text() == "new"
+
+
+def test_what_a_command_has_written_it_may_write_again(tmp_path: Path) -> None:
+    """Also after it has read that, and by the number of a file that is gone."""
+    with files.inputs_kept():
+        for content in ("one", "two", "three"):
+            write_file(tmp_path / "results", [content], force=True)
+            assert read_text(tmp_path / "results") == content
+    assert (tmp_path / "results").read_text() == "three"
+
+
+def test_what_is_rewritten_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("one")
+    with files.inputs_kept():
+        content = read_text(tmp_path / "results", rewritten=True)
+        write_file(tmp_path / "results", [content, " two"], force=True)
+    assert (tmp_path / "results").read_text() == "one two"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_names_that_somebody_chose_are_text(tmp_path: Path) -> None:
     trace.summary()["request"] = {"schedule": name, "model": {"name": name}, "cluster": {"name": name}}
     picture = Picture(trace)
     (title,) = (words for words in picture.words if "script" in words)
-    assert title.startswith("</script>$x^'\"&<b>  xxx")
+    assert title.startswith("</script>$x^'\"&<b>\\n\\x00xxx")
     assert title.count("x…") == 3
     assert "</script>" not in picture.text
     figure = gantt(trace)

@@ -14,7 +14,7 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version errors progress help console columns variates filling compiled stops paths files units fileform
+    version display errors progress help console columns variates filling compiled stops paths files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
@@ -25,9 +25,12 @@ DRAWN = """
     assemble.replicated assemble.sharded assemble
     costs disturb expand streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
-    metrics.traffic metrics.waiting metrics
+    metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    stalled trace invariants pyramid limits request simulate montecarlo
+    runs stalled trace
+    invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
+    invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
+    pyramid limits request simulate montecarlo
     compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
@@ -111,7 +114,7 @@ def test_a_module_imports_only_from_layers_above(name: str) -> None:
 
 
 # The harness: packages, each of which imports only from itself and those before it.
-HARNESS = ("training", "profile", "replay", "ranks", "report", "calibrate", "trial", "__main__")
+HARNESS = ("modules", "training", "profile", "replay", "ranks", "report", "calibrate", "trial", "__main__")
 HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
 
 

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 
 from cdpsim import Cluster, Model, Stage, simulate
-from cdpsim.cluster import Cable, Devices, Link, Topology
+from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.program import Category, Edge, Edges, Program
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 from tests.strategies import requests
 
 Fault = Callable[[], Run]
 WEIGHTLESS = Model(stages=(Stage(forward=1.0, backward=1.0, activation=1),) * 3)
+OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
 
 
 def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
@@ -91,7 +92,7 @@ def _cut(run: Run, rows: Any) -> Run:
 
 def infinite() -> Run:
     """One replica's last update never happens; its cost is as endless, so that nothing else is wrong with it."""
-    name = "U(t=2,j=0) on device 2"
+    name = "U(t=2,j=2) on device 2"
     run = shifted(sound("multi-dp", model=WEIGHTLESS), name, end=np.inf)
     return lasting(run, name, np.inf)
 
@@ -168,13 +169,19 @@ def released_later() -> Run:
 
 def read_by_backward() -> Run:
     """A backward reads another version than its forward."""
-    run = sound(model=WEIGHTLESS)
-    return column(run, "tasks", "version", node(run.program, "B(t=1,i=2,j=0)"), 0)
+    run = sound(model=WEIGHTLESS, steps=2)
+    run = column(run, "tasks", "version", node(run.program, "B(t=1,i=2,j=0)"), 0)
+    return asked(run, {"lags": OLD, "backward": [*OLD[:2], [1, 0, 0]]})
+
+
+def asked(run: Run, rule: object) -> Run:
+    """Let the request say another rule."""
+    return replace(run, request={**run.request, "rule": rule})
 
 
 def read_by_both(t: int, version: int) -> Run:
-    """A forward and its backward agree on a wrong version."""
-    run = sound(model=WEIGHTLESS)
+    """A forward and its backward agree on a wrong version, in the last step."""
+    run = sound(model=WEIGHTLESS, steps=t + 1)
     rows = [node(run.program, f"{kind}(t={t},i=0,j=0)") for kind in "FB"]
     return column(run, "tasks", "version", rows, version)
 
@@ -193,32 +200,101 @@ def fewer_devices() -> Run:
     return replace(run, program=replace(run.program, devices=2))
 
 
-def sent_by_another() -> Run:
-    """Parameters come from a device that does not hold them."""
-    run = sound()
-    row = message(run, "p2p parameters(t=0,j=1) 2->1")
-    return column(run, "messages", "src", row, 0)
-
-
 def unhindered() -> Run:
     """Messages pass through the links that they share as if each were alone there."""
     network = Cable(latency=1e-3, bandwidth=1e9)
     cluster = Cluster(devices=(Devices(count=4),), topology=Topology(kind="switch", link=network))
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
     sharing, free = (
-        sound("multi-dp", 4, model=model, cluster=cluster, expand=True, contention=how) for how in ("fair", "none")
+        sound("multi-dp", 4, model=model, cluster=cluster, expand_collectives=True, contention=how)
+        for how in ("fair", "none")
     )
     return replace(free, costs=sharing.costs)
 
 
+def without(run: Run, before: str, after: str) -> Run:
+    """Run again without a dependency."""
+    return again(run, without_edge(run.program, before, after))
+
+
+def unhurried(schedule: str, n: int = 3, **options: Any) -> Run:
+    """A run of stages that weigh nothing, whose messages take half a task each."""
+    return sound(schedule, n, **({"model": WEIGHTLESS, "cluster": Cluster(link=Link(latency=0.5))} | options))
+
+
+def ignored_dependency() -> Run:
+    """A dependency that nothing but the program asks for is not kept."""
+    run = sound("multi-dp")
+    ends = (node(run.program, name) for name in ("U(t=2,j=0)", "F(t=0,i=0,j=0)"))
+    return replace(run, program=with_edge(run.program, *ends))
+
+
+def updated_before_the_sum() -> Run:
+    """An update waits for its own device's gradient and not for the sum of all."""
+    run = unhurried("multi-dp")
+    name = "U(t=2,j=2) on device 0"
+    program = without_edge(run.program, "all_reduce gradient(t=2,j=2)", name)
+    return again(run, with_edge(program, node(program, "B(t=2,i=0,j=0)"), node(program, name)))
+
+
+def given_twice() -> Run:
+    """A device gives its gradient away twice, and another one its not at all."""
+    run = sound()
+    return column(run, "messages", "src", message(run, "p2p gradient(t=1,j=0) 1->2"), 0)
+
+
+def round_skipped() -> Run:
+    """In the second round of a ring device 0 passes on what is still on its slow way from device 1."""
+    cluster = Cluster(link=Link(latency=0.5), links=(PairLink(between=(0, 1), latency=2.0),))
+    run = unhurried("multi-dp", cluster=cluster, expand_collectives=True, collective="ring", steps=1)
+    edges, first = run.program.edges, len(run.program.tasks)  # three messages a round: 1->0, 2->1, 0->2
+    keep = (edges.before != first) | (edges.after != first + 5)
+    fewer = Edges(edges.before[keep], edges.after[keep], edges.kind[keep])
+    return again(run, replace(run.program, edges=fewer))
+
+
+def hurried_host() -> Run:
+    """A host makes two updates at once."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, host_optimizer=1, host_update=2.0),) * 3)
+    return without(sound("single-dp", model=model), "U(t=2,j=1)", "U(t=2,j=2)")
+
+
+def moved_too_early() -> Run:
+    """A state leaves its user before that is done."""
+    run = unhurried("zero-cdp", prefetch=9)
+    return without(run, "F(t=1,i=0,j=1)", "p2p state(t=1,j=1) 0->2")
+
+
+def left_behind() -> Run:
+    """An optimizer state leaves for its next update before the one that it is at has been made."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, optimizer=1),) * 3)
+    program = (run := unhurried("mp-cdp", model=model, prefetch=9)).program
+    early, update, state = (node(program, name) for name in ("B(t=1,i=1,j=1)", "U(t=1,j=1)", "p2p state(t=1,j=1)"))
+    program = without_edge(program, program.describe(update), program.describe(state))
+    return again(run, with_edge(program, early, state))
+
+
+def dropped_while_sent() -> Run:
+    """A device lets a version go when its own tasks have read it, while it still sends it."""
+    run = sound(model=Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 3), cluster=SLOW_LINKS)
+    buffers = run.program.buffers
+    stay = buffers.kept_until >> 1 != node(run.program, "p2p parameters(t=0,j=2) 0->1")
+    fewer = replace(buffers, kept=buffers.kept[stay], kept_until=buffers.kept_until[stay])
+    return replace(run, program=replace(run.program, buffers=fewer))
+
+
+def no_room_for_what_comes() -> Run:
+    """A receiver does not count what is on its way."""
+    run = sound(model=Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 3), cluster=SLOW_LINKS)
+    return without_buffer(run, Category.COMMUNICATION, device=1, stage=0, version=2)
+
+
+SLOW_LINKS = Cluster(link=Link(latency=0.5))
 FAULTS: dict[str, Fault] = {
     "links_carry_no_more_than_they_can": unhindered,
     "times_are_finite": infinite,
     "nodes_last_their_cost": lambda: shifted(sound(), "U(t=2,j=0)", end=1),
-    "data_is_there": lambda: shifted(sound(), "p2p gradient(t=2,j=0) 0->1", start=-1, end=-1),
-    "pulled_messages_find_room": lambda: shifted(sound(), "p2p parameters(t=0,j=2) 0->1", start=-1, end=-1),
-    "barriers_hold": lambda: shifted(sound(rule="cdp-v1"), "U(t=2,j=2)", start=-1, end=-1),
-    "streams_keep_their_order": lambda: shifted(streaming(), "p2p parameters(t=0,j=1) 1->0", -0.25, -0.25),
+    "dependencies_are_kept": ignored_dependency,
     "lanes_do_one_task_at_a_time": overlapping_tasks,
     "releases_are_kept": released_later,
     "nothing_waits_without_cause": lambda: shifted(sound(), "U(t=2,j=0)", start=1, end=1),
@@ -226,18 +302,34 @@ FAULTS: dict[str, Fault] = {
     "boundaries_cross_by_one_message": lambda: column(
         run := sound("pp-cdp"), "messages", "dst", message(run, "p2p activation(t=1,i=1,j=0)"), 2
     ),
+    "backwards_read_what_their_forward_read": read_by_backward,
     "messages_leave_their_device": lambda: column(
         run := sound(), "messages", "dst", message(run, "p2p gradient(t=0,j=0) 0->1"), 0
     ),
     "devices_exist": fewer_devices,
+    "collectives_go_round_by_round": round_skipped,
+    "gradients_are_sent_after_they_are_made": lambda: without(
+        unhurried("multi-cdp"), "B(t=2,i=0,j=0)", "p2p gradient(t=2,j=0) 0->1"
+    ),
+    "gradients_are_summed_once": given_twice,
+    "updates_come_after_all_their_gradients": updated_before_the_sum,
+    "barriers_hold": lambda: without(sound(rule="cdp-v1"), "B(t=2,i=2,j=0)", "U(t=2,j=2)"),
     "versions_are_made_in_order": versions_swapped,
-    "versions_exist_before_they_are_read": lambda: read_by_both(1, 1),
-    "readings_are_at_most_one_step_old": lambda: read_by_both(2, 0),
-    "backwards_read_what_their_forward_read": read_by_backward,
-    "updates_come_after_all_their_gradients": update_too_early,
-    "gradients_are_summed_once": doubled_gradient,
+    "versions_exist_before_they_are_read": lambda: asked(read_by_both(1, 1), [[0, 1, 0], *OLD[1:]]),
+    "versions_are_sent_after_they_are_made": lambda: without(
+        unhurried("multi-cdp", prefetch=9), "U(t=0,j=2)", "p2p parameters(t=0,j=2) 2->0"
+    ),
+    "readings_are_as_old_as_the_rule_says": lambda: read_by_both(2, 0),
+    "states_go_from_user_to_user": moved_too_early,
+    "optimizer_states_follow_updates": left_behind,
+    "pulled_messages_find_room": lambda: without(sound(), "F(t=1,i=1,j=1)", "p2p parameters(t=0,j=2) 0->1"),
+    "hosts_make_one_update_at_a_time": hurried_host,
+    "streams_keep_their_order": lambda: without(
+        streaming(), "p2p parameters(t=0,j=0) 1->0", "p2p parameters(t=0,j=1) 1->0"
+    ),
     "readers_hold_what_they_read": lambda: without_buffer(sound(), Category.PARAMETERS, device=1, stage=0, version=0),
-    "senders_hold_what_they_send": sent_by_another,
+    "senders_hold_what_they_send": dropped_while_sent,
+    "receivers_hold_what_arrives": no_room_for_what_comes,
     "activations_are_held_from_forward_to_backward": lambda: without_buffer(sound(), Category.ACTIVATIONS),
     "what_is_held_is_freed": freed_before_held,
 }
@@ -255,11 +347,75 @@ def stranger_as_root() -> Run:
     return column(run, "messages", "src", message(run, "broadcast parameters(t=0,j=1)"), 7)
 
 
+def never_updated() -> Run:
+    """The last update of a stage makes the version before once more."""
+    run = sound()
+    return column(run, "tasks", "version", node(run.program, "U(t=2,j=1)"), 2)
+
+
+def moved(schedule: str, name: str, end: str, device: int, **options: Any) -> Run:
+    """A message goes from or to another device."""
+    run = sound(schedule, **options)
+    return column(run, "messages", end, message(run, name), device)
+
+
+def updated_elsewhere() -> Run:
+    """A device updates a stage that it never had."""
+    run = sound()
+    return column(run, "tasks", "device", node(run.program, "U(t=2,j=1)"), 0)
+
+
+def optimizer_elsewhere() -> Run:
+    """An optimizer state goes where it is not updated next."""
+    run = sound("mp-cdp", model=Model(stages=(Stage(forward=1.0, backward=1.0, optimizer=1),) * 3))
+    return column(run, "messages", "dst", message(run, "p2p state(t=1,j=1) 4->3"), 5)
+
+
+def turned_lane() -> Run:
+    """A lane is to do its last task first."""
+    run = streaming()
+    order = run.program.lane_tasks.copy()
+    order[[0, -1]] = order[[-1, 0]]
+    return replace(run, program=replace(run.program, lane_tasks=order))
+
+
+def another_algorithm() -> Run:
+    """A message of a collective goes to the wrong member."""
+    run = sound("multi-dp", expand_collectives=True, collective="ring", model=WEIGHTLESS)
+    row = message(run, "p2p gradient(t=0,j=0) 1->0")
+    return column(run, "messages", "dst", row, 2)
+
+
 @pytest.mark.parametrize(
     ("fault", "name", "problem"),
     [
         (missing_message, "boundaries_cross_by_one_message", "has not exactly one message that brings its boundary"),
         (stranger_as_root, "messages_leave_their_device", r"has the members \[0, 1, 2\] and the root 7"),
+        (never_updated, "versions_are_made_in_order", "version 3 of stage 1 is never made"),
+        (updated_elsewhere, "versions_are_made_in_order", "replaces a version that its device never gets"),
+        (
+            lambda: moved("multi-cdp", "p2p parameters(t=0,j=2) 0->1", "dst", 2),
+            "versions_exist_before_they_are_read",
+            r"F\(t=1,i=1,j=2\) reads a version that its device never gets",
+        ),
+        (
+            lambda: moved("mp-cdp", "p2p parameters(t=0,j=0)", "src", 5, model=WEIGHTLESS),
+            "versions_are_sent_after_they_are_made",
+            "carries a version that its sender never gets",
+        ),
+        (
+            lambda: moved("zero-cdp", "p2p state(t=1,j=1) 0->2", "src", 1),
+            "states_go_from_user_to_user",
+            r"p2p state\(t=1,j=1\) 1->2 is not where the state of its stage is",
+        ),
+        (optimizer_elsewhere, "optimizer_states_follow_updates", "4->5 does not go from an update to the next"),
+        (
+            lambda: moved("mp-cdp", "p2p gradient(t=1,j=1) 3->4", "src", 5),
+            "gradients_are_summed_once",
+            "p2p gradient.* takes gradients from a device that has none",
+        ),
+        (turned_lane, "streams_keep_their_order", "wait for each other in a circle"),
+        (another_algorithm, "collectives_go_round_by_round", "goes by no algorithm that it may"),
     ],
 )
 def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -> None:

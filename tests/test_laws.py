@@ -16,10 +16,10 @@ from cdpsim.costs import Costs
 from cdpsim.engine import ENGINES
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
+from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule, State
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
-from cdpsim.trace import Run
 from tests.conftest import examples
 from tests.strategies import requests
 

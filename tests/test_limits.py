@@ -116,7 +116,7 @@ def test_an_expansion_is_refused_for_all_of_its_messages(
     It is refused before anything is laid out, where messages alone are too many and single collectives are large.
     """
     cluster, model = Cluster(), Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
-    request: dict[str, Any] = {"model": model, "cluster": cluster, "collective": collective, "expand": True}
+    request: dict[str, Any] = {"model": model, "cluster": cluster, "collective": collective, "expand_collectives": True}
     assert len(simulate("multi-dp", **request).messages["size"]) == 8 * 3 * expected
     tasks = 3 * (8 * 8 * 2 + 8 * 8) * BYTES_PER_TASK["auto"][1]  # updates, too
     monkeypatch.setattr("cdpsim.limits.unroll", None)
@@ -127,7 +127,7 @@ def test_an_expansion_is_refused_for_all_of_its_messages(
 
 def test_the_steps_of_an_expansion_that_are_said_to_fit_fit() -> None:
     model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
-    request: dict[str, Any] = {"model": model, "collective": "halving-doubling", "expand": True}
+    request: dict[str, Any] = {"model": model, "collective": "halving-doubling", "expand_collectives": True}
     with pytest.raises(RequestError, match="steps=") as refused:
         simulate("multi-dp", **request, steps=20, max_memory=10**7)
     steps = int(str(refused.value).partition("steps=")[2].split()[0])
@@ -138,7 +138,7 @@ def test_the_steps_of_an_expansion_that_are_said_to_fit_fit() -> None:
 def test_dependencies_count_too() -> None:
     """Those of messages among each other, and those on all that a collective waits for."""
     model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
-    request: dict[str, Any] = {"model": model, "collective": "ring", "expand": True, "steps": 1}
+    request: dict[str, Any] = {"model": model, "collective": "ring", "expand_collectives": True, "steps": 1}
     messages = 8 * 2 * 7 * 8
     own = 192 * BYTES_PER_TASK["auto"][1] + messages * BYTES_PER_MESSAGE["auto"][0]
     # Each message of a ring but the first ones waits for its sender's and receiver's last two, or one of them: at least
@@ -152,4 +152,4 @@ def test_dependencies_count_too() -> None:
 def test_an_expansion_that_no_step_of_which_fits_says_so() -> None:
     model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
     with pytest.raises(RequestError, match="allow more, or take another --collective"):
-        simulate("multi-dp", model=model, collective="ring", expand=True, steps=1, max_memory=600_000)
+        simulate("multi-dp", model=model, collective="ring", expand_collectives=True, steps=1, max_memory=600_000)

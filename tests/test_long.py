@@ -1,11 +1,15 @@
 """The long run (`make long`): a hundred thousand programs, ten thousand shuffles, ten thousand mutations.
 
 Each test counts what it did and says so at its end: hypothesis stops early when it thinks that it has seen everything.
+CDPSIM_TEST_SHARE is the share of all that which is done, CDPSIM_TEST_SEED any word that decides what is drawn; `make
+sample` sets both.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import ceil
 from random import Random
 from typing import Any
 
@@ -15,16 +19,19 @@ import simpy
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from cdpsim import RequestError, simulate
+from cdpsim import SCHEDULES, RequestError, simulate
 from cdpsim.check import check
 from cdpsim.engine import ENGINES, discrete
 from cdpsim.invariants import violations
 from cdpsim.program import Edges, Program
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 from tests.strategies import requests
 
 PARTS = 8
-PROGRAMS, SHUFFLED, SHUFFLES, MUTATED = 100_000 // PARTS, 1_000 // PARTS, 10, 10_000 // PARTS
+SEED, SHARE = os.environ.get("CDPSIM_TEST_SEED", ""), float(os.environ.get("CDPSIM_TEST_SHARE", "1"))
+PROGRAMS, SHUFFLED, MUTATED = (ceil(SHARE * count / PARTS) for count in (100_000, 1_000, 10_000))
+SHUFFLES = 10
+ENOUGH = 1000  # draws, after which each of a few dozens of things has been drawn
 in_parts = pytest.mark.parametrize("part", range(PARTS))
 pytestmark = pytest.mark.long
 
@@ -36,7 +43,7 @@ def thoroughly(examples: int, part: int) -> Callable[[Callable[..., None]], Call
     )
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        return given_that(seed(part)(test))
+        return given_that(seed(f"{SEED} {part}")(test))
 
     return decorate
 
@@ -64,7 +71,7 @@ def test_engines_agree_and_every_invariant_holds(part: int) -> None:
 
     each()
     assert done.total() >= PROGRAMS, done
-    assert len(done) == 9
+    assert set(done) == set(SCHEDULES) or PROGRAMS < ENOUGH
 
 
 class Shuffled(simpy.Environment):
@@ -175,5 +182,5 @@ def test_a_mutated_program_is_sound_or_refused_by_name(part: int) -> None:
 
     each()
     assert done.total() >= MUTATED, done
-    assert {how for how, _ in done} == set(ways)
-    assert {"refused", "caught", "sound"} == {found for _, found in done}
+    all_found = {how for how, _ in done} == set(ways) and {"refused", "caught", "sound"} == {found for _, found in done}
+    assert all_found or MUTATED < ENOUGH, done

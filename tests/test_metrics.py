@@ -6,12 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.metrics import communication, memory
-from cdpsim.program import Category
-from cdpsim.trace import Run
+from cdpsim.program import Category, Content
+from cdpsim.runs import Run
 from tests.strategies import requests
 
 
@@ -23,8 +24,10 @@ def run_of(trace: Trace) -> Run:
 
 def test_bubble_is_the_idle_share() -> None:
     """A pipeline of 3 stages and one step: 18 tasks on 3 lanes in 2*3 + 2*2 slots."""
-    assert simulate("pp-cdp", 3, steps=1).summary()["bubble"] == pytest.approx(1 - 18 / 30)
-    assert simulate("multi-dp", 3).summary()["bubble"] == 0
+    summary = simulate("pp-cdp", 3, steps=1).summary()
+    assert (summary["bubble"], summary["idle_of_run"]) == (0, pytest.approx(1 - 18 / 30))
+    summary = simulate("multi-dp", 3).summary()
+    assert (summary["bubble"], summary["idle_of_run"]) == (0, 0)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 6, 9])
@@ -36,11 +39,17 @@ def test_the_period_of_a_device_that_never_rests_is_its_work(steps: int) -> None
     assert summary["period"] == pytest.approx(3 * 16)
 
 
+def test_a_run_may_be_shorter_than_a_second() -> None:
+    """One stage and one micro-batch: a forward and a backward."""
+    model = Model(stages=(Stage(forward=0.25, backward=0.5),))
+    assert simulate("multi-dp", model=model, cluster=Cluster(), steps=1).summary()["makespan"] == 0.75
+
+
 def test_the_period_is_a_training_step() -> None:
-    """2N slots in the steady state; none for a single step."""
-    assert simulate("mp-cdp", 5).summary()["period"] == 10
-    assert simulate("mp-cdp", 5, steps=1).summary()["period"] is None
-    assert simulate("mp-cdp", 5, steps=1).summary()["mean_staleness"] is None
+    """2N slots at rest, and (N-1)/2N steps of staleness, whatever number of steps was asked for."""
+    for steps in (1, 2, 3, 7):
+        summary = simulate("mp-cdp", 5, steps=steps).summary()
+        assert (summary["period"], summary["period_is"], summary["mean_staleness"]) == (10, "certified", 0.4)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +65,8 @@ def test_the_period_is_a_training_step() -> None:
 )
 def test_bytes_sent_by_hand(name: str, expected: list[int]) -> None:
     """Two steps, three stages, unit sizes."""
-    sent = simulate(name, 3, steps=2, collective="ring").summary()["bytes_sent"]
+    collective = "ring" if name == "multi-dp" else "recursive-doubling"
+    sent = simulate(name, 3, steps=2, collective=collective).summary()["bytes_sent"]
     assert [row["bytes"] for row in sent] == expected
 
 
@@ -91,6 +101,31 @@ def test_a_message_is_held_at_both_ends() -> None:
     rows = (trace.memory["category"] == "communication") & (trace.memory["device"] == 1) & (trace.memory["time"] < 4)
     assert trace.memory["time"][rows].tolist() == [1, 2, 3]
     assert trace.memory["size"][rows].tolist() == [7, 0, 7]
+
+
+def test_what_is_broadcast_is_held_while_it_arrives() -> None:
+    """Stages of 100 and 300 bytes, each on its own device: the other one receives it before each use, one at a time."""
+    stages = tuple(Stage(forward=1.0, backward=1.0, parameters=size, gradients=0) for size in (100, 300))
+    cluster = Cluster(link=Link(bandwidth=100.0))
+    trace = simulate("zero-dp", 2, steps=1, model=Model(stages=stages), cluster=cluster)
+    peaks = trace.summary()["peak_memory"]
+    assert [device["communication"] for device in peaks] == [300, 100]
+    # The first stage's broadcast takes a second, then both have it for a second's forward.
+    rows = (trace.memory["category"] == "communication") & (trace.memory["device"] == 1)
+    assert trace.memory["time"][rows][:2].tolist() == [0, 1]
+
+
+def test_an_optimizer_state_is_at_its_sender_until_it_has_left() -> None:
+    """Of a pyramid of three: stage 1 has two devices, and the last micro-batch of a step is on either in turn.
+
+    Micro-batch 2 comes 4 s late, and its backward of stage 1 ends 5 s later: at 9 s, and at 15 s in the next step.
+    Then the state is sent, in a second, from device 3, where it has been, to device 4.
+    """
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, optimizer=100),) * 3)
+    trace = simulate("mp-cdp", 3, steps=2, model=model, cluster=Cluster(link=Link(bandwidth=100.0)))
+    rows = trace.memory["category"] == "optimizer"
+    curves = list(zip(*(trace.memory[name][rows].tolist() for name in ("device", "time", "size")), strict=True))
+    assert [row for row in curves if row[0] == 3] == [(3, 0, 100), (3, 16, 0)]
 
 
 def on_one_device(name: str, n: int, **fields: int) -> int:
@@ -165,12 +200,13 @@ def test_a_short_run_has_no_full_version(steps: int) -> None:
     assert communication.full_version(run_of(simulate("multi-cdp", 3, steps=3)).program) == 1
 
 
-def test_versions_alive_follow_from_the_trace() -> None:
-    """Spec section 2: PP with v2 keeps two on every stage but the last."""
-    run = run_of(simulate("pp-cdp", 4, steps=5))
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_versions_alive_follow_from_the_trace(replicas: int) -> None:
+    """Spec section 2: PP with v2 keeps two on every stage but the last; so does each of several replicas."""
+    run = run_of(simulate("pp-cdp", 4, steps=5, replicas=replicas))
     live = memory.live_versions(run.program, run.start, run.end)
-    most = [int(live["versions"][live["stage"] == j].max()) for j in range(4)]
-    assert most == [2, 2, 2, 1]
+    most = [int(live["versions"][live["device"] == device].max()) for device in range(4 * replicas)]
+    assert most == [2, 2, 2, 1] * replicas
 
 
 def test_rounds_count_every_chain() -> None:
@@ -179,6 +215,46 @@ def test_rounds_count_every_chain() -> None:
     program = run.program
     assert communication.rounds(program, run.costs.rounds, run.start, run.end) == 1
     assert communication.rounds(program, 3 * run.costs.rounds, run.start, run.end) == 3
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_rounds_count_through_updates(stage: int) -> None:
+    """All is made at 0, and one task needs a new version at 0: its stage's gradient comes, then its parameters go."""
+    run = run_of(simulate("multi-cdp", 2, steps=3))
+    program, messages = run.program, run.program.messages
+    first = (messages.content == Content.PARAMETERS) & (messages.stage == stage) & (messages.step == 0)
+    needs = program.edges.after[program.edges.before == len(program.tasks) + np.flatnonzero(first)[0]]
+    start, end = np.full_like(run.start, 1000), np.zeros_like(run.end)
+    assert communication.rounds(program, run.costs.rounds, start, end) == 1
+    start[needs[needs < program.compute]] = 0
+    assert communication.rounds(program, run.costs.rounds, start, end) == 2
+
+
+rising = st.lists(st.integers(0, 12), unique=True, min_size=1, max_size=5).map(sorted)
+
+
+@given(st.lists(rising, min_size=1, max_size=3), st.data())
+def test_the_peak_within_a_window_is_the_most_at_any_moment_of_it(times: list[list[int]], data: st.DataObject) -> None:
+    """Asked at every half of a unit; the function is 0 from the last row of its key on, as all is freed there."""
+    low = data.draw(st.integers(0, 12))
+    high = data.draw(st.integers(low + 1, 14))
+    rows = []
+    for key, begins in enumerate(times):
+        held = [*(data.draw(st.integers(0, 9)) for _ in begins[1:]), 0]
+        rows += [(key, *row) for row in zip(begins, held, strict=True)]
+    keys, moments, sizes = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
+
+    def at(key: int, moment: float) -> int:
+        return next((row[2] for row in reversed(rows) if row[0] == key and row[1] <= moment), 0)
+
+    expected = max(at(key, low + half / 2) for key in range(len(times)) for half in range(2 * (high - low)))
+    assert memory.peak_within(keys, moments, sizes, low, high) == expected
+
+
+def test_the_steady_window_by_hand() -> None:
+    """Two stages in slots, three steps of four: micro-batch 1 begins two slots late, micro-batch 0 ends at 12."""
+    run = run_of(simulate("multi-cdp", 2, steps=3))
+    assert memory.steady_window(run.program, run.start, run.end) == (2, 12)
 
 
 @given(requests(most=4))

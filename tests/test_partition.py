@@ -1,7 +1,7 @@
 """Exact cuts into stages, against all cuts that there are."""
 
 import doctest
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 from hypothesis import given
@@ -36,6 +36,15 @@ def test_balanced_cuts_are_the_first_of_the_best(case: tuple[list[int], int]) ->
     costs, n = case
     every = list(combinations(range(1, len(costs)), n - 1))
     assert balanced(costs, n) == min(every, key=lambda cuts: (*rank(stages(costs, cuts)), cuts))
+
+
+def test_every_small_case_is_cut_best() -> None:
+    """The largest stage is as small as in any of the cuts."""
+    for costs in product((1, 2, 5), repeat=6):
+        for n in range(1, 7):
+            every = combinations(range(1, 6), n - 1)
+            least = min(max(stages([*costs], cuts)) for cuts in every)
+            assert max(stages([*costs], balanced(costs, n))) == least, f"{costs} in {n}"
 
 
 @given(costs_and_stages, st.data())

@@ -2,9 +2,12 @@
 
 import importlib
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -102,6 +105,14 @@ def test_a_changed_folder_is_drawn_as_far_as_its_columns_say(command: Command, h
     refuse(command, here, "plot versions traces -o x.svg", "versions")
 
 
+def test_an_option_is_for_those_of_several_that_take_it(command: Command, here: Path) -> None:
+    """One line says who does without; what none takes is refused."""
+    done = command("plot", "memory", "multi-dp", "multi-cdp", "-n", 3, "--prefetch", 1, "-o", "a.svg")
+    assert done == (0, "", "cdpsim: --prefetch: not taken by multi-dp\n")
+    line = "plot memory multi-dp zb-h1 -n 4 --prefetch 1 -o x.svg"
+    refuse(command, here, line, "prefetch: multi-dp does not take this option")
+
+
 REFUSALS = {
     "timeline multi-cdp -n 3": ["-o: is missing"],
     "timeline -n 3 -o x.svg": ["NAME: is missing"],
@@ -187,7 +198,7 @@ def test_what_need_not_run_is_refused_before_it_does(
     def run(*_: object, **__: object) -> None:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(SIMULATE, "simulate", run)
+    monkeypatch.setattr(SIMULATE, "find_engine", lambda *_: run)
     refuse(command, folders, line, *REFUSALS[line])
 
 
@@ -266,3 +277,90 @@ def test_exports_do_not_need_a_run(here: Path) -> None:
     for ending in EXPORTS[:2]:
         timeline(loaded, here / f"x{ending}")
         assert (here / f"x{ending}").stat().st_size > 1000
+
+
+# A user's own settings of matplotlib
+
+OWN_STYLE = """font.size: 23
+font.family: serif
+text.usetex: True
+lines.linewidth: 7
+patch.linewidth: 5
+hatch.linewidth: 6
+axes.facecolor: red
+figure.facecolor: green
+savefig.facecolor: blue
+savefig.bbox: tight
+savefig.dpi: 40
+figure.dpi: 33
+figure.autolayout: True
+axes.prop_cycle: cycler('color', ['y'])
+axes.formatter.use_locale: True
+legend.frameon: False
+path.simplify: False
+svg.fonttype: path
+svg.hashsalt: other
+pdf.compression: 0
+pdf.fonttype: 3
+"""
+KINDS = {
+    "timeline multi-cdp -n 2 --style paper": ".svg .png .pdf",
+    "timeline multi-cdp -n 2 --style gantt --dependencies": ".svg",
+    "timeline multi-dp --model toy.toml --cluster box.toml": ".svg",
+    "snapshot mp-cdp -n 2 --slot 3": ".svg .png",
+    "figure 1 -n 2": ".svg",
+    "figure 2 -n 2": ".svg",
+    "figure 4 -n 2": ".svg",
+    "plot memory multi-cdp -n 2": ".svg",
+    "plot memory multi-cdp multi-dp -n 2": ".svg",
+    "plot traffic multi-cdp -n 2": ".svg",
+    "plot versions pp-cdp -n 2": ".svg",
+    "plot steps multi-cdp -n 2": ".svg",
+    "compare multi-cdp multi-dp -n 2": ".svg",
+    "compare multi-cdp multi-dp -n 2 --style points": ".svg",
+    "breakeven multi-dp --model toy.toml --cluster box.toml": ".svg",
+}
+
+
+def _style(folder: Path) -> Any:
+    """Return what matplotlib makes of a file of settings."""
+    import matplotlib as mpl
+
+    (folder / "matplotlibrc").write_text(OWN_STYLE)
+    style = mpl.rc_params_from_file(folder / "matplotlibrc", use_default_template=False)
+    assert len(style) == len(OWN_STYLE.splitlines())
+    return style
+
+
+@pytest.mark.parametrize("line", KINDS)
+def test_no_setting_of_the_user_changes_a_picture(line: str, command: Command, here: Path) -> None:
+    import matplotlib as mpl
+
+    style = _style(here)
+    for form in KINDS[line].split():
+        assert command(*line.split(), "-o", f"a{form}").code == 0
+        with mpl.rc_context(style):
+            before = {name: mpl.rcParams[name] for name in mpl.rcParams}
+            assert command(*line.split(), "-o", f"b{form}").code == 0
+            assert {name: mpl.rcParams[name] for name in mpl.rcParams} == before, "the user's settings are no more"
+        assert (here / f"a{form}").read_bytes() == (here / f"b{form}").read_bytes(), form
+
+
+def test_no_file_of_settings_and_no_backend_changes_a_picture(command: Command, here: Path) -> None:
+    """In a process of its own, where matplotlib reads them as it is imported."""
+    _style(here)
+    line = ["timeline", "multi-cdp", "-n", "2", "-o"]
+    assert command(*line, "a.svg").code == 0
+    environment = os.environ | {"MATPLOTLIBRC": str(here / "matplotlibrc"), "MPLBACKEND": "no-such-backend"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cdpsim", *line, "b.svg"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (here / "a.svg").read_bytes() == (here / "b.svg").read_bytes()
+    (here / "matplotlibrc").write_bytes(b"font.size: \xff")
+    done = subprocess.run(
+        [sys.executable, "-m", "cdpsim", *line, "c.svg"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("cdpsim: error: matplotlibrc: is not UTF-8 text (byte 11); save it as UTF-8\n")
+    assert not (here / "c.svg").exists()

@@ -14,12 +14,13 @@ from cdpsim.check import check
 from cdpsim.cluster import Link
 from cdpsim.compare import measure
 from cdpsim.invariants import violations
-from cdpsim.program import Category, Kind, Op
+from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, pipeline
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.simulate import reopen
-from cdpsim.trace import TABLES, Run
+from cdpsim.trace import TABLES
 from tests.strategies import requests, shapes
 
 FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions]
@@ -214,19 +215,22 @@ def test_more_micro_batches_hold_no_more_in_1f1b(request: dict[str, Any], data: 
     assert [row["activations"] for row in few] == [row["activations"] for row in many]
 
 
-def test_a_whole_backward_hands_on_its_gradient_when_all_of_it_is_done() -> None:
+@pytest.mark.parametrize(("name", "chunks"), [("dualpipe", 1), ("dualpipev", 2)])
+def test_a_whole_backward_hands_on_its_gradient_when_all_of_it_is_done(name: str, chunks: int) -> None:
     """Where others are split: it is a B and a W with nothing between, and its message leaves after the W."""
-    run = run_of(simulate("dualpipev", 4, m=4, steps=1))
-    actions = SCHEDULES["dualpipev"].actions(Shape(4, 4, 2))
-    program = run.program
+    run = run_of(simulate(name, 4, m=8, steps=1))
+    actions = SCHEDULES[name].actions(Shape(4, 8, chunks))
+    program, messages = run.program, run.program.messages
     rows = np.flatnonzero(actions.kind == Action.B)
     whole = list(zip(actions.micro_batch[rows].tolist(), actions.stage[rows].tolist(), strict=True))
-    assert whole
+    assert {j for _, j in whole} == set(range(4))
     b, w = program.of_kind(Kind.B), program.of_kind(Kind.W)
     for i, j in whole:
         assert run.end[b[i, j]] == run.start[w[i, j]]
         if j:
             assert run.start[b[i, j - 1]] >= run.end[w[i, j]]
+        sent = (messages.content == Content.ACTIVATION_GRADIENT) & (messages.micro_batch == i) & (messages.stage == j)
+        assert (run.start[len(program.tasks) :][sent] >= run.end[w[i, j]]).all()
 
 
 def test_weights_parts_hold_the_activations() -> None:

@@ -151,6 +151,15 @@ def test_a_clusters_row_is_what_its_file_says(command: Command) -> None:
     assert [link["bandwidth_bytes_per_second"] for link in row["links"]] == [300e9, 12.5e9]
     table = csv.DictReader(StringIO(command("clusters", "--format", "csv").out))
     shown = next(row for row in table if row["name"] == "a100-nodes")
+    assert (shown["devices"], shown["memory"], float(shown["tf32"]), shown["fp8"]) == ("", "80000000000", 156e12, "")
+    assert [float(part) for part in shown["bandwidth_bytes_per_second"].split("|")] == [300e9, 12.5e9]
+    assert [float(part) for part in shown["latency_seconds"].split("|")] == [3.4e-6, 14e-6]
+
+
+def test_a_clusters_row_has_units_for_people(command: Command) -> None:
+    lines = command("clusters", "--format", "markdown").out.splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    shown = next(row for row in (dict(zip(header, row, strict=True)) for row in rows) if row["name"] == "a100-nodes")
     assert (shown["devices"], shown["memory"], shown["tf32"], shown["fp8"]) == ("any", "80 GB", "156", "-")
     assert shown["links"] == "300 GB/s 3.4 us, 12.5 GB/s 14 us"
 
@@ -176,7 +185,10 @@ def test_one_is_printed_as_its_file(command: Command, kind: str, name: str) -> N
         ("models gpt2 --format json", "format: is of the table, but 'gpt2' is printed as its file; leave one out"),
         ("clusters --format yaml", "format: unknown format 'yaml'; known are text, json, csv, markdown, latex"),
         ("simulate multi-dp -n 2 --cluster a100-node -o x", "cluster: unknown cluster 'a100-node'; did you mean"),
-        ("simulate multi-dp -n 9 --cluster v100-node -o x", "cluster 'v100-node': has 8 devices, but multi-dp needs 9"),
+        (
+            "simulate multi-dp -n 9 --model gpt2 --cluster h100-node -o x",
+            "cluster 'h100-node': has 8 devices, but multi-dp needs 9",
+        ),
     ],
 )
 def test_what_there_is_not_is_refused(command: Command, line: str, problem: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Model, RequestError, Schedule, Stage, Trace, load, simulate
 from cdpsim.columns import Ints
-from cdpsim.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid, settled
+from cdpsim.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.order import CYCLIC, Order
 from cdpsim.schedules.placement import BY_MICRO_BATCH
@@ -204,6 +204,58 @@ def test_a_shared_device_is_a_conflict() -> None:
         assert conflict(rows, wrong) is not None
 
 
+# The certificate's devices.
+
+
+def in_tasks(trace: Trace) -> dict[tuple[int, int, int], set[int]]:
+    """The devices on which tasks.csv has each micro-batch of each stage, in each step."""
+    found: dict[tuple[int, int, int], set[int]] = {}
+    columns = (trace.tasks[name].tolist() for name in ("kind", "stage", "micro_batch", "step", "device"))
+    for kind, *key, device in zip(*columns, strict=True):
+        if kind != "U":
+            found.setdefault((key[0], key[1], key[2]), set()).add(device)
+    return found
+
+
+def assigned(result: dict[str, Any]) -> dict[tuple[int, int, int], set[int]]:
+    """The device that a certificate gives to each micro-batch of each stage, in each step."""
+    return {(a["stage"], a["micro_batch"], a["step"]): {a["device"]} for a in result["assignment"]}
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("name", ["mp-cdp", "mp-dp"])
+def test_devices_of_one_stage_have_the_numbers_of_tasks_csv(name: str, n: int) -> None:
+    trace = simulate(name, n)
+    assert assigned(pyramid(trace)) == in_tasks(trace)
+
+
+@given(uneven_models())
+def test_devices_of_unequal_stages_have_the_numbers_of_tasks_csv(model: Model) -> None:
+    trace = simulate("mp-cdp", model=model, rule="cdp-v1", steps=4)
+    assert assigned(pyramid(trace)) == in_tasks(trace)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_device_of_a_certificate_serves_one_stage(name: str) -> None:
+    """Where the run has devices that serve several, or several micro-batches at once, they are counted on from 0."""
+    trace = simulate(**fitting(name, 5))
+    result = pyramid(trace)
+    of_stage: dict[int, set[int]] = {}
+    for row in result["assignment"]:
+        of_stage.setdefault(row["device"], set()).add(row["stage"])
+    assert sorted(of_stage) == list(range(result["devices"]))
+    assert all(len(stages) == 1 for stages in of_stage.values())
+    counts = [sum(stages == {stage["stage"]} for stages in of_stage.values()) for stage in result["stages"]]
+    assert counts == [stage["devices"] for stage in result["stages"]]
+    rows, device = certificate(trace, result)
+    assert conflict(rows, device) is None
+    if assigned(result) != in_tasks(trace):
+        assert name not in ("mp-cdp", "mp-dp")
+        assert [of_stage[device] for device in sorted(of_stage)] == [
+            {j} for j, count in enumerate(counts) for _ in range(count)
+        ]
+
+
 # (c) An exact solver finds the same optimum.
 
 
@@ -296,7 +348,7 @@ def test_simultaneous_timing_needs_n_devices_for_every_stage(n: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_can_be_asked(name: str) -> None:
     """By its timing alone: cyclic ones need the pyramid, simultaneous ones the square."""
-    result = pyramid(settled(lambda steps: simulate(**fitting(name, 5), steps=steps)))
+    result = pyramid(simulate(**fitting(name, 5)))
     check_bound(result)
     if name in TABLE_1:
         assert result["devices"] == (15 if SCHEDULES[name].order is CYCLIC else 25)
@@ -312,18 +364,14 @@ def test_a_loaded_trace_is_refused(tmp_path: Any) -> None:
         pyramid(load(tmp_path / "trace"))
 
 
-def test_one_step_shows_no_period() -> None:
-    """Two do."""
-    with pytest.raises(RequestError, match="steps=1 shows no period"):
-        pyramid(simulate("mp-cdp", 2, steps=1))
-
-
-def test_a_schedule_that_has_not_settled_is_refused() -> None:
-    """Five uneven stages under CDP-v2 take more than two steps to become periodic."""
+def test_the_bound_needs_no_steps_of_its_own() -> None:
+    """Five uneven stages under CDP-v2 take more than two steps to become periodic; the bound is of the run at rest."""
     times = [(1.0, 9.0), (7.0, 2.0), (3.0, 3.0), (9.0, 1.0), (2.0, 8.0)]
     model = Model(stages=tuple(Stage(forward=f, backward=b) for f, b in times))
-    with pytest.raises(RequestError, match="not periodic yet; take more steps"):
-        pyramid(simulate("multi-cdp", model=model, steps=2))
+    few, many = (pyramid(simulate("multi-cdp", model=model, steps=steps)) for steps in (1, 40))
+    bounds = [stage["bound"] for stage in few["stages"]]
+    assert bounds == [stage["bound"] for stage in many["stages"]]
+    assert [few[key] for key in ("period", "period_is")] == [many[key] for key in ("period", "period_is")]
 
 
 def test_path_covers_are_left_out_of_large_pyramids() -> None:

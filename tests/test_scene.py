@@ -223,7 +223,7 @@ def test_titles_name_what_was_asked_for(tmp_path: Path) -> None:
     assert scene.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"
     trace = load_changed(tmp_path, {"schedule": "$x^2$\n", "n": 2, "m": 4, "model": {"name": "a" * 10_000}})
     title = scene.title(trace)
-    assert title.startswith(r"\$x^2\$ , n = 2, m = 4, aaa")
+    assert title.startswith(r"\$x^2\$\n, n = 2, m = 4, aaa")
     assert len(title) < 200
 
 

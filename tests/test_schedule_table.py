@@ -184,7 +184,7 @@ def test_a_long_cycle_is_cut_short() -> None:
 
 
 def test_files_that_are_too_large_or_no_csv_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"is no CSV file \(field larger than .*\); write a row for each device$"):
+    with pytest.raises(RequestError, match=r"is no CSV file \(field larger than .*\); write cells, with commas"):
         read(tmp_path, '"' + "0F0," * 50_000)
     monkeypatch.setattr(table, "LARGEST_BYTES", 2**20)
     with pytest.raises(RequestError, match="is larger than 1 MiB; give a smaller file"):

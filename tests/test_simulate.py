@@ -32,7 +32,7 @@ TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
         ({"engine": "fas"}, "did you mean 'fast'"),
         ({"collective": 3}, "unknown collective 3"),
         ({"slot_order": 1}, "unknown slot-order 1"),
-        ({"rule": 7}, "unknown rule '7'"),
+        ({"rule": 7}, "7 is no rule; give a name"),
         ({"rule": matrix_rule(np.ones((2, 2), dtype=bool))}, "has 2 rows of 2"),
         ({"model": "unti"}, "unknown model 'unti'; did you mean 'unit'"),
         ({"cluster": "box"}, "unknown cluster 'box'"),

@@ -13,9 +13,9 @@ from cdpsim.disorder import Disorder, Stop
 from cdpsim.disturb import disturbed
 from cdpsim.engine import ENGINES
 from cdpsim.errors import Stalled
+from cdpsim.runs import Run
 from cdpsim.stalled import Wait, refuse_stalled, waits
 from cdpsim.stops import FOREVER
-from cdpsim.trace import Run
 from tests.conftest import Command, examples
 from tests.strategies import fitting
 from tests.test_cli import content, here
@@ -32,7 +32,7 @@ def stopped(name: str, n: int, stops: dict[int, int]) -> tuple[Run, dict[str, tu
     disorder = Disorder(stop=tuple(Stop(device=d, at=at) for d, at in stops.items()))
     model = Model.unit(run.program.n, split=run.program.splits)
     costs = price(run.program, model, Cluster.unit(), "ring")
-    costs = disturbed(run.program, costs, disorder, 0)
+    costs = disturbed(run.program, costs, disorder, 0, 0)
     times = {engine: play(run.program, costs) for engine, play in ENGINES.items()}
     return Run(run.program, costs, run.start, run.end, "ring", run.request), times
 

@@ -1,26 +1,29 @@
 """Streams and posted receives: small runs by hand, an independent player of queues, laws, and seeded faults."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate, streams
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate, streams
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.devices import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import Content, Edge, Kind, Op, Program
+from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.simulate import reopen
-from cdpsim.trace import TABLES, Run
+from cdpsim.streams import is_ever_early, late_receives
+from cdpsim.trace import TABLES
 from tests.conftest import examples
 from tests.drawn import drawn
 from tests.queues import play
-from tests.strategies import streamed_requests
+from tests.strategies import fitting, streamed_requests, taken
 from tests.test_expand import alike
 
 HALF = Link(latency=0.5)
@@ -45,7 +48,7 @@ def whole(request: dict[str, Any]) -> dict[str, Any]:
     groups = () if table == "unit" else request["cluster"].devices
     plain = tuple(Devices(count=g.count, speed=g.speed, lanes=g.lanes) for g in groups)
     cluster = request["cluster"] if table == "unit" else replace_devices(request["cluster"], plain)
-    return request | {"cluster": cluster, "defer_receives": False}
+    return {name: value for name, value in request.items() if name != "defer_receives"} | {"cluster": cluster}
 
 
 def replace_devices(cluster: Cluster, devices: tuple[Devices, ...]) -> Cluster:
@@ -77,6 +80,13 @@ def test_a_pipeline_of_two_stages_by_hand() -> None:
         trace = simulate("pp-cdp", 2, steps=1, model=EVEN, cluster=on(overlap))
         assert named(trace)["p2p activation(i=1,j=0) 0->1"] == (sent, sent + 0.5)
         assert makespan(trace) == done
+
+
+def test_a_task_waits_for_its_devices_first_message() -> None:
+    """Two forwards in a row: under "none" device 0 sends from 1 to 1.5 s in between, else beside the second one."""
+    for overlap, second in (("full", 1.0), ("stream", 1.0), ("none", 1.5)):
+        trace = simulate("gpipe", 2, m=2, steps=1, model=EVEN, cluster=on(overlap))
+        assert named(trace)["F(i=1,j=0)"] == (second, second + 1)
 
 
 def test_deferring_lengthens_a_run() -> None:
@@ -144,7 +154,7 @@ def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
     """Event by event, in the order of the unit-cost run: the same times to the last bit, from both engines."""
     run = run_of(simulate(**request))
     plain = run_of(simulate(**whole(request)))
-    start, end = play(plain, request["cluster"].overlaps(run.program.devices), request["defer_receives"])
+    start, end = play(plain, request["cluster"].overlaps(run.program.devices), request.get("defer_receives", False))
     assert run.start.tolist() == start
     assert run.end.tolist() == end
     again = run_of(simulate(**request, engine="simpy"))
@@ -183,7 +193,8 @@ def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
 def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None:
     """No deadlock, nothing out of turn, memory freed; expanded too. Edges are no more than a few for each node."""
     if expand:
-        request |= {"expand": True, "collective": "tree" if "model" not in request else request["collective"]}
+        slots = {} if "model" in request else {"collective": "tree"}
+        request = taken(request | {"expand_collectives": True} | slots)
     run = run_of(simulate(**request))
     check(run.program)
     assert violations(run) == {}
@@ -241,7 +252,9 @@ def vars_of(group: Devices) -> dict[str, Any]:
 @settings(max_examples=examples(100), deadline=None)
 def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict[str, Any]) -> None:
     """What a task reads starts to arrive when its device has done what its lane has before; without, none is later."""
-    run = run_of(simulate(**request | {"defer_receives": True}))
+    request = taken(request | {"defer_receives": True})
+    assume("defer_receives" in request)
+    run = run_of(simulate(**request))
     program, messages = run.program, run.program.messages
     previous = dict(zip(*(ends.tolist() for ends in program.lane_edges[::-1]), strict=True))
     for row in np.flatnonzero(messages.content <= Content.ACTIVATION_GRADIENT).tolist():
@@ -256,13 +269,36 @@ def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict
         assert (posted.start <= run.start).all()
 
 
+def reached(program: Program, node: int) -> set[int]:
+    """All nodes that wait for a node, near or far."""
+    after: dict[int, list[int]] = {}
+    for ends in ((program.edges.before, program.edges.after), program.lane_edges):
+        for one, other in zip(*(column.tolist() for column in ends), strict=True):
+            after.setdefault(one, []).append(other)
+    found, front = {node}, [node]
+    while front:
+        new = [other for other in after.get(front.pop(), ()) if other not in found]
+        found.update(new)
+        front += new
+    return found
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_deferral_matters_where_a_sender_does_not_wait_for_it_anyway(name: str) -> None:
+    """Whoever follows all dependencies finds the same."""
+    for n, steps in product((1, 2, 3, 4), (1, 3)):
+        program = run_of(simulate(**fitting(name, n), steps=steps)).program
+        pairs = zip(*(column.tolist() for column in late_receives(program)), strict=True)
+        assert is_ever_early(program) == any(message not in reached(program, task) for task, message in pairs)
+
+
 @pytest.mark.parametrize("name", TABLE_1)
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_in_slots_with_free_messages_nothing_changes(name: str, n: int) -> None:
     """The order of posting is that of this very run, so nobody waits for a turn; and no activation waits for room."""
     slots = simulate(name, n)
-    others = [simulate(name, n, defer_receives=True)]
-    others += [simulate(name, n, cluster=on(word, Link(), UNLIMITED_LANES)) for word in OVERLAPS]
+    others = [simulate(name, n, cluster=on(word, Link(), UNLIMITED_LANES)) for word in OVERLAPS]
     for other in others:
         for table in TABLES:
             columns, mine = getattr(slots, table), getattr(other, table)
@@ -275,7 +311,7 @@ def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str
     """A collective's messages keep its turn; a member is done with it, and goes on, with its own last one."""
     groups = (Devices(**{**vars_of(wanted["cluster"].devices[0]), "overlap": overlap}),)
     wanted["cluster"] = replace_devices(wanted["cluster"], groups)
-    one, many = (run_of(simulate(**wanted, expand=expand)) for expand in (False, True))
+    one, many = (run_of(simulate(**taken(wanted | {"expand_collectives": expand}))) for expand in (False, True))
     count = len(one.program.tasks)
     assert (many.end[:count] <= one.end[:count] * (1 + 1e-9)).all()
 
@@ -324,8 +360,9 @@ def test_a_streamed_trace_is_opened_again(tmp_path: Any, overlap: str) -> None:
     assert trace.request["defer_receives"] is True
     again = reopen(tmp_path / "a")
     assert again.run is not None and np.array_equal(again.run.start, run_of(trace).start)
-    assert "defer_receives" not in simulate("pp-cdp", 3).request
-    assert "overlap" not in str(simulate("pp-cdp", 3, cluster=on("full")).request)
+    plain = simulate("pp-cdp", model=LONG_FIRST, cluster=on("full"))
+    assert "defer_receives" not in plain.request
+    assert "overlap" not in str(plain.request)
 
 
 def test_an_unknown_overlap_is_refused() -> None:

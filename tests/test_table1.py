@@ -65,9 +65,12 @@ def test_rounds_are_those_of_the_collective(n: int, collective: str, rounds: Any
 @pytest.mark.parametrize("n", MANY)
 def test_shared_parameters(n: int) -> None:
     """One version for single-dp; floor(5N/3)/N for single-cdp, whose early stages need two at once."""
-    cells = {row["schedule"]: row["parameters"]["simulated"] for row in table1(n, shared_parameters=True)}
-    assert cells["single-dp"] == 1
-    assert cells["single-cdp"] == Fraction(5 * n // 3, n)
+    rows = table1(n, shared_parameters=True)
+    for column in ("exact", "simulated"):
+        cells = {row["schedule"]: row["parameters"][column] for row in rows}
+        assert cells["single-dp"] == 1
+        assert cells["single-cdp"] == Fraction(5 * n // 3, n)
+    assert all(row["agree"] for row in rows)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])

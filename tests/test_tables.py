@@ -1,10 +1,13 @@
 """Tables in five forms, each as its readers expect it."""
 
 import csv
+import html
 import io
 import json
+import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from cdpsim import RequestError
@@ -52,6 +55,62 @@ def test_csv_is_read_back_as_it_was() -> None:
     assert [tuple(row) for row in csv.reader(io.StringIO(text))] == [HEADER, *ROWS]
 
 
+def test_csv_has_numbers_as_programs_write_them() -> None:
+    values = [1, -2.5, 1 / 3, 1e300, 5e-324, Fraction(-1, 2), Fraction(4, 2), True, False, None, np.int64(7), 2**70]
+    text = as_csv(["value"], [[value] for value in values])
+    cells = text.splitlines()[1:]
+    assert cells[5:10] == ["-1/2", "2", "true", "false", '""']
+    for value, cell in zip(values[:5] + values[10:], cells[:5] + cells[10:], strict=True):
+        assert json.loads(cell) == value
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1 s", "-cmd", "@SUM(A1)", " =x", "\uff1dx", "-"])
+def test_what_a_spreadsheet_would_compute_is_text_in_csv(text: str) -> None:
+    """As a name, in the header, too; numbers stay numbers, even as texts."""
+    assert list(csv.reader(io.StringIO(as_csv([text], [[text]])))) == [[f"'{text}"], [f"'{text}"]]
+    for cell in ("-1", "-2.5", "-1/2", -1, -2.5, Fraction(-1, 2)):
+        assert as_csv(["x"], [[cell]]) == f"x\n{cell}\n"
+
+
+HOSTILE = "a\x1b[31m\r\nb\u202e\u200f\x9b\udcff</td><script>|`x`[y](z)*\u2028"
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "markdown", "latex"])
+def test_a_hostile_name_is_one_printable_cell(form: str) -> None:
+    text = FORMATS[form]([HOSTILE, "size"], [[HOSTILE, "1"]])
+    lines = text.split("\n")
+    assert all(line.isprintable() for line in lines)
+    calm = FORMATS[form](["name", "size"], [["name", "1"]])
+    assert len(lines) == len(calm.split("\n"))
+
+
+MARKDOWN = ("<b>", "a|b", "`code`", "[x](javascript:y)", "![x](y)", "&lt;", "\\", "*b*", "a\\|b", "\\<b>")
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_markdown_shows_a_name_as_it_is(name: str) -> None:
+    """By CommonMark 2.4 and 2.5: after a backslash punctuation is itself, and an entity is its character."""
+    cell = re.fullmatch(r"\| (.*?) +\|", as_markdown(["x"], [[name]]).splitlines()[2])
+    assert cell is not None
+    assert not re.search(r"[<>`\[\]*|]", re.sub(r"\\.", "", cell[1])), "something is not escaped"
+    assert html.unescape(re.sub(r"\\(.)", r"\1", cell[1])) == name
+
+
+def test_json_is_printable_and_says_the_same() -> None:
+    name = HOSTILE.replace("\udcff", "\U000e0001")
+    text = as_json({name: [name, "Ψ"]})
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert json.loads(text) == {name: [name, "Ψ"]}
+    with pytest.raises(RequestError, match="a name in it is no UTF-8 text; rename that file"):
+        as_json("\udcff")
+
+
+def test_a_long_name_is_cut_for_people_alone() -> None:
+    for form in ("text", "markdown", "latex"):
+        assert len(FORMATS[form](["x"], [["y" * 10_000]])) < 2000
+    assert "y" * 10_000 in as_csv(["x"], [["y" * 10_000]])
+
+
 def test_markdown_is_aligned_and_keeps_its_columns() -> None:
     assert as_markdown(HEADER, ROWS) == (
         "| name      | size | about       |\n"
@@ -79,6 +138,7 @@ def test_latex_is_escaped_and_aligned() -> None:
 
 def test_what_latex_would_take_for_commands_is_escaped() -> None:
     assert latex_text("&%$#_{}") == r"\&\%\$\#\_\{\}"
+    assert latex_text("[a]*<b>") == r"{[}a]{*}\textless{}b\textgreater{}"
     assert latex_text("\\a~b^c") == r"\textbackslash{}a\textasciitilde{}b\textasciicircum{}c"
 
 

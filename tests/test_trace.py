@@ -19,7 +19,7 @@ from hypothesis import given
 
 from cdpsim import SCHEDULES, RequestError, Trace, __version__, load, simulate
 from cdpsim.program import Op
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 from tests.strategies import requests
 
 HEADERS = {
@@ -274,12 +274,13 @@ def test_memory_has_one_row_for_each_change_and_ends_empty(name: str, real: bool
 
 
 def test_the_summary_says_what_was_asked_and_what_came_out(toy: Path) -> None:
-    trace = trace_of("mp-cdp", toy, real=True, steps=4, seed=7)
+    trace = trace_of("mp-cdp", toy, real=True, steps=4, jitter="uniform:0.1", seed=7)
     summary = json.loads(saved(trace, toy / "out")["summary.json"])
     assert summary == trace.summary()
     assert summary["cdpsim"] == __version__
     assert list(summary["request"]) == [
-        *("schedule", "n", "m", "steps", "rule", "prefetch", "slot_order", "collective", "seed", "model", "cluster")
+        *("schedule", "n", "m", "steps", "rule", "prefetch", "slot_order", "collective", "jitter", "seed"),
+        *("model", "cluster"),
     ]
     assert (summary["request"]["schedule"], summary["request"]["steps"], summary["request"]["seed"]) == ("mp-cdp", 4, 7)
     assert [row["device"] for row in summary["peak_memory"]] == list(range(summary["devices"]))
@@ -321,7 +322,12 @@ def as_folder(file: Path) -> None:
 AGAIN = "; write the trace again"
 HEADER = HEADERS["tasks"]
 BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
-    *((file, Path.unlink, "no such file or directory; check its spelling") for file in FILES),
+    *((file, Path.unlink, "no such file or directory; check its spelling") for file in FILES[:-1]),
+    (
+        "summary.json",
+        Path.unlink,
+        "is missing, so the trace was not written to its end; write the trace again (--force)",
+    ),
     ("tasks.csv", as_folder, "is a folder; give a file"),
     ("tasks.csv", as_a_whole(""), "is empty"),
     ("tasks.csv", as_a_whole(b"\0"), "is binary"),

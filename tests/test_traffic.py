@@ -1,5 +1,7 @@
 """Copies and shares of messages, held against the spec's counting and the bytes of the summary."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from cdpsim import simulate
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.metrics.traffic import copied, shares
 from tests.pictured import BOX, PAPER, model
+from tests.strategies import taken
 
 
 def column(op: str, src: int = -1) -> dict[str, np.ndarray]:
@@ -54,7 +57,9 @@ def test_who_sends(op: str, src: int, sent: dict[int, int]) -> None:
 @pytest.mark.parametrize("name", PAPER)
 def test_shares_add_up_to_the_bytes_of_the_summary(name: str, collective: str) -> None:
     for options in ({"n": 3}, {"model": model(4), "cluster": BOX}):
-        trace = simulate(name, collective=collective, **options)
+        trace = simulate(**taken({"schedule": name, "n": 4, "collective": collective} | options))
         _, device, size = shares(trace.messages, collective)
         sent = np.bincount(device, size, minlength=trace.summary()["devices"])
-        assert np.abs(sent - [row["bytes"] for row in trace.summary()["bytes_sent"]]).max() < 1
+        assert sent == pytest.approx(
+            [float(Fraction(row["bytes"])) for row in trace.summary()["bytes_sent"]], rel=1e-12
+        )

@@ -15,9 +15,10 @@ from cdpsim.check import check_columns
 from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.metrics.waiting import Reason, idle, waits_for
+from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.simulate import reopen
-from cdpsim.trace import Run, load
+from cdpsim.trace import load
 from cdpsim.units import Work
 
 ROWS = [(name, rule) for name in TABLE_1 for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]

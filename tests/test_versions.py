@@ -73,13 +73,15 @@ def test_ages_are_those_of_the_tasks_of_each_slot(name: str, rule: str, n: int) 
     assert {slot: at(line, slot) for slot in every} == {slot: np.mean(ages) for slot, ages in every.items()}
     mean = {"dp": 0, "cdp-v1": 1, "cdp-v2": (n - 1) / (2 * n)}[rule]
     assert one(figure, "mean-age").get_ydata() == [mean, mean]
-    assert f"mean from\nstep 1 on: {mean:.3g}" in words(figure)
+    assert f"mean at\nrest: {mean:.3g}" in words(figure)
 
 
-def test_a_single_step_has_no_mean_age() -> None:
+def test_the_mean_age_is_of_steps_at_rest() -> None:
+    """(N - 1) / 2N, also where the run has a single step, which reads nothing old."""
     figure = versions([simulate("multi-cdp", 2, steps=1)])
-    assert not marked(figure, "mean-age")
-    assert "one step only" in words(versions([simulate("multi-cdp", 2, steps=1)] * 2))
+    assert marked(figure, "mean-age")
+    assert "mean at\nrest: 0.25" in words(figure)
+    assert "mean age read 0.25" in words(versions([simulate("multi-cdp", 2, steps=1)] * 2))
 
 
 def test_updates_alone_have_no_age() -> None:

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, Trace, simulate
-from cdpsim.cluster import Devices, Link
+from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.compare import measure
 from cdpsim.engine import fast
 from cdpsim.metrics import utilisation, waiting
 from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Edge, Kind
-from cdpsim.trace import Run
+from cdpsim.runs import Run
 from cdpsim.units import Work
 from tests.conftest import examples
 from tests.strategies import requests, streamed_requests
@@ -133,6 +134,14 @@ def test_updates_by_hand() -> None:
     }
 
 
+def test_a_message_that_takes_no_time_is_what_is_waited_for() -> None:
+    """Device 1 is four times as fast, and waits for device 0's gradient of stage 0, made at 4 s, to update it."""
+    model = Model(stages=(Stage(forward=Work(1.0), backward=Work(1.0), parameters=1),) * 2)
+    devices = tuple(Devices(count=1, speed=speed) for speed in (1.0, 4.0))
+    trace = simulate("multi-cdp", 2, steps=2, model=model, cluster=Cluster(devices=devices))
+    assert named(trace) == {"F(t=1,i=1,j=0)": "p2p gradient(t=0,j=0) 0->1"}
+
+
 def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
     """Worker i of N begins 2i slots late and ends as much before the last one."""
     n = 4
@@ -158,7 +167,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
     assert (parts["begin"] < parts["end"]).all()
     assert np.array_equal(np.lexsort((parts["begin"], parts["lane"])), np.arange(len(parts["lane"])))
     share = (parts["end"] - parts["begin"]).sum() / ((len(program.lane_start) - 1) * whole)
-    assert share == pytest.approx(utilisation.bubble(program, run.start, run.end), abs=1e-9)
+    assert share == pytest.approx(utilisation.idle_share(program, run.start, run.end), abs=1e-9)
 
 
 @settings(max_examples=examples(100))
@@ -205,19 +214,73 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     node, until = before(task, needs), float(run.start[task])
     free = max(ended(before(task, {Edge.STREAM})), ended(node))
     bounds = [(NOTHING, until, free), (STREAM, free, ended(node))]
+    message = -1
     while node >= count or is_own_update(node):
         earlier = before(node, needs)
+        message = node if node >= count else message
         under_way, due = (DEPENDENCY, DEPENDENCY) if is_own_update(node) else (MESSAGE, STREAM)
         bounds += [(under_way, ended(node), run.start[node]), (due, run.start[node], ended(earlier))]
         node = earlier
     parts: list[tuple[float, float, int]] = []
-    for reason, high, low in [*bounds, (DEPENDENCY, ended(node), 0.0)]:
+    late = ended(node)
+    takes = (program.edges.after == message) & np.isin(program.edges.kind, [Edge.DATA, Edge.BARRIER])
+    givers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
+    if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[givers]:
+        here, there = (released(run, of) for of in (lane_before(run, task), node))
+        late -= max(there - here, 0) if here else 0
+    bounds.append((MESSAGE, ended(node), late))
+    for reason, high, low in [*bounds, (DEPENDENCY, late, 0.0)]:
         low, high = max(low, since), min(high, until)
         if low < high and parts and parts[0][2] == reason:
             parts[0] = (low, parts[0][1], reason)
         elif low < high:
             parts.insert(0, (low, high, int(reason)))
     return parts, int(last) if ended(last) > since else -1
+
+
+def lane_before(run: Run, task: int) -> int:
+    """The task before one in its lane, -1 for a lane's first."""
+    before, after = run.program.lane_edges
+    return int(next(iter(before[after == task]), -1))
+
+
+def released(run: Run, task: int) -> float:
+    """When a lane stopped waiting for a message, from when on it has been at work until a task; else 0."""
+    program, count = run.program, len(run.program.tasks)
+    while task >= 0:
+        previous = lane_before(run, task)
+        since = run.end[previous] if previous >= 0 else 0
+        if run.start[task] > since:
+            node = task
+            for _ in range(2):  # of what an update of the device itself has made, what that waited for
+                mine = program.edges.before[program.edges.after == node]
+                node = max(mine, key=lambda b: (run.end[b], b), default=-1)
+                if not (program.compute <= node < count and program.tasks.device[node] == program.tasks.device[task]):
+                    break
+            came = node >= count and run.end[node] > max(run.start[node], since)
+            return float(run.start[task]) if came else 0.0
+        task = previous
+    return 0.0
+
+
+def test_a_ring_waits_for_messages_in_one_piece_and_as_its_messages() -> None:
+    """Four devices in a ring, of which two links are slow: two members end a round of the fast links earlier.
+
+    They come earlier to the next collective, too, where they wait for the others; that is the messages' doing.
+    """
+    slow = tuple(PairLink(between=pair, bandwidth=1.0) for pair in ((1, 2), (3, 0)))
+    cluster = Cluster(link=Link(bandwidth=4.0), links=slow)
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=8),))
+    found = [
+        measure(
+            simulate("multi-dp", 1, m=4, model=model, cluster=cluster, collective="ring", expand_collectives=expand)
+        )
+        for expand in (False, True)
+    ]
+    for one in found:
+        assert one.step == pytest.approx(3 + 6 * 2)  # six rounds of a quarter of 8 bytes over the slow links
+        assert one.exposed == pytest.approx(12 / 15)
+        assert one.exposed == pytest.approx(one.bubble)
 
 
 @settings(max_examples=50)

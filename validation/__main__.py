@@ -2,10 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-
-from cdpsim.console import dispatch, parser_of, run, say
-from cdpsim.errors import RequestError
 
 ABOUT = """Hold the simulator against reality: replay its programs with real tensors, profile
 real models for it, measure this machine for it, and show how far it was off.
@@ -19,18 +15,28 @@ EXAMPLES = """examples:
 
 `python -m validation COMMAND --help` explains a command. Exit codes: 0 done, 1 not
 within tolerance, 2 the request cannot be served (one line on stderr says why, and the
-remedy), 130 interrupted.
+remedy), 130 interrupted, 143 terminated.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
+    try:
+        from cdpsim.console import run
+    except ImportError as error:
+        remedy = "run `pip install -c constraints.txt -e '.[torch,models]'`, or validation/offline.sh"
+        print(f"cdpsim: error: {error.name}: cannot be imported ({error}); {remedy}", file=sys.stderr)
+        return 2
     return run(_serve, arguments)
 
 
 def _serve(arguments: list[str]) -> int:
-    if find_spec("torch") is None:
-        raise RequestError("torch", "is not installed; run `pip install -c constraints.txt -e '.[torch,models]'`")
+    from cdpsim.console import dispatch, parser_of, say
+    from cdpsim.errors import RequestError
+    from cdpsim.files import inputs_kept
+    from validation.modules import needed
+
+    needed("torch")
     from validation.calibrate import command as calibrate
     from validation.profile import command as profile
     from validation.ranks.member import is_out_of_memory
@@ -43,7 +49,8 @@ def _serve(arguments: list[str]) -> int:
     for command in (request, profile, calibrate, report, battery):
         command.add_parser(commands)
     try:
-        return dispatch(parser, commands, arguments)
+        with inputs_kept():
+            return dispatch(parser, commands, arguments)
     except ReplayError as error:
         say(f"error: {error}")
         return 2

@@ -48,6 +48,7 @@ def assemble(
     check_causal(schedule, grid.rule, shape)
     updates = place_updates(grid, in_lanes=model.updates_in_lanes)
     build = Builder(len(grid.kind) + len(updates))
+    prefetch = min(prefetch, len(grid.kind))  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(grid, model, build)
     if schedule.state is State.SHARDED:
         (broadcast_for_use if schedule.order.flush else carry_state)(grid, updates, model, build, prefetch)
@@ -72,6 +73,11 @@ def assemble(
         lane_start=lane_start,
         releases=tuple(releases(grid)),
         versions_differ=grid.rule.backward is not None,
+        fill=grid.rule.fill(shape),
+        flushes=schedule.order.flush,
+        sharded=schedule.state is State.SHARDED,
+        barrier=grid.rule.barrier,
+        undivided=np.tile(grid.listing.whole, (shape.replicas, 1)) if grid.listing and grid.splits else None,
     )
 
 

@@ -15,21 +15,23 @@ def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
     """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
     timing = schedule.order
     if timing.flush:
-        if rule.lags(shape).any():
+        if rule.lags(shape).any() or rule.backward_lags(shape).any():
             raise RequestError(
                 "rule",
                 f"{rule.name!r} does not go with the {timing.name} timing of {schedule.name}, where every "
                 f"task reads the newest parameters; use 'dp', or a cyclic schedule",
             )
         return
-    late = _too_early(schedule, rule, shape)
+    late, lags = _too_early(schedule, rule, shape), rule.lags(shape)
+    if not len(late) and rule.backward is not None:
+        late, lags = _too_early(schedule, rule, shape, backward=True), rule.backward_lags(shape)
     if not len(late):
         return
     if rule == schedule.rule and timing.any_m:  # then it goes with more micro-batches
         least = next(m for m in range(shape.m, 2 * shape.n) if not len(_too_early(schedule, rule, replace(shape, m=m))))
         raise RequestError("m", f"{schedule.name} needs m >= {least} where n={shape.n}; m={shape.m}")
     i, j = late[0].tolist()
-    lag, older = rule.lags(shape)[i, j], "an older one"
+    lag, older = lags[i, j], "an older one"
     if not lag:
         older = "the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must"
     raise RequestError(
@@ -39,13 +41,13 @@ def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
     )
 
 
-def _too_early(schedule: Schedule, rule: Rule, shape: Shape) -> Ints:
-    """The (i, j) that come, in the schedule's order, before the update that makes what they read."""
-    position, lags = schedule.order.position, rule.lags(shape)
+def _too_early(schedule: Schedule, rule: Rule, shape: Shape, *, backward: bool = False) -> Ints:
+    """The (i, j) whose forward, or backward, comes in the order before the update that makes what it reads."""
+    position, lags = schedule.order.position, rule.backward_lags(shape) if backward else rule.lags(shape)
     assert position is not None
     i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
     t = int(lags.max()) + 1  # in which all versions that are read have been made in the run
     updated_by = 2 * shape.n - 1 - (0 * j if rule.barrier else j)
     made = position(t - 1 - lags, 0 * i + shape.m - 1, updated_by, shape) + 1
-    read = position(np.array(t), i, j, shape)
+    read = position(np.array(t), i, 2 * shape.n - 1 - j if backward else j, shape)
     return np.argwhere(np.broadcast_to(read, lags.shape) < made)

@@ -189,7 +189,7 @@ class Grid:
     def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
         """For tasks by place in `lane_tasks`: which have one `distance` ahead of them in their lane, and that one."""
         lane = np.searchsorted(self.lane_heads, place, side="right") - 1
-        earlier = place - np.minimum(distance, len(self.lane_tasks)).astype(np.int64)
+        earlier = place - distance
         some = np.flatnonzero(earlier >= self.lane_heads[lane])
         return some, self.lane_tasks[earlier[some]]
 

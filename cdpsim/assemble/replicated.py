@@ -20,6 +20,8 @@ def all_reduce(grid: Grid, updates: Updates, model: Model, build: Builder, at_on
     assert (holders.device.reshape(grid.steps, -1) == holders.device[:in_step]).all(), "a stage stays on its devices"
     taker = _all_reduces(grid, updates, model.size("gradients"), build, at_once)
     build.link(grid.last.ravel(), taker[holders.row.ravel()])
+    if not grid.schedule.order.flush:  # an update needs what it replaces; with a flush the next step's tasks see to it
+        build.link(node[:-in_step], node[in_step:])
     if updates.barrier is not None:
         build.link(updates.barrier, node, Edge.BARRIER)
     of = {"device": holders.device, "stage": holders.stage, "version": holders.step}

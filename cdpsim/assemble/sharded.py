@@ -138,7 +138,8 @@ def _carried(grid: Grid, updates: Updates, way: _Way) -> _Carried:
     by_update = updated_at.reshape(grid.steps, grid.n)
     last_reader = by_update.copy()  # an update reads what it replaces
     stage = np.broadcast_to(grid.tij[2], grid.device.shape).ravel()
-    np.maximum.at(last_reader, (grid.version.ravel(), stage), way.at[grid.backward.ravel()])
+    for version, reader in ((grid.version, grid.forward), (grid.backward_version, grid.backward)):
+        np.maximum.at(last_reader, (version.ravel(), stage), way.at[reader.ravel()])
     versions = _Span(np.vstack([way.starts, by_update[:-1]]), last_reader)
     return _Carried(versions, _Span(way.at[grid.backward[:, 0]], by_update), updated_at)
 

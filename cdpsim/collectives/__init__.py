@@ -48,6 +48,18 @@ def _of_all(k: int) -> int:
     return k
 
 
+def _constant(value: int, k: int) -> int:
+    return value
+
+
+def _others_twice(k: int) -> int:
+    return 2 * (k - 1)
+
+
+def _there_and_back(k: int) -> int:
+    return 2 * ceil_log2(k)
+
+
 def _children(k: int) -> Ints:
     """How many members each member of a binomial tree hands the payload on to."""
     rank = np.arange(k)
@@ -69,6 +81,22 @@ def _counted(schedule: Callable[[int], Schedule], k: int) -> Ints:
     return sends
 
 
+def _around(k: int) -> Ints:
+    return np.full(k, 2 * (k - 1))
+
+
+def _both_tree_ways(k: int) -> Ints:
+    return _children(k) + _to_parent(k)
+
+
+def _doubled(k: int) -> Ints:
+    return _folded(k, floor_log2(k), 1)
+
+
+def _halved_and_doubled(k: int) -> Ints:
+    return _folded(k, 2 * (core(k) - 1), core(k))
+
+
 def _folded(k: int, sends: int, whole: int) -> Ints:
     """What core members send, and, where k is no power of two, a whole payload from some to others and back."""
     rank = np.arange(k)
@@ -80,6 +108,22 @@ def _fold(k: int) -> int:
     return 0 if k == core(k) else 2
 
 
+def _doubling_rounds(k: int) -> int:
+    return floor_log2(k) + _fold(k)
+
+
+def _halving_rounds(k: int) -> int:
+    return 2 * floor_log2(k) + _fold(k)
+
+
+def _halving_carried(k: int) -> int:
+    return 2 * (core(k) - 1) + _fold(k) * core(k)
+
+
+def _reversed(schedule: Callable[[int], Schedule], k: int) -> Schedule:
+    return backwards(schedule(k))
+
+
 def _declared(
     schedule: Callable[[int], Schedule], rounds: Callable[[int], int], carried: Callable[[int], int]
 ) -> Algorithm:
@@ -89,78 +133,85 @@ def _declared(
 
 def _dual(how: Algorithm) -> Algorithm:
     """What takes the same rounds in the opposite direction."""
-    return _declared(lambda k: backwards(how.schedule(k)), how.rounds, how.carried)
+    return _declared(partial(_reversed, how.schedule), how.rounds, how.carried)
 
 
 def _double_tree(blocks: int) -> Algorithm:
     """Each half of the payload in so many blocks, so that every round carries one of them."""
-
-    def rounds(k: int) -> int:
-        return len(two_trees.double_tree(k, blocks))
-
+    rounds = partial(_double_tree_rounds, blocks)
     return Algorithm(
         rounds=rounds,
-        parts=lambda k: 2 * blocks,
+        parts=partial(_constant, 2 * blocks),
         carried=rounds,
-        sends=lambda k: two_trees.sends(k) * blocks,
-        schedule=lambda k: two_trees.double_tree(k, blocks),
+        sends=partial(_double_tree_sends, blocks),
+        schedule=partial(two_trees.double_tree, blocks=blocks),
     )
+
+
+def _double_tree_rounds(blocks: int, k: int) -> int:
+    return len(two_trees.double_tree(k, blocks))
+
+
+def _double_tree_sends(blocks: int, k: int) -> Ints:
+    return two_trees.sends(k) * blocks
 
 
 def hierarchical(nodes: Nodes) -> Algorithm:
     """Make the all-reduce for members in these nodes; the group must be theirs."""
     parts, inside = len(nodes), ceil_log2(max(map(len, nodes)))
-
-    def schedule(k: int) -> Schedule:
-        return by_rounds.hierarchical(nodes)
-
+    schedule = partial(_hierarchical_rounds, nodes)
     return Algorithm(
-        rounds=lambda k: 2 * inside + 2 * (parts - 1),
-        parts=lambda k: parts,
-        carried=lambda k: 2 * inside * parts + 2 * (parts - 1),
+        rounds=partial(_constant, 2 * inside + 2 * (parts - 1)),
+        parts=partial(_constant, parts),
+        carried=partial(_constant, 2 * inside * parts + 2 * (parts - 1)),
         sends=partial(_counted, schedule),
         schedule=schedule,
         nodes=nodes,
     )
 
 
+def _hierarchical_rounds(nodes: Nodes, k: int) -> Schedule:
+    return by_rounds.hierarchical(nodes)
+
+
 BROADCAST = Algorithm(ceil_log2, _one, ceil_log2, _children, by_rounds.binomial_broadcast)
-REDUCE = Algorithm(ceil_log2, _one, ceil_log2, _to_parent, lambda k: backwards(by_rounds.binomial_broadcast(k)))
-SCATTER_ALL_GATHER = _declared(by_rounds.scatter_all_gather, lambda k: 2 * ceil_log2(k), lambda k: 2 * (k - 1))
+REDUCE = Algorithm(ceil_log2, _one, ceil_log2, _to_parent, partial(_reversed, by_rounds.binomial_broadcast))
+SCATTER_ALL_GATHER = _declared(by_rounds.scatter_all_gather, _there_and_back, _others_twice)
 REDUCE_SCATTER_GATHER = _dual(SCATTER_ALL_GATHER)
 ALL_REDUCE: dict[str, Algorithm] = {
     "recursive-doubling": Algorithm(
-        rounds=lambda k: floor_log2(k) + _fold(k),
+        rounds=_doubling_rounds,
         parts=_one,
-        carried=lambda k: floor_log2(k) + _fold(k),
-        sends=lambda k: _folded(k, floor_log2(k), 1),
+        carried=_doubling_rounds,
+        sends=_doubled,
         schedule=by_rounds.recursive_doubling,
     ),
     "ring": Algorithm(
-        rounds=lambda k: 2 * (k - 1),
+        rounds=_others_twice,
         parts=_of_all,
-        carried=lambda k: 2 * (k - 1),
-        sends=lambda k: np.full(k, 2 * (k - 1)),
+        carried=_others_twice,
+        sends=_around,
         schedule=by_rounds.ring,
     ),
     "tree": Algorithm(
-        rounds=lambda k: 2 * ceil_log2(k),
+        rounds=_there_and_back,
         parts=_one,
-        carried=lambda k: 2 * ceil_log2(k),
-        sends=lambda k: _children(k) + _to_parent(k),
+        carried=_there_and_back,
+        sends=_both_tree_ways,
         schedule=by_rounds.tree,
     ),
     "halving-doubling": Algorithm(
-        rounds=lambda k: 2 * floor_log2(k) + _fold(k),
+        rounds=_halving_rounds,
         parts=core,
-        carried=lambda k: 2 * (core(k) - 1) + _fold(k) * core(k),
-        sends=lambda k: _folded(k, 2 * (core(k) - 1), core(k)),
+        carried=_halving_carried,
+        sends=_halved_and_doubled,
         schedule=by_rounds.halving_doubling,
     ),
     "double-tree": _double_tree(16),
 }
 OTHER_DOUBLE_TREES = [_double_tree(blocks) for blocks in (2, 4, 64)]
 COLLECTIVES = (*ALL_REDUCE, "hierarchical", "best")
+DEFAULT = "recursive-doubling"
 
 ALL_GATHER: dict[str, Algorithm] = {
     "recursive-doubling": _declared(by_rounds.doubling_all_gather, ceil_log2, _others),
@@ -190,6 +241,16 @@ def algorithm(op: Op, name: str) -> Algorithm:
     }[op]
 
 
+def is_named(op: Op, name: str) -> bool:
+    """Whether a collective runs by another algorithm under that name than by default."""
+    return op == Op.ALL_REDUCE or name == "best" or _of_other(op, name) != algorithm(op, DEFAULT)
+
+
+def _of_other(op: Op, name: str) -> Algorithm:
+    """The algorithm of what is no all-reduce, where all-reduces may go by levels."""
+    return algorithm(op, "tree" if name == "hierarchical" else name)
+
+
 def payload(op: Op, k: int) -> int:
     """How many times what a member ends with the whole payload is: after a reduce-scatter each has one of k parts."""
     return k if op == Op.REDUCE_SCATTER else 1
@@ -198,7 +259,7 @@ def payload(op: Op, k: int) -> int:
 def candidates(op: Op, name: str, k: int, nodes: Nodes) -> list[Algorithm]:
     """Every algorithm that `name` allows for k members in these nodes; `best` allows all of them."""
     if name == "hierarchical":
-        return [hierarchical(nodes) if op == Op.ALL_REDUCE else algorithm(op, "tree")]
+        return [hierarchical(nodes) if op == Op.ALL_REDUCE else _of_other(op, name)]
     if name != "best":
         return [algorithm(op, name)]
     if op != Op.ALL_REDUCE:

@@ -1,16 +1,18 @@
 """From which bandwidth on schedules hide their messages."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_format, add_request, add_run, simulated
+from cdpsim.commands.options import InPart, add_format, add_request, add_run, refuse_output
 from cdpsim.console import add_command, write
 
 if TYPE_CHECKING:
     from cdpsim.breakeven import BreakEven, Runner
     from cdpsim.cluster import Cluster
+    from cdpsim.trace import Trace
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
@@ -38,7 +40,7 @@ def add_breakeven(commands: Any) -> None:
     )
     parser.add_argument("-o", metavar="FILE", dest="output", help="draw the curves: .svg, .png or .pdf")
     parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    add_run(parser, steps="12")  # so that what drifts apart at first has come to rest
+    add_run(parser)
     add_request(parser, must_fit=False, prefetch=PREFETCH)
     add_format(parser)
 
@@ -50,13 +52,17 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
 
     form = tables.check_format(options.format)
     choose("over", options.over, OVER)
-    if options.output is not None:
-        pictures.check_picture(options.output, force=options.force)
     if options.cluster == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
     cluster = _resolve(options)
     share = _share(options.share)
-    asked = [(breakeven(run, cluster, share), run) for run in _runs(options)]
+    served = InPart()
+    runs = _runs(options, served)
+    if options.output is not None:
+        check = partial(pictures.check_picture, options.output, force=options.force)
+        refuse_output(options.output, check, [partial(run, cluster) for run in runs])
+    asked = [(breakeven(run, cluster, share), run) for run in runs]
+    served.tell()
     found = [one for one, _ in asked]
     factors, last = span(found), found[-1].n
     curves: list[Curve] = []
@@ -67,7 +73,8 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
         shown = [(one, steps) for one, steps in curves if one.n == last]
         pictures.breakeven(found, factors, shown, options.output, share=share, force=options.force)
     rows = [one.to_builtins() for one in found] if options.over == "n" else _points(curves, factors)
-    write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows)))
+    cell = _number if form == "csv" else _cell
+    write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows, cell)))
     return 0
 
 
@@ -104,7 +111,7 @@ def _numbers(options: argparse.Namespace) -> list[int | None]:
     return [*sorted(numbers)] or [None]
 
 
-def _runs(options: argparse.Namespace) -> list["Runner"]:
+def _runs(options: argparse.Namespace, served: InPart) -> list["Runner"]:
     """What runs each schedule with each number of stages on a cluster."""
     from cdpsim.errors import choose
     from cdpsim.schedules import SCHEDULES, TABLE_1
@@ -112,13 +119,18 @@ def _runs(options: argparse.Namespace) -> list["Runner"]:
     names = options.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
     for name in names:
         choose("schedule", name, SCHEDULES)
-    pulls = {name: "prefetch" in SCHEDULES[name].options for name in names}
 
     def runner(name: str, n: int | None) -> "Runner":
-        own = {"n": n if n is None else str(n)}
-        if not pulls[name] and (any(pulls.values()) or options.prefetch == PREFETCH):
-            own["prefetch"] = "0"  # it takes none; others do, or nobody asked
-        return lambda cluster: simulated(argparse.Namespace(**vars(options) | own | {"cluster": cluster}), name)
+        asked = argparse.Namespace(**vars(options) | {"n": n if n is None else str(n)})
+        unasked = {"prefetch"} if options.prefetch == PREFETCH else set()
+
+        def run(cluster: "Cluster") -> "Trace":
+            nonlocal asked
+            here = argparse.Namespace(**vars(asked) | {"cluster": cluster})
+            trace, asked = served.simulated(here, name, unasked=unasked)
+            return trace
+
+        return run
 
     return [runner(name, n) for n in _numbers(options) for name in names]
 
@@ -138,13 +150,19 @@ def _points(curves: Sequence[Curve], factors: Sequence[float]) -> list[dict[str,
     ]
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows, for people."""
+def _table(rows: Sequence[dict[str, Any]], cell: Callable[[str, Any], Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return the header, and the rows with their values as `cell` has them."""
     header = [name.replace("_", "-") for name in rows[0]]
-    return header, [[_cell(name, value) for name, value in row.items()] for row in rows]
+    return header, [[cell(name, value) for name, value in row.items()] for row in rows]
+
+
+def _number(_: str, value: Any) -> Any:
+    """Return a value as programs read it."""
+    return value
 
 
 def _cell(name: str, value: Any) -> str:
+    """Write a value for people."""
     from quantiphy import Quantity
 
     unit = UNITS.get(name)

@@ -2,29 +2,29 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.commands.options import SPLIT, add_format, add_request, add_run, add_runs, runs_of, simulated
+from cdpsim.commands.options import (
+    SPLIT,
+    InPart,
+    add_format,
+    add_request,
+    add_run,
+    add_runs,
+    refuse_output,
+    runs_of,
+)
 from cdpsim.console import add_command, say, write
 
 if TYPE_CHECKING:
     from cdpsim.compare import Measured
     from cdpsim.schedules import Schedule
 
-STEPS = 12
+STEPS = 3
 _NUMBERS = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
-# What changes a schedule that takes it, and what no change is.
-_CHANGES = {
-    "chunks": None,
-    "overlap_all_reduce": False,
-    "vertical_sync": False,
-    "prefetch": "0",
-    "slot_order": None,
-}
-
 # Of each column: the field, its unit with real costs, and its heading.
 COLUMNS = (
     ("devices", "", "devices"),
@@ -69,7 +69,7 @@ def add_compare(commands: Any) -> None:
         "--style", default="bars", metavar="STYLE", help="bars (default), or points: bubble over memory"
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    add_run(parser, steps=None, default="12, or 12 N where a step has one micro-batch")
+    add_run(parser, "3, or 3 N where a step has one micro-batch")
     add_runs(parser, "add quantiles of the step; all else is of run 0")
     add_request(parser, must_fit=False)
     add_format(parser)
@@ -85,13 +85,18 @@ def _serve_compare(options: argparse.Namespace) -> int:
     columns: Sequence[tuple[str, str, str]]
     columns = COLUMNS if runs is None else (*COLUMNS[:3], *QUANTILES, *COLUMNS[3:])
     known = {column[0]: column for column in columns}
-    order = choose("sort", options.sort, known) if options.sort else "bubble" if not options.schedules else None
+    order = None if options.schedules else "bubble"
+    if options.sort is not None:
+        order = choose("sort", options.sort, known)
     if options.columns is not None:
         columns = [known[choose("columns", name.strip(), known)] for name in options.columns.split(",")]
     choose("style", options.style, pictures.COMPARISONS)
-    if options.output is not None:
-        pictures.check_picture(options.output, force=options.force)
     most = None if options.within is None else _size(options.within, slots=options.model in UNIT_MODELS)
+    if options.output is not None:
+        alone = [argparse.Namespace(**vars(options) | {"schedules": [name]}) for name in options.schedules]
+        measuring = [partial(_measured, each, runs) for each in alone or [options]]
+        check = partial(pictures.check_picture, options.output, force=options.force)
+        refuse_output(options.output, check, measuring)
     measured, in_slots = _measured(options, runs)
     if most is not None:
         measured = [one for one in measured if one.memory <= most]
@@ -117,9 +122,16 @@ def _table(measured: Sequence["Measured"], columns: Sequence[tuple[str, str, str
     from cdpsim import tables
 
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
-    cell = partial(said, in_slots=in_slots)
+    cell = cell_of(form, in_slots=in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
     return tables.FORMATS[form](header, rows)
+
+
+def cell_of(form: str, *, in_slots: bool) -> Callable[["Measured", str, str], Any]:
+    """Return how a table in that form has a field of a unit: as its number in CSV, else in words."""
+    if form == "csv":
+        return lambda one, field, unit: _value(one, field)
+    return partial(said, in_slots=in_slots)
 
 
 def _size(given: str, *, slots: bool) -> int:
@@ -136,14 +148,16 @@ def _size(given: str, *, slots: bool) -> int:
         raise RequestError("within", str(error)) from None
 
 
-def _measured(options: argparse.Namespace, runs: int | None) -> tuple[list["Measured"], bool]:
+def _measured(options: argparse.Namespace, runs: int | None, *notes: str) -> tuple[list["Measured"], bool]:
     """Measure the schedules that are named; or all that can be asked for what is asked, and say which cannot.
 
-    And whether times are slots. One run is there at a time.
+    And whether times are slots. One run is there at a time. What there is to say comes when all of it can be served.
     """
     from cdpsim.compare import measure
+    from cdpsim.disorder import recorded_disorder
     from cdpsim.errors import RequestError
     from cdpsim.model import UNIT_MODELS
+    from cdpsim.montecarlo import spread
     from cdpsim.request import find_schedule, whole
     from cdpsim.schedules import SCHEDULES
 
@@ -152,34 +166,38 @@ def _measured(options: argparse.Namespace, runs: int | None) -> tuple[list["Meas
             whole(name, getattr(options, name), at_least=least)
     schedules = [find_schedule(name) for name in options.schedules or SCHEDULES]
     measured, left_out = [], defaultdict[str, list[str]](list)
+    served, is_random = InPart(), False
     for schedule in schedules:
-        own = options if options.schedules else _taken(options, schedule)
         try:
-            trace = simulated(own, schedule, options.steps or _steps(options, schedule))
+            steps = _steps(options, schedule) if options.steps is None else options.steps
+            trace, _ = served.simulated(options, schedule, steps, _needed(options, schedule))
         except RequestError as error:
             left_out[error.subject].append(schedule.name)
             if options.schedules or sum(map(len, left_out.values())) == len(schedules):
                 raise
             continue
         if options.model == UNIT_MODELS[0] and trace.request["model"] == UNIT_MODELS[1] and len(schedules) > 1:
-            say(SPLIT)
-            return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs)
-        measured.append(measure(trace, runs))
+            return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs, SPLIT)
+        own = runs if recorded_disorder(trace.request).is_random else None
+        is_random |= own is not None
+        measured.append(measure(trace, own))
+    if runs is not None and not is_random:
+        spread(trace, runs)  # which says so
+    served.tell(*notes)
     for subject, names in left_out.items():
         say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
     return measured, trace.in_slots
 
 
-def _taken(options: argparse.Namespace, schedule: "Schedule") -> argparse.Namespace:
-    """What is asked, without the options that the schedule does not take; what says how much is to be done stays."""
-    untaken = {name: value for name, value in _CHANGES.items() if name.replace("_", "-") not in schedule.options}
-    if schedule.m is not None:
-        untaken["m"] = None
-    return argparse.Namespace(**vars(options) | untaken)
+def _needed(options: argparse.Namespace, schedule: "Schedule") -> tuple[str, ...]:
+    """Give the options without which a schedule that nobody named is not compared: they say how much is to be done."""
+    if options.schedules:
+        return ()
+    return ("replicas",) if schedule.m is not None else ("m", "replicas")
 
 
 def _steps(options: argparse.Namespace, schedule: "Schedule") -> int:
-    """So many that what drifts apart at first has come to rest, in as many micro-batches for all."""
+    """So many that all run as many micro-batches."""
     from cdpsim.model import UNIT_MODELS
     from cdpsim.presets import find_model
     from cdpsim.request import whole
@@ -208,6 +226,7 @@ def said(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    value = float(value)
     if unit == "%":
         return f"{100 * value:.1f} %"
     if in_slots or not unit:

@@ -1,9 +1,12 @@
 """Options that several commands take, and the runs that they ask for."""
 
 import argparse
-from collections.abc import Sequence
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdpsim.console import say
 from cdpsim.errors import RequestError
@@ -20,6 +23,8 @@ REQUEST = (
     *("model", "cluster", "expand_collectives", "contention", "defer_receives", "ignore_memory"),
     *("rule", "m", "chunks", "replicas", "overlap_all_reduce", "vertical_sync", "prefetch", "slot_order"),
 )
+# How many steps are simulated where no number is given.
+STEPS = "3, or two more than pass until all tasks read versions as old as they always will"
 # Why a time is not what it would be alone.
 SPLIT = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 DISORDER = ("slow", "jitter", "link_jitter", "stop", "seed", "run")
@@ -31,10 +36,9 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
 
 
-def add_run(parser: argparse._ActionsContainer, steps: str | None = "3", default: str = "until they repeat") -> None:
+def add_run(parser: argparse._ActionsContainer, default: str = STEPS) -> None:
     """Add the options that every command that runs schedules takes; `default` says what no number of steps means."""
-    default = steps or default
-    parser.add_argument("--steps", default=steps, metavar="T", help=f"training steps to simulate (default {default})")
+    parser.add_argument("--steps", metavar="T", help=f"training steps to simulate (default {default})")
     parser.add_argument(
         "--engine", default="auto", metavar="ENGINE", help="auto (default), fast or simpy; both give the same times"
     )
@@ -205,31 +209,116 @@ def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
 
 
-def traced(parser: argparse.ArgumentParser, options: argparse.Namespace, name: str) -> "Trace":
-    """The trace in the folder of that name, or of the run that the options ask for."""
+class InPart:
+    """Runs of several schedules, each with as much of what is asked for as it takes."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, None] = {}
+        self._untaken: dict[str, dict[str, RequestError]] = {}  # by option and schedule
+
+    def simulated(
+        self,
+        options: argparse.Namespace,
+        schedule: "str | Schedule",
+        steps: int | str | None = None,
+        needs: Collection[str] = (),
+        unasked: Collection[str] = (),
+    ) -> "tuple[Trace, argparse.Namespace]":
+        """Run a schedule without the options that it does not take, but for those that it `needs`; give the others.
+
+        Of options that are `unasked`, as a command has them by default, nothing is said.
+        """
+        from cdpsim.request import Untaken, find_schedule
+
+        schedule, without = find_schedule(schedule), {}
+        while True:
+            try:
+                trace = simulated(options, schedule, steps)
+            except Untaken as error:
+                if error.subject in needs:
+                    raise
+                options = argparse.Namespace(**vars(options) | _at_default(error.subject))
+                if error.subject not in unasked:
+                    without[error.subject] = error
+            else:
+                self._served[schedule.name] = None
+                for option, refusal in without.items():
+                    self._untaken.setdefault(option, {})[schedule.name] = refusal
+                return trace, options
+
+    def tell(self, *notes: str) -> None:
+        """Say some notes, and who ran without which option; or refuse an option that no schedule took."""
+        for refusals in self._untaken.values():
+            if len(refusals) == len(self._served):
+                raise next(iter(refusals.values()))
+        for note in notes:
+            say(note)
+        for option, refusals in self._untaken.items():
+            say(f"{_flag(option)}: not taken by {', '.join(refusals)}")
+
+
+def _at_default(option: str) -> dict[str, Any]:
+    """Give an option as it is where nobody asks."""
+    from cdpsim.simulate import simulate
+
+    name = option.replace("-", "_")
+    return {name: inspect.signature(simulate).parameters[name].default}
+
+
+def _flag(option: str) -> str:
+    return f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
+
+
+def traced(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, name: str, runs: InPart | None = None
+) -> "Trace":
+    """The trace in the folder of that name, or of the run that the options ask for, as one of several `runs`."""
     from cdpsim.schedules import SCHEDULES
     from cdpsim.simulate import reopen
 
     if name in SCHEDULES or name.endswith(".csv") or not ("/" in name or Path(name).is_dir()):
-        return simulated(options, name)
+        return simulated(options, name) if runs is None else runs.simulated(options, name)[0]
     for option in ("n", *RUN, *REQUEST, *TRAINING, *DISORDER):
         if getattr(options, option) != parser.get_default(option):
-            flag = f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
-            raise RequestError(flag, f"is of a run, but {name!r} is a folder with one; leave it out")
+            raise RequestError(_flag(option), f"is of a run, but {name!r} is a folder with one; leave it out")
     return reopen(name)
 
 
 def all_traced(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> "list[Trace]":
     """The traces of those names, by one clock: in slots, all backwards take as long as those that are split."""
-    traces = [traced(parser, options, name) for name in names]
-    if {trace.request["model"] for trace in traces if isinstance(trace.request["model"], str)} != set(UNIT_MODELS):
+    runs = InPart()
+    traces = [traced(parser, options, name, runs) for name in names]
+    models = [trace.request.get("model") for trace in traces]
+    if {model for model in models if isinstance(model, str)} != set(UNIT_MODELS):
+        runs.tell()
         return traces
-    say(SPLIT)
     alike = argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]})
-    return [
-        simulated(alike, name) if trace.request["model"] == UNIT_MODELS[0] and not Path(name).is_dir() else trace
-        for name, trace in zip(names, traces, strict=True)
+    traces = [
+        traced(parser, alike, name, runs) if model == UNIT_MODELS[0] and not Path(name).is_dir() else trace
+        for name, model, trace in zip(names, models, traces, strict=True)
     ]
+    runs.tell(SPLIT)
+    return traces
+
+
+def refuse_output(path: str, check: Callable[[], object], runs: Iterable[Callable[[], object]]) -> None:
+    """Refuse an output that cannot be written, before it is computed, and after all else that is wrong with its runs.
+
+    `check` may refuse it. Where something is there already, first the requests of the runs are read, so that `check`
+    knows their files; where it is refused, their programs are made, too.
+    """
+    from cdpsim.simulate import Checked, checking
+
+    if os.path.lexists(path):
+        what = "request"
+        try:
+            check()
+        except RequestError:
+            what = "program"
+        for run in runs:
+            with checking(what), suppress(Checked):
+                run()
+    check()
 
 
 def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: int | str | None = None) -> "Trace":
@@ -237,7 +326,7 @@ def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: in
     from cdpsim.request import find_schedule, whole
     from cdpsim.simulate import simulate
 
-    schedule = find_schedule(schedule)
+    schedule, steps = find_schedule(schedule), options.steps if steps is None else steps
     if options.n is None and options.model in UNIT_MODELS and schedule.shape is None:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
     return simulate(
@@ -248,7 +337,7 @@ def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: in
         replicas=whole("replicas", options.replicas, at_least=1),
         overlap_all_reduce=options.overlap_all_reduce,
         vertical_sync=options.vertical_sync,
-        steps=whole("steps", options.steps if steps is None else steps, at_least=1),
+        steps=None if steps is None else whole("steps", steps, at_least=1),
         rule=options.rule,
         engine=options.engine,
         prefetch=whole("prefetch", options.prefetch, at_least=0),
@@ -256,7 +345,7 @@ def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: in
         model=options.model,
         cluster=options.cluster,
         collective=options.collective,
-        expand=options.expand_collectives,
+        expand_collectives=options.expand_collectives,
         contention=options.contention,
         defer_receives=options.defer_receives,
         seed=whole("seed", options.seed, at_least=0),

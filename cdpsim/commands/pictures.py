@@ -2,12 +2,23 @@
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_output, add_request, add_run, add_runs, all_traced, runs_of, traced
+from cdpsim.commands.options import (
+    add_output,
+    add_request,
+    add_run,
+    add_runs,
+    all_traced,
+    refuse_output,
+    runs_of,
+    traced,
+)
 from cdpsim.commands.superpose import add_curve
 from cdpsim.console import add_command
+from cdpsim.model import UNIT_MODELS
 
 PICTURES = ".svg, .png or .pdf"
 
@@ -33,8 +44,9 @@ def _serve_timeline(options: argparse.Namespace) -> int:
     from cdpsim import pictures
 
     drawn = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
-    pictures.check_timeline(options.output, **drawn)
-    pictures.timeline(options.traced(options, options.schedule), options.output, **drawn)
+    traced = partial(options.traced, options, options.schedule)
+    refuse_output(options.output, partial(pictures.check_timeline, options.output, **drawn), [traced])
+    pictures.timeline(traced(), options.output, **drawn)
     return 0
 
 
@@ -88,14 +100,23 @@ def add_snapshot(commands: Any) -> None:
 
 
 def _serve_snapshot(options: argparse.Namespace) -> int:
-    from cdpsim import pictures, units
+    from cdpsim import pictures
+
+    if not Path(options.schedule).is_dir():  # whose times may be either
+        _moment(options.slot, in_slots=options.model in UNIT_MODELS and options.cluster == "unit")
+    traced = partial(options.traced, options, options.schedule)
+    refuse_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [traced])
+    trace = traced()
+    pictures.snapshot(trace, _moment(options.slot, in_slots=trace.in_slots), options.output, force=options.force)
+    return 0
+
+
+def _moment(given: str, *, in_slots: bool) -> float:
+    """Read a slot, or a time."""
+    from cdpsim import units
     from cdpsim.request import whole
 
-    pictures.check_picture(options.output, force=options.force)
-    trace = options.traced(options, options.schedule)
-    slot = whole("slot", options.slot, at_least=0) if trace.in_slots else units.seconds(options.slot)
-    pictures.snapshot(trace, slot, options.output, force=options.force)
-    return 0
+    return whole("slot", given, at_least=0) if in_slots else units.seconds(given)
 
 
 def add_plot(commands: Any) -> None:
@@ -115,7 +136,8 @@ def _serve_plot(options: argparse.Namespace) -> int:
 
     choose("plot", options.what, pictures.PLOTS)
     runs = runs_of(options)
-    pictures.check_plot(options.what, options.output, runs=runs, force=options.force)
+    check = partial(pictures.check_plot, options.what, options.output, runs=runs, force=options.force)
+    refuse_output(options.output, check, [partial(options.traced, options, name) for name in options.schedule])
     traces = options.all_traced(options, options.schedule)
     pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0

@@ -62,7 +62,7 @@ def _serve(options: argparse.Namespace, kind: str, row: Callable[[str], Row]) ->
     if form == "json":
         write(tables.as_json(rows))
         return 0
-    shown = [_shown(own) for own in rows]
+    shown = [(_data if form == "csv" else _shown)(own) for own in rows]
     write(tables.FORMATS[form](list(shown[0]), [list(cells.values()) for cells in shown]))
     return 0
 
@@ -123,6 +123,20 @@ def _shown(row: Row) -> dict[str, str]:
             cells["about"] = value.partition("\n")[0]
         else:
             cells[key] = "any" if key == "devices" and value is None else str(value)
+    return cells
+
+
+def _data(row: Row) -> Row:
+    """A row's cells for programs, in the columns of `_shown`; of links the latencies and the bandwidths."""
+    values = row | {"about": row["about"].partition("\n")[0]}
+    cells: Row = {}
+    for key, value in values.items():
+        if key == "speeds":
+            cells |= value
+        elif key == "links":
+            cells |= {name: "|".join(repr(link[name]) for link in value) for name in value[0]}
+        else:
+            cells[key.removesuffix("_bytes").removesuffix("_flop")] = value
     return cells
 
 

@@ -2,13 +2,12 @@
 
 import argparse
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.compare import COLUMNS, said
-from cdpsim.commands.options import add_format, add_request, add_run, add_runs, runs_of, simulated
+from cdpsim.commands.compare import COLUMNS, cell_of
+from cdpsim.commands.options import add_format, add_request, add_run, add_runs, refuse_output, runs_of, simulated
 from cdpsim.console import add_command, say, write
 
 
@@ -31,11 +30,13 @@ def add_simulate(commands: Any) -> None:
 def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim import files
     from cdpsim.invariants import INVARIANTS, violations
-    from cdpsim.trace import FILES
+    from cdpsim.trace import FILES, RUNS
 
     runs = runs_of(options)
-    files.check_writable(options.output, (*FILES, *["runs.csv"] * (runs is not None)), options.force)
-    trace = simulated(options, options.schedule)
+    names = (*FILES, *[RUNS] * (runs is not None))
+    run = partial(simulated, options, options.schedule)
+    refuse_output(options.output, partial(files.check_writable, options.output, names, options.force), [run])
+    trace = run()
     if options.check and trace.run is not None:
         found = violations(trace.run)
         for name, problem in found.items():
@@ -49,10 +50,8 @@ def _serve_simulate(options: argparse.Namespace) -> int:
 
         several = spread(trace, runs)
         trace.summary()["runs"] = several.summary()
-        more["runs.csv"] = several.lines()
+        more[RUNS] = several.lines()
     trace.save(options.output, force=options.force, more=more)
-    if runs is None and options.force:
-        _remove_runs(Path(options.output) / "runs.csv")
     return 0
 
 
@@ -78,26 +77,17 @@ def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.trace import FILES
 
     form = tables.check_format(options.format)
+    run = partial(simulated, options, imported(options.schedule))
     if options.output is not None:
-        files.check_writable(options.output, FILES, options.force)
-    trace = simulated(options, imported(options.schedule))
+        refuse_output(options.output, partial(files.check_writable, options.output, FILES, options.force), [run])
+    trace = run()
     measured = measure(trace)
     if options.output is not None:
         trace.save(options.output, force=options.force)
     if form == "json":
         write(tables.as_json(measured.to_builtins()))
         return 0
-    rows = [(heading, said(measured, field, unit, in_slots=trace.in_slots)) for field, unit, heading in COLUMNS]
-    write(tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] != "-"]))
+    cell = cell_of(form, in_slots=trace.in_slots)
+    rows = [(heading, cell(measured, field, unit)) for field, unit, heading in COLUMNS]
+    write(tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)]))
     return 0
-
-
-def _remove_runs(path: Path) -> None:
-    """Take away what was written of the runs that have been overwritten, and no other file of that name."""
-    from cdpsim.montecarlo import HEADER
-
-    with suppress(OSError, UnicodeDecodeError):
-        with path.open(encoding="utf-8") as opened:
-            own = opened.readline(len(HEADER)) == HEADER
-        if own:
-            path.unlink()

@@ -48,7 +48,7 @@ def _serve_superpose(options: argparse.Namespace) -> int:
     if form == "json":
         write(tables.as_json(found.row()))
     elif form == "csv":
-        write(tables.as_csv([*found.row()], [[str(value) for value in found.row().values()]]))
+        write(tables.as_csv([*found.row()], [[*found.row().values()]]))
     else:
         write(tables.FORMATS[form](*_table(found)))
     if form == "text" and options.model in PAPER:
@@ -58,9 +58,8 @@ def _serve_superpose(options: argparse.Namespace) -> int:
 
 def _table(found: "Superposition") -> tuple[list[str], list[list[str]]]:
     """The header and the only row, for people."""
-    from cdpsim.draw.canvas import line
     from cdpsim.superpose import amount, percent
 
     header = ["model", "n", "axis", "contents", "DP per worker", "CDP per worker", "reduction"]
     sizes = [amount(found.dp), amount(found.cdp), percent(found.reduction)]
-    return header, [[line(found.model), str(found.n), found.axis, found.contents, *sizes]]
+    return header, [[found.model, str(found.n), found.axis, found.contents, *sizes]]

@@ -37,12 +37,15 @@ def add_table1(commands: Any) -> None:
     about = "the paper's Table 1 for any N: paper | exact | simulated"
     parser = add_command(commands, "table1", _serve_table1, about, help.TABLE1)
     parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
-    add_run(parser)
+    add_run(parser, "3")
     parser.add_argument(
         "--shared-parameters",
         action="store_true",
         help="single-*: all micro-batches use one copy of the parameters (default: a copy each, from a stage's "
         "forward to its backward)",
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="run nothing: paper | exact, for an N that no run has room for"
     )
     add_format(parser)
 
@@ -59,9 +62,10 @@ def _serve_table1(options: argparse.Namespace) -> int:
         shared_parameters=options.shared_parameters,
         engine=options.engine,
         max_memory=options.max_memory,
+        formulas_alone=options.exact,
     )
     write(table1_forms.FORMS[form](table))
-    disagreeing = [row["schedule"] for row in table.rows if not row["agree"]]
+    disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
         say(f"exact and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
@@ -75,20 +79,17 @@ def add_pyramid(commands: Any) -> None:
         "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
     )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
-    add_run(parser, steps=None)
+    add_run(parser)
     add_request(parser)
     add_format(parser)
 
 
 def _serve_pyramid(options: argparse.Namespace) -> int:
     from cdpsim import tables
-    from cdpsim.pyramid import pyramid, settled
+    from cdpsim.pyramid import pyramid
 
     form = tables.check_format(options.format)
-    if options.steps is None:
-        result = pyramid(settled(lambda steps: simulated(options, options.schedule, steps)))
-    else:
-        result = pyramid(simulated(options, options.schedule))
+    result = pyramid(simulated(options, options.schedule))
     if form == "json":
         write(tables.as_json(result))
         return 0
@@ -96,6 +97,8 @@ def _serve_pyramid(options: argparse.Namespace) -> int:
     keys = ("stage", "devices", "bound", "overlap", "path_cover")
     rows = [[stage[key] for key in keys] for stage in result["stages"]]
     sums = [sum(column) if None not in column else None for column in list(zip(*rows, strict=True))[1:]]
-    rows = [["-" if cell is None else str(cell) for cell in row] for row in [*rows, ["all", *sums]]]
+    rows = [*rows, ["all", *sums]]
+    if form != "csv":
+        rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     write(tables.FORMATS[form](header, rows))
     return 0

@@ -1,10 +1,14 @@
 """Figures and their files: drawn without a display, the same bytes for the same data, text as text."""
 
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdpsim.display import one_line
 from cdpsim.errors import RequestError
 
 if TYPE_CHECKING:
@@ -26,25 +30,50 @@ def check_form(path: str | Path, known: Iterable[str] = FORMS) -> str:
     return ending
 
 
+@contextmanager
+def defaults() -> Iterator[None]:
+    """Let matplotlib use its own defaults inside: no matplotlibrc or style of the user's counts."""
+    _import_matplotlib()
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        yield
+
+
+def _import_matplotlib() -> None:
+    """Import it although MPLBACKEND names no backend that it knows: figures here need none, those of others may."""
+    backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib as mpl
+    except UnicodeDecodeError as error:
+        raise RequestError("matplotlibrc", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend is not None:
+        with suppress(ValueError):
+            mpl.rcParams["backend"] = backend
+
+
 def rendered(figure: "Figure", path: str | Path) -> bytes:
-    """Give a figure as the bytes of a file of that name."""
+    """Return a figure, drawn under `defaults`, as the bytes of a file of that name."""
     import matplotlib as mpl
 
     ending, out = check_form(path), BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
+    with defaults(), mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure.savefig(out, format=ending[1:], metadata=FORMS[ending], dpi=150)
     return out.getvalue()
 
 
-def line(name: str, longest: int = _LONGEST) -> str:
-    """Give a name that somebody chose as one line: printable, not long."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in name)
-    return printable if len(printable) <= longest else printable[: longest - 1] + "…"
-
-
 def label(name: str, longest: int = _LONGEST) -> str:
-    """Give a name that somebody chose as one line that can stand in a figure: no formula, either."""
+    """Return a name that a user chose as one line that can stand in a figure: no formula, either."""
     return line(name, longest).replace("$", r"\$")
+
+
+def line(name: str, longest: int = _LONGEST) -> str:
+    """Return a name that a user chose as one line: printable, not long."""
+    return one_line(name, longest)
 
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:

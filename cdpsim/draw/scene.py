@@ -1,12 +1,13 @@
 """What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
-from cdpsim.disorder import Disorder
+from cdpsim.disorder import recorded_disorder
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
@@ -47,15 +48,13 @@ def names(trace: Trace) -> list[str]:
     for part in ("model", "cluster"):
         given = request.get(part)
         words += [str(given.get("name") or f"a {part}")] if isinstance(given, dict) else []
-    return words + disturbances(request.get("disorder"))
+    return words + disturbances(request)
 
 
-def disturbances(given: object) -> list[str]:
+def disturbances(request: Mapping[str, Any]) -> list[str]:
     """What disturbs a run, as its request says it: nobody has checked that of a loaded trace."""
-    if not isinstance(given, dict):
-        return []
     try:
-        return Disorder.from_builtins(given, "disorder").words()
+        return recorded_disorder(request).words()
     except RequestError:
         return ["disturbed"]
 

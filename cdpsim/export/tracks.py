@@ -100,7 +100,8 @@ def nanoseconds(trace: Trace, times: Times) -> Ints:
 
     Starts and ends are rounded each by itself, so that what touches does so afterwards, and nothing overlaps.
     """
-    latest = max(columns["end"].max(initial=0) for columns in (trace.tasks, trace.messages))
+    columns = trace.tasks["end"], trace.messages["end"], trace.memory["time"]
+    latest = max(column.max(initial=0).item() for column in columns)  # Python's: a product of numpy's may overflow
     length = latest * (SLOT if trace.in_slots else 1e9)
     if length >= _LONGEST:
         raise RequestError("trace", "is longer than 146 years, which no nanoseconds hold; give fewer --steps")

@@ -10,24 +10,31 @@ from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Costs, Times
 from cdpsim.paths import longest
 from cdpsim.program import Content, Edge, Kind, Op, Program
+from cdpsim.units import plain
 
 
-def bytes_sent(program: Program, costs: Costs) -> Ints:
-    """What each device puts on the wire; collectives run by the algorithms that they were costed with."""
+def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
+    """What each device puts on the wire for all messages, or for those among them whose rows are given.
+
+    Collectives run by the algorithms that they were costed with, which cut payloads into parts.
+    """
     messages = program.messages
-    sent = np.zeros(program.devices, dtype=np.int64)
-    single = messages.op == Op.P2P
-    np.add.at(sent, messages.src[single], messages.size[single])
-    together = np.flatnonzero(~single)
+    rows = np.arange(len(messages)) if among is None else among
+    single = rows[messages.op[rows] == Op.P2P]
+    whole = np.zeros(program.devices, dtype=np.int64)
+    np.add.at(whole, messages.src[single], messages.size[single])
+    sent: list[int | Fraction] = [*whole.tolist()]
+    together = rows[messages.op[rows] != Op.P2P]
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
     first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
-    for rows in np.split(order, first[1:]) if len(order) else []:
-        src, members = int(messages.src[rows[0]]), program.groups[messages.dst[rows[0]]]
-        how = costs.algorithms[costs.runs_by[rows[0]]]
+    for alike in np.split(order, first[1:]) if len(order) else []:
+        src, members = int(messages.src[alike[0]]), program.groups[messages.dst[alike[0]]]
+        how, k = costs.algorithms[costs.runs_by[alike[0]]], len(members)
         root = int(np.flatnonzero(members == src)[0]) if src >= 0 else 0
-        payload = int(messages.size[rows].sum()) * times(Op(int(messages.op[rows[0]])), len(members))
-        sent[np.roll(members, -root)] += how.sends(len(members)) * payload // how.parts(len(members))
-    return sent
+        payload = int(messages.size[alike].sum()) * times(Op(int(messages.op[alike[0]])), k)
+        for member, parts in zip(np.roll(members, -root).tolist(), how.sends(k).tolist(), strict=True):
+            sent[member] += Fraction(parts * payload, how.parts(k))
+    return [plain(size) for size in sent]
 
 
 def full_versions(program: Program) -> Ints:

@@ -29,10 +29,8 @@ def mismatched(program: Program) -> int:
     return int((version[program.of_kind(Kind.F)] != version[program.of_kind(Kind.B)]).sum())
 
 
-def mean_staleness(program: Program) -> float | None:
-    """How many training steps old what a forward reads is, on average from step 1 on; None for a single step."""
+def mean_staleness(program: Program, step: int) -> float:
+    """How many training steps old what a forward of a step reads is, on average."""
     tasks = program.tasks
-    forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step >= 1))
-    if not len(forward):
-        return None
-    return float((tasks.step[forward] - tasks.version[forward]).mean())
+    forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step == step))
+    return float((step - tasks.version[forward]).mean())

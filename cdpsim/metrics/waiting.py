@@ -30,7 +30,8 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     for a message; before, for the task or update that it comes from. Where one of these messages could have gone
     earlier, or the task could have begun, but for others that its device's stream had before it, the lane waits for a
     stream. After its last task a lane has nothing to do. An update on the waiting device is a dependency for as long
-    as it takes; before, what counts is what the update itself waited for.
+    as it takes; before, what counts is what the update itself waited for. Of a wait for the other members of a
+    collective, as much is for messages as messages have let these members go on later than this device before.
     """
     task, lane, begin = _gaps(program, start, end)
     lanes = len(program.lane_start) - 1
@@ -103,6 +104,7 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
 
     critical = _critical(program, end, set(Edge) - {Edge.STREAM})
     node, passing = critical[task], np.arange(len(task))
+    message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
     there, free = ended(node), ended(_critical(program, end, {Edge.STREAM})[task])
     yield passing, np.maximum(there, free), start[task], Reason.NOTHING
     yield passing, there, free, Reason.STREAM
@@ -116,8 +118,59 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
             yield passing[own], start[through[own]], end[through[own]], running
             yield passing[own], ended(before[own]), start[through[own]], due
         node[passing] = before
+        message[passing[~update]] = through[~update]
     made = ended(node)
-    yield np.arange(len(task)), np.zeros_like(made), made, Reason.DEPENDENCY
+    late = made - _later(program, start, end, task, message, node)
+    yield np.arange(len(task)), np.zeros_like(made), late, Reason.DEPENDENCY
+    yield np.arange(len(task)), late, made, Reason.MESSAGE
+
+
+def _later(program: Program, start: Times, end: Times, task: Ints, message: Ints, node: Ints) -> Times:
+    """How much later than the lane of each task messages have let those go on for which it waits in a collective.
+
+    `message` begins the collective, which waits for a task of the lane's device, too; `node` comes last of all that it
+    waits for.
+    """
+    later = np.zeros(len(task), dtype=end.dtype)
+    rows = np.flatnonzero((message >= 0) & (node >= 0) & (node < program.compute))
+    rows = rows[_takes(program, message[rows], program.tasks.device[task[rows]])]
+    if len(rows):
+        released = np.append(_released(program, start, end), 0)  # of no task
+        previous = np.full(len(program.tasks), -1)
+        before, after = program.lane_edges
+        previous[after] = before
+        own = released[previous[task[rows]]]
+        later[rows] = np.where(own > 0, np.maximum(released[node[rows]] - own, 0), 0)
+    return later
+
+
+def _takes(program: Program, message: Ints, device: Ints) -> Flags:
+    """Whether messages wait for tasks of these devices: of the members of a collective, for each one's."""
+    edges, devices = program.edges, program.devices
+    rows = np.isin(edges.kind, (Edge.DATA, Edge.BARRIER)) & (edges.before < program.compute)
+    rows &= np.isin(edges.after, message)
+    pairs = edges.after[rows].astype(np.int64) * devices + program.tasks.device[edges.before[rows]]
+    takes: Flags = np.isin(message.astype(np.int64) * devices + device, pairs)
+    return takes
+
+
+def _released(program: Program, start: Times, end: Times) -> Times:
+    """When the lane of each task last went on as a message had come; 0 if it has waited for another reason since."""
+    critical = _critical(program, end)
+    tasks, first = program.lane_tasks, program.lane_start[:-1]
+    gap, _, begin = _gaps(program, start, end)
+    node = critical[gap]
+    own = np.flatnonzero(_own_update(program, node, gap))
+    node[own] = critical[node[own]]
+    known = np.zeros(len(program.tasks), dtype=end.dtype)
+    came = (node >= len(program.tasks)) & (end[node] > np.maximum(start[node], begin))
+    known[gap[came]] = start[gap[came]]
+    breaks = np.zeros(len(program.tasks), dtype=bool)
+    breaks[gap], breaks[tasks[first]] = True, True
+    last = np.maximum.accumulate(np.where(breaks[tasks], np.arange(len(tasks)), 0))
+    released = np.zeros(len(program.tasks), dtype=end.dtype)
+    released[tasks] = known[tasks[last]]
+    return released
 
 
 def _passes(program: Program, node: Ints, task: Ints) -> Flags:

@@ -1,11 +1,12 @@
 """Models and clusters that ship with the package: files as users write them, each with a comment that says whence."""
 
+import os
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, nearest, shown
 from cdpsim.model import Model
 
 
@@ -44,20 +45,30 @@ def find_model(given: str | Path | Model, beside: Sequence[str] = ("unit",)) -> 
     """A model by its name here, that of a file, or itself; what is unknown may be meant for a name `beside`, too."""
     if isinstance(given, Model):
         return given
-    return model(str(given)) if str(given) in names("models") else Model.load(_existing("model", given, beside))
+    name = _name("model", given)
+    return model(name) if name in names("models") else Model.load(_existing("model", name, beside))
 
 
 def find_cluster(given: str | Path | Cluster, beside: Sequence[str] = ("unit",)) -> Cluster:
     """A cluster, as `find_model` finds models."""
     if isinstance(given, Cluster):
         return given
-    return cluster(str(given)) if str(given) in names("clusters") else Cluster.load(_existing("cluster", given, beside))
+    name = _name("cluster", given)
+    return cluster(name) if name in names("clusters") else Cluster.load(_existing("cluster", name, beside))
 
 
-def _existing(option: str, given: str | Path, beside: Sequence[str]) -> str | Path:
+def _name(option: str, given: object) -> str:
+    """The text of a name or path."""
+    if not isinstance(given, str | Path):
+        made = f"{option.title()} of your own"
+        raise RequestError(option, f"{shown(given)} is no {option}; give a name, a .toml or .json file, or a {made}")
+    return str(given)
+
+
+def _existing(option: str, name: str, beside: Sequence[str]) -> str:
     """Tell a misspelt name from a file that is not there."""
-    name = str(given)
-    if "." not in name and "/" not in name and not Path(name).exists():
+    if "." not in name and "/" not in name and not os.path.lexists(name):
         known = [*beside, *names(f"{option}s")]
-        raise RequestError(option, f"unknown {option} {name!r}; {nearest(name, known)} (or give a .toml or .json file)")
-    return given
+        meant = f"{nearest(name, known)} (or give a .toml or .json file)"
+        raise RequestError(option, f"unknown {option} {shown(name)}; {meant}")
+    return name

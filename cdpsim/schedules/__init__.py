@@ -17,10 +17,10 @@ slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, is_unicode, shown
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Listing, Order, listed
@@ -62,15 +62,19 @@ class Schedule:
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
     shape: Shape | None = None  # the only one it has, where somebody has written it out once
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and is_unicode(self.name)):
+            raise RequestError("schedule", f"{shown(self.name)} cannot name one; give it a name of Unicode text")
+        object.__setattr__(self, "name", str(self.name))  # a text of numpy's, too
+
     @property
     def options(self) -> tuple[str, ...]:
         """The options it takes beyond those that every schedule takes."""
         flush, replicas = self.order.flush, self.placement.replicas
         pulls = replicas and (self.state is State.SHARDED or not flush)
-        alike = replicas and flush and self.state is State.REPLICATED
         pipeline = self.order.actions is not None or (not replicas and not self.placement.lanes)
         takes = {
-            "m": (alike or self.order.any_m) and self.m is None,
+            "m": (self.sums_together or self.order.any_m) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
             "overlap-all-reduce": flush and not self.placement.lanes and self.state is State.REPLICATED,
@@ -79,6 +83,11 @@ class Schedule:
             "slot-order": self.placement.lanes and not flush,
         }
         return tuple(name for name, taken in takes.items() if taken)
+
+    @property
+    def sums_together(self) -> bool:
+        """Whether all devices of a stage have the same to do, and sum gradients by an all-reduce."""
+        return self.placement.replicas and self.order.flush and self.state is State.REPLICATED
 
     def micro_batches(self, n: int) -> int:
         """How many micro-batches a training step has, where nothing else is asked for."""
@@ -100,21 +109,26 @@ class Schedule:
         try:
             return _written_out(self.order.actions, devices, shape.m, shape.chunks)
         except RequestError as error:
-            problem = str(error).removeprefix(f"{error.subject}: ")
-            raise RequestError(error.subject, f"{self.name} {problem}") from None
+            raise RequestError(error.subject, f"{self.name} {error.problem}") from None
 
 
 def imported(path: str | Path) -> Schedule:
     """The order of a CSV file as torch's pipelining writes them; a device has whatever stages it is given there."""
     actions = read_actions(path)
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
-    once = pipeline(str(path), "an order from a file", lambda devices, m, chunks: actions)
+    once = pipeline(str(path), "an order from a file", partial(_as_read, actions))
     return replace(once, shape=shape, m=shape.m)
+
+
+def _as_read(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
+    return actions
 
 
 @lru_cache(maxsize=4)  # a request asks whether backwards are split, and its assembly for all
 def _written_out(listing: Listing, devices: int, m: int, chunks: int) -> Actions:
     actions = listing(devices, m, chunks)
+    if not isinstance(actions, Actions):
+        raise RequestError("actions", f"gives {shown(actions)}; let it return Actions")
     if getattr(listing, "__module__", "").startswith(_OURS):
         return actions
     check_actions(actions)
@@ -128,6 +142,8 @@ def _written_out(listing: Listing, devices: int, m: int, chunks: int) -> Actions
 
 def pipeline(name: str, about: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Schedule:
     """A pipeline that is flushed at the end of a training step, by what each of its devices does until then."""
+    if not callable(actions):
+        raise RequestError("actions", f"{shown(actions)} is no function of devices, micro-batches and chunks; give one")
     order = listed(name, actions, chunks=chunks, any_chunks=any_chunks)
     return Schedule(name, about, order, LISTED, rules.DP)
 

@@ -16,6 +16,10 @@ Listing = Callable[[int, int, int], Actions]  # devices, micro-batches, chunks
 Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase
 
 
+def _at_once(i: int, shape: Shape) -> Fraction:
+    return Fraction(0)
+
+
 @dataclass(frozen=True)
 class Order:
     """How micro-batches follow each other.
@@ -30,9 +34,7 @@ class Order:
     name: str
     flush: bool
     position: Position | None
-    release: Callable[[int, Shape], Fraction] = lambda i, shape: Fraction(
-        0
-    )  # of micro-batch i: a share of its own pass
+    release: Callable[[int, Shape], Fraction] = _at_once  # of micro-batch i: a share of its own pass
     actions: Listing | None = None
     any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
     chunks: int = 1  # stages per device, where nothing else is asked for
@@ -56,6 +58,14 @@ def _streamed(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
     return 2 * (shape.m * t + i) + phase
 
 
+def _evenly(i: int, shape: Shape) -> Fraction:
+    return Fraction(i, shape.m)
+
+
+def _stage_by_stage(i: int, shape: Shape) -> Fraction:
+    return Fraction(i, shape.n)
+
+
 SIMULTANEOUS = Order("simultaneous", True, _simultaneous)
-CYCLIC = Order("cyclic", False, _cyclic, lambda i, shape: Fraction(i, shape.m))
-STREAMED = Order("streamed", False, _streamed, lambda i, shape: Fraction(i, shape.n), any_m=True)
+CYCLIC = Order("cyclic", False, _cyclic, _evenly)
+STREAMED = Order("streamed", False, _streamed, _stage_by_stage, any_m=True)

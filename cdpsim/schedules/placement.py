@@ -76,9 +76,33 @@ def _not_here(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
     raise AssertionError("whose list a task is in says where it runs")
 
 
-SINGLE = Placement("single", _single, lambda shape: 1, replicas=False, lanes=True)
-BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, lambda shape: shape.m)
-BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, lambda shape: shape.n * shape.m)
-PYRAMID = Placement("pyramid", _pyramid, lambda shape: sum(shape.widths), exclusive=True)
-BY_STAGE = Placement("by stage", _by_stage, lambda shape: shape.n, replicas=False)
-LISTED = Placement("as listed", _not_here, lambda shape: shape.n // shape.chunks, replicas=False)
+def _one(shape: Shape) -> int:
+    return 1
+
+
+def _each_micro_batch(shape: Shape) -> int:
+    return shape.m
+
+
+def _each_micro_batch_and_stage(shape: Shape) -> int:
+    return shape.n * shape.m
+
+
+def _all_widths(shape: Shape) -> int:
+    return sum(shape.widths)
+
+
+def _each_stage(shape: Shape) -> int:
+    return shape.n
+
+
+def _each_group_of_chunks(shape: Shape) -> int:
+    return shape.n // shape.chunks
+
+
+SINGLE = Placement("single", _single, _one, replicas=False, lanes=True)
+BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, _each_micro_batch)
+BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, _each_micro_batch_and_stage)
+PYRAMID = Placement("pyramid", _pyramid, _all_widths, exclusive=True)
+BY_STAGE = Placement("by stage", _by_stage, _each_stage, replicas=False)
+LISTED = Placement("as listed", _not_here, _each_group_of_chunks, replicas=False)

@@ -1,21 +1,23 @@
 """Which parameters: how much older than theta_t the version of stage j is that micro-batch i reads."""
 
-import csv
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from io import StringIO
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
-from cdpsim.errors import RequestError, nearest
-from cdpsim.files import read_text
+from cdpsim.errors import RequestError, nearest, shown
+from cdpsim.files import read_csv
 from cdpsim.schedules.shape import Shape
 
 Fresh = NDArray[np.bool_]  # u[i, j]
 Lag = Callable[[Ints, Ints, Shape], Ints]  # of i and j: how many steps older than theta_t the parameters are
+MOST_LAG = 10**9  # more steps than any run has
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,48 @@ class Rule:
 
     def lags(self, shape: Shape) -> Ints:
         """The lag of forwards: a row a micro-batch, a column a stage."""
-        return _over(self.lag, shape)
+        return self._over(self.lag, shape)
 
     def backward_lags(self, shape: Shape) -> Ints:
         """The lag of backwards, in the same form."""
-        return _over(self.backward or self.lag, shape)
+        return self._over(self.backward or self.lag, shape)
+
+    def fill(self, shape: Shape) -> int:
+        """The first training step that reads versions as old as all later steps do."""
+        return int(max(self.lags(shape).max(), self.backward_lags(shape).max()))
 
     def matrix(self, n: int, m: int) -> Fresh:
         """u[i, j] for n stages and m micro-batches."""
         fresh: Fresh = self.lags(Shape(n, m)) == 0
         return fresh
 
+    def recorded(self, shape: Shape) -> object:
+        """Give what a request says of it: its name where it is the rule of that name, else its lags.
 
-def _over(lag: Lag, shape: Shape) -> Ints:
-    i, j = np.indices((shape.m, shape.n), dtype=np.int32)
-    return lag(i, j, shape)
+        Lags are rows of micro-batches with a column for each stage; a table, where there is more to say.
+        """
+        if NAMED.get(self.name) == self:
+            return self.name
+        lags = self.lags(shape).tolist()
+        more = {"backward": self.backward_lags(shape).tolist()} if self.backward else {}
+        more |= {"barrier": True} if self.barrier else {}
+        return {"lags": lags} | more if more else lags
+
+    def _over(self, lag: Lag, shape: Shape) -> Ints:
+        """Evaluate a lag for all micro-batches and stages, and refuse what is none."""
+        i, j = np.indices((shape.m, shape.n), dtype=np.int32)
+        found = np.asarray(lag(i, j, shape))
+        problem = ""
+        if found.shape != i.shape:
+            problem = f"gives lags of shape {found.shape} instead of {i.shape}, micro-batches by stages"
+        elif found.dtype.kind not in "iu":
+            problem = f"gives lags of type {found.dtype}, which are no whole numbers"
+        elif ((found < 0) | (found > MOST_LAG)).any():
+            problem = f"gives lags from {found.min()} to {found.max()}"
+        if problem:
+            remedy = f"a lag is a whole number of steps from 0, the newest, to {MOST_LAG}"
+            raise RequestError("rule", f"{self.name!r} {problem}; {remedy}")
+        return found if found.dtype.kind == "i" else found.astype(np.int64)
 
 
 def _newest(i: Ints, j: Ints, shape: Shape) -> Ints:
@@ -58,39 +87,94 @@ def _newest(i: Ints, j: Ints, shape: Shape) -> Ints:
     return lag
 
 
-DP = Rule("dp", lambda i, j, shape: 0 * i)
-CDP_V1 = Rule("cdp-v1", lambda i, j, shape: 0 * i + 1, barrier=True)
-CDP_V2 = Rule("cdp-v2", lambda i, j, shape: (i + j < shape.m - 1).astype(np.int32))
+def _newest_at_first_stage(i: Ints, j: Ints, shape: Shape) -> Ints:
+    return _newest(i, 0 * j, shape)
+
+
+def _none(i: Ints, j: Ints, shape: Shape) -> Ints:
+    return 0 * i
+
+
+def _one_step(i: Ints, j: Ints, shape: Shape) -> Ints:
+    return 0 * i + 1
+
+
+def _one_step_while_in_flight(i: Ints, j: Ints, shape: Shape) -> Ints:
+    return (i + j < shape.m - 1).astype(np.int32)
+
+
+DP = Rule("dp", _none)
+CDP_V1 = Rule("cdp-v1", _one_step, barrier=True)
+CDP_V2 = Rule("cdp-v2", _one_step_while_in_flight)
 RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}
 # Rules of their own that schedules have, of which none is given by --rule.
 NEWEST = Rule("newest", _newest)
-VERTICAL_SYNC = Rule("vertical-sync", lambda i, j, shape: _newest(i, 0 * j, shape))
-NEWEST_EACH = Rule("newest-each", _newest, backward=lambda i, j, shape: 0 * i)
+VERTICAL_SYNC = Rule("vertical-sync", _newest_at_first_stage)
+NEWEST_EACH = Rule("newest-each", _newest, backward=_none)
 NAMED = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH)}
 
 
 def matrix_rule(matrix: Fresh, name: str = "custom") -> Rule:
     """Any boolean u[i, j], one row a micro-batch, one column a stage."""
+    return Rule(name, _listed((~matrix).astype(np.int32), name))
 
-    def lag(i: Ints, j: Ints, shape: Shape) -> Ints:
-        if matrix.shape != (shape.m, shape.n):
-            rows, columns = matrix.shape if matrix.ndim == 2 else (len(matrix), 0)
-            needed = f"{shape.m} micro-batches and {shape.n} stages need {shape.m} rows of {shape.n}"
-            raise RequestError(name, f"the rule has {rows} rows of {columns}, but {needed}")
-        older: Ints = (~matrix[i, j]).astype(np.int32)
-        return older
 
-    return Rule(name, lag)
+def recorded_rule(said: object) -> Rule:
+    """Make the rule of which `Rule.recorded` gave the name, or the lags."""
+    return NAMED[said] if isinstance(said, str) and said in NAMED else lag_rule(said)
+
+
+def lag_rule(said: object) -> Rule:
+    """Make a rule of its lags: rows of them, or a table."""
+    table = said if isinstance(said, Mapping) else {"lags": said}
+    if unknown := set(table) - {"lags", "backward", "barrier"}:
+        raise RequestError("rule", f"unknown field {min(map(str, unknown))!r}; {_LAGS}")
+    backward = None if table.get("backward") is None else _listed(_rows(table["backward"]))
+    barrier = table.get("barrier", False)
+    if not isinstance(barrier, bool):
+        raise RequestError("rule", f"its barrier is {str(barrier)[:40]!r}; write true or false")
+    return Rule("custom", _listed(_rows(table.get("lags"))), barrier, backward)
+
+
+_LAGS = "write rows of lags, one a micro-batch, or a table of `lags`, `backward` and `barrier`"
+
+
+def _rows(said: Any) -> Ints:
+    """Read rows of whole numbers, which are equally long."""
+    rows = said if isinstance(said, (list, tuple)) else ()
+    wide = {len(row) if isinstance(row, (list, tuple)) else 0 for row in rows}
+    if len(wide) != 1 or 0 in wide:
+        raise RequestError("rule", f"has no rows of lags that are equally long; {_LAGS}")
+    for lag in (lag for row in rows for lag in row):
+        if isinstance(lag, bool) or not isinstance(lag, int) or not 0 <= lag <= MOST_LAG:
+            raise RequestError("rule", f"has the lag {str(lag)[:40]!r}; write whole numbers from 0 to {MOST_LAG}")
+    return np.array(rows, dtype=np.int64)
+
+
+def _listed(lags: Ints, name: str = "rule") -> Lag:
+    """A lag that is written out: it goes with one shape."""
+    return partial(_as_listed, lags, name)
+
+
+def _as_listed(lags: Ints, name: str, i: Ints, j: Ints, shape: Shape) -> Ints:
+    if lags.shape != (shape.m, shape.n):
+        rows, columns = lags.shape if lags.ndim == 2 else (len(lags), 0)
+        needed = f"{shape.m} micro-batches and {shape.n} stages need {shape.m} rows of {shape.n}"
+        raise RequestError(name, f"the rule has {rows} rows of {columns}, but {needed}")
+    own: Ints = lags[i, j]
+    return own
 
 
 def find_rule(name: str | Path) -> Rule:
     """A rule by its name, or from a CSV file of 0 and 1 (row i, column j: 1 reads the fresh parameters)."""
+    if not isinstance(name, str | Path):
+        raise RequestError("rule", f"{shown(name)} is no rule; give a name, a CSV file of 0 and 1, or a Rule")
     name = str(name)
     if name in RULES:
         return RULES[name]
-    if not (Path(name).exists() or name.endswith(".csv") or "/" in name):
-        raise RequestError("rule", f"unknown rule {name!r}; {nearest(name, RULES)} (or a CSV file of 0 and 1)")
-    rows = [row for row in csv.reader(StringIO(read_text(name))) if row]
+    if not (os.path.lexists(name) or name.endswith(".csv") or "/" in name):
+        raise RequestError("rule", f"unknown rule {shown(name)}; {nearest(name, RULES)} (or a CSV file of 0 and 1)")
+    rows = [row for row in read_csv(name) if row]
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):
             if cell.strip() not in ("0", "1"):

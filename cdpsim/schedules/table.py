@@ -1,16 +1,14 @@
 """Orders as torch's pipelining writes them: a CSV file with a row for each device and a cell for each action."""
 
-import csv
 import re
 from array import array
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files import read_text, write_file
+from cdpsim.files import read_csv, write_file
 from cdpsim.schedules.actions import Action, Actions, check_actions
 
 LARGEST_BYTES = 64 * 2**20  # about seven million actions
@@ -49,11 +47,7 @@ def read_actions(path: str | Path) -> Actions:
 
 
 def _rows(path: str | Path) -> list[list[str]]:
-    try:
-        read = csv.reader(StringIO(read_text(path, largest_bytes=LARGEST_BYTES)))
-        rows = [[cell.strip() for cell in row] for row in read]
-    except csv.Error as error:
-        raise RequestError(str(path), f"is no CSV file ({error}); write a row for each device") from None
+    rows = [[cell.strip() for cell in row] for row in read_csv(path, largest_bytes=LARGEST_BYTES)]
     while rows and not any(rows[-1]):
         rows.pop()
     return rows

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,14 +41,25 @@ HARMS: dict[str, Callable[[], object]] = {
 }
 
 
+class Unsent(NamedTuple):
+    """A message that its sender believes to be through, and that was never sent."""
+
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        return self.tensor
+
+
 def replay_harmed(member: Member, case: Case, rank: int, harm: str) -> Outcome | None:
-    """Replay a device's part; before its third message, one rank comes to harm."""
+    """Replay a device's part; before its third message, one rank comes to harm, or it skips that message."""
     send, sent = member.transport.send, 0
 
     def harmful(message: Message, tensor: Tensor) -> Pending:
         nonlocal sent
         sent += 1
         if sent == 3 and member.rank == rank:
+            if harm == "skips":
+                return Unsent(tensor)
             HARMS[harm]()
         return send(message, tensor)
 
@@ -75,8 +87,8 @@ class Queued(Distributed):
     def __init__(self, member: Member) -> None:
         super().__init__(member.store, member.rank, member.count)
 
-    def _begin(self, message: Message, call: Callable[[], dist.Work | None]) -> dist.Work:
-        super()._begin(message, call).wait()
+    def _begin(self, call: Callable[[], dist.Work | None]) -> dist.Work:
+        super()._begin(call).wait()
         return Through()  # gloo's own would wait for another message
 
 

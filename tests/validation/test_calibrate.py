@@ -1,8 +1,10 @@
 """Calibration: a real run of two ranks, what it writes, and what it makes of times that are known."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -49,6 +51,21 @@ def test_a_run_writes_all_of_its_files(done: Done) -> None:
     assert (done.folder / "box.png").read_bytes().startswith(b"\x89PNG")
     assert msgspec.json.decode((done.folder / "box.json").read_bytes(), type=Calibration) == done.found
     assert done.found.request["stages"]["sizes"] == {"width": 32, "length": 8}
+
+
+def test_what_was_measured_is_kept_where_no_picture_can_be_drawn(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(found: Calibration) -> NoReturn:
+        raise ValueError("no font")
+
+    monkeypatch.setattr(calibrate, "Ranks", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(calibrate, "measure", lambda *_: done.found)
+    monkeypatch.setattr(calibrate, "draw", fail)
+    with pytest.raises(ValueError, match="no font"):
+        calibrate.run(tmp_path / "box.toml", calibrate.Request(stages=STAGES), stages_output=tmp_path / "stages.toml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["box.json", "box.toml", "stages.toml"]
+    assert (tmp_path / "box.toml").read_bytes() == (done.folder / "box.toml").read_bytes()
 
 
 def test_every_number_measured_is_positive_and_finite(done: Done) -> None:

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
-from validation.report.environment import environment
+from validation.modules import installed
+from validation.report.environment import environment, source
 
 
 def test_versions_and_machine_are_there() -> None:
@@ -37,3 +38,26 @@ def test_no_names_of_hosts_or_folders() -> None:
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert environment()["commit"] is None
+
+
+def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of simulator and harness: another byte, name or file is another code; what is no code is not."""
+    (tmp_path / "cdpsim" / "engine").mkdir(parents=True)
+    (tmp_path / "validation").mkdir()
+    code = tmp_path / "cdpsim" / "engine" / "fast.py"
+    code.write_text("1")
+    monkeypatch.setattr("validation.report.environment._ROOT", tmp_path)
+    found = [source()]
+    code.write_text("2")
+    found.append(source())
+    code.rename(code.with_name("slow.py"))
+    found.append(source())
+    (tmp_path / "validation" / "new.py").touch()
+    found.append(source())
+    assert len(set(found)) == 4
+    (tmp_path / "validation" / "README.md").write_text("text")
+    assert source() == found[-1]
+
+
+def test_transformers_is_told_without_importing_it() -> None:
+    assert environment()["transformers"] == installed("transformers")

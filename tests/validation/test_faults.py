@@ -76,6 +76,14 @@ def test_a_rank_that_comes_to_harm_is_named(harm: str, named: str) -> None:
     assert ended(ranks.pids, 0)
 
 
+def test_a_message_that_is_never_sent_is_named() -> None:
+    """By the rank that waits for it: which one it is, and between which devices."""
+    named = r"rank [02]: device [02] waited for p2p \w+\(t=\d(,i=\d)?,j=\d\) between devices 1, [02]: "
+    with pytest.raises(ReplayError, match=named) as raised, Ranks(3) as ranks:
+        ranks.call(replay_harmed, CASE, 1, "skips", timeout=TIMEOUT)
+    assert "KeyError" not in str(raised.value)
+
+
 def os_pid(member: object) -> int:
     """A rank's own process."""
     return os.getpid()

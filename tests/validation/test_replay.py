@@ -1,5 +1,6 @@
 """All devices of a program in one process: the equation holds, calls are the program's, nothing lives too long."""
 
+import re
 from dataclasses import replace
 from weakref import ref
 
@@ -9,14 +10,14 @@ torch = pytest.importorskip("torch")
 
 import numpy as np
 
-from cdpsim.program import Category, Kind, Program
+from cdpsim.program import Category, Content, Kind, Program
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.known import known
 from tests.validation.test_equation import OPTIMIZERS, every_model, every_optimizer
 from validation.replay.case import Case, Prepared, difference, expected, play_together, prepare
 from validation.replay.interpreter import Device
-from validation.replay.plan import Plan, ReplayError
+from validation.replay.plan import Message, Plan, ReplayError
 from validation.replay.transport import InProcess, Mailroom
 from validation.replay.watch import Nobody
 from validation.training.models import MODELS
@@ -109,6 +110,41 @@ def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
     larger = replace(program.messages, size=program.messages.size + 8)
     with pytest.raises(ReplayError, match=r"p2p .* has \d+ bytes; the program says \d+"):
         play_together(tampered(prepared, replace(program, messages=larger)))
+
+
+def of_each_kind(plan: Plan) -> list[Message]:
+    """The first message of each operation and content."""
+    return list({(each.op, each.content): each for each in reversed(plan.messages)}.values())
+
+
+@every_schedule
+@pytest.mark.parametrize("side", ["sends", "receives"])
+def test_a_message_that_a_device_skips_is_named(schedule: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its devices: by the one that waits in vain, or by the one that has left it out."""
+    prepared, start = prepare(Case(schedule, 2, steps=2)), Device._start
+    for skipped in of_each_kind(prepared.plan):
+        device = skipped.src if side == "sends" and skipped.src >= 0 else skipped.members[-1]
+
+        def skips(self: Device, message: Message, skipped: Message = skipped, device: int = device) -> None:
+            if (self._part.device, message) != (device, skipped):
+                start(self, message)
+
+        monkeypatch.setattr(Device, "_start", skips)
+        with pytest.raises(ReplayError, match=rf"^device \d .*{re.escape(str(skipped))}") as raised:
+            play_together(prepared)
+        assert re.search(rf"(nothing came from device|^device) {device}\b", str(raised.value)), raised.value
+
+
+def test_what_no_message_brings_is_named() -> None:
+    """A device lacks what it should have made itself; a message whose readers are gone is one that nobody needs."""
+    plan = prepare(Case("multi-cdp", 2)).plan
+    key = Content.ACTIVATION, 7, 0, 0
+    assert str(plan.lack(1, key)) == "device 1 does not have activation(t=7,i=0,j=0), which it has not made"
+    edges = plan.program.edges
+    needed = edges.before < len(plan.program.tasks)
+    fewer = replace(edges, **{name: column[needed] for name, column in vars(edges).items()})
+    with pytest.raises(ReplayError, match=r"^no task needs what p2p \w+\(.*\) between devices \d, \d brings$"):
+        Plan(replace(plan.program, edges=fewer)).parts()
 
 
 @every_schedule

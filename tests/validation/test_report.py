@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -18,10 +19,12 @@ from msgspec.structs import replace
 from cdpsim import SCHEDULES
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
+from validation.__main__ import main
 from validation.report import command as report
 from validation.report import form as reportform
 from validation.report.form import (
     Amount,
+    Battery,
     Curve,
     DeviceMemory,
     DeviceTime,
@@ -29,6 +32,7 @@ from validation.report.form import (
     MessageCount,
     Parameters,
     Report,
+    Result,
     Time,
     Total,
     relative_error,
@@ -116,7 +120,7 @@ reports = st.builds(
 
 @given(reports)
 def test_a_report_comes_back_as_it_was_written(made: Report) -> None:
-    assert reportform.decode(reportform.encode(made).decode(), "it") == [made]
+    assert reportform.decode(reportform.encode(made).decode(), "it") == made
 
 
 @pytest.fixture
@@ -130,15 +134,40 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_every_report_below_a_folder_is_a_row(results: Path) -> None:
-    rows = list(csv.DictReader(StringIO(report.run(results, form="csv"))))
-    assert [(row["schedule"], row["file"], row["ok"]) for row in rows] == [
+    lines = report.run(results, form="markdown").splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    told = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [(row["schedule"], row["file"], row["ok"]) for row in told] == [
         ("multi-cdp", str(Path("deep", "report-2.json")), "NO"),
         ("multi-dp", "report.json", "yes"),
     ]
-    assert [(row["messages"], row["time %"], row["error %"]) for row in rows] == [
+    assert [(row["messages"], row["time %"], row["error %"]) for row in told] == [
         ("23, not 24", "0", "0"),
         ("24", "-", "0.20"),
     ]
+
+
+def test_csv_has_numbers_and_shares(results: Path) -> None:
+    """The same as JSON, to the last digit."""
+    rows = list(csv.DictReader(StringIO(report.run(results, form="csv"))))
+    said = json.loads(report.run(results, form="json"))
+    assert [(row["messages"], row["simulated messages"], row["ok"]) for row in rows] == [
+        ("23", "24", "false"),
+        ("24", "24", "true"),
+    ]
+    same = {
+        "simulated bytes": "simulated_bytes",
+        "measured bytes": "measured_bytes",
+        "error": "relative_error",
+        "worst device": "max_relative_error",
+        "parameters": "max_abs_difference",
+        "time": "time_relative_error",
+        "ok": "ok",
+    }
+    for row, values in zip(rows, said, strict=True):
+        for heading, name in same.items():
+            assert (json.loads(row[heading]) if row[heading] else None) == values[name], heading
+        assert (row["file"], row["n"]) == (values["file"], str(values["request"]["n"]))
 
 
 def test_json_has_the_numbers_unrounded(results: Path) -> None:
@@ -213,10 +242,62 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_file_is_refused_by_its_name(results: Path, text: str) -> None:
+def test_a_foreign_file_is_named_and_the_others_are_shown(
+    results: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line on stderr, and the exit code says that something is missing."""
+    assert main(["report", str(results)]) == 0
+    whole = capsys.readouterr()
     (results / "report-of-something.json").write_text(text)
-    with pytest.raises(RequestError, match=r"report-of-something\.json: is .*[;?]"):
-        report.run(results)
+    assert main(["report", str(results)]) == 1
+    output = capsys.readouterr()
+    assert (output.out, whole.err) == (whole.out, "")
+    assert re.fullmatch(r"cdpsim: error: .*report-of-something\.json: is .*[;?].*\n", output.err)
+
+
+def test_where_no_file_can_be_read_the_folder_is_refused(tmp_path: Path) -> None:
+    for name in ("report-a.json", "report-b.json"):
+        (tmp_path / name).write_text("{")
+    with pytest.raises(RequestError, match=r"no report that can be shown \(.*report-a\.json: .*report-b\.json: "):
+        report.run(tmp_path)
+
+
+def battery(reports: list[Report], *trials: Result) -> Battery:
+    """The file of a battery of so many trials."""
+    return Battery(environment={}, seconds=1.0, calibration=None, models={}, reports=reports, trials=list(trials))
+
+
+FAILED = Result(name="vit/single-dp", state="failed", failure="out of memory", reason="too few bytes")
+LEFT_OUT = Result(name="vit/single-cdp", state="left out")
+
+
+def test_a_battery_that_did_not_come_to_its_end_is_shown_as_far_as_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what failed and how much was left out; that is no fault of the table."""
+    measured = Result(name="mlp/multi-cdp", state="ok")
+    reportform.write(tmp_path / "battery.json", battery([Made().report()], measured, FAILED, LEFT_OUT))
+    assert main(["report", str(tmp_path), "--format", "csv"]) == 0
+    output = capsys.readouterr()
+    assert [row["file"] for row in csv.DictReader(StringIO(output.out))] == ["battery.json"]
+    assert output.err.splitlines() == [
+        "cdpsim: battery.json: vit/single-dp failed (out of memory): too few bytes",
+        "cdpsim: battery.json: 1 of 3 trials were left out",
+    ]
+
+
+def test_a_battery_in_which_nothing_was_measured_is_refused_with_the_reason(tmp_path: Path) -> None:
+    reportform.write(tmp_path / "battery.json", battery([], FAILED))
+    with pytest.raises(RequestError, match=r"shown \(battery\.json: vit/single-dp failed \(out of memory\): too few"):
+        report.run(tmp_path)
+
+
+def test_a_battery_has_a_trial_for_each_report() -> None:
+    made = Made().report()
+    with pytest.raises(ValueError, match="has not one entry for each"):
+        battery([made], FAILED)
+    one = battery([made], FAILED, Result(name="mlp/multi-cdp", state="not within tolerance"))
+    assert (one.by_name, one.unmeasured) == ({"mlp/multi-cdp": made}, [FAILED])
 
 
 def test_unequal_curves_are_no_report() -> None:

@@ -17,7 +17,8 @@ from cdpsim.model import Model
 from tests.conftest import Outcome
 from validation.__main__ import main
 from validation.replay.case import Case, profiled
-from validation.replay.plan import ReplayError
+from validation.replay.plan import Message, ReplayError
+from validation.replay.transport import InProcess
 from validation.report import form as reportform
 from validation.report.form import Report
 from validation.trial import command as request
@@ -193,9 +194,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "replicas": (["--replicas", "2"], "multi-cdp does not take this option"),
     "timeout without ranks": (["--timeout", "3 s"], "waits for nobody"),
     "timeout": (["--timeout", "soon"], "write for example"),
-    "slot order": (["--slot-order", "forward-first"], "multi-cdp does not take this option"),
+    "slot order": (["--slot-order", "backward-first"], "multi-cdp does not take this option"),
     "collective": (["--collective", "star"], "unknown collective 'star'"),
     "output is there": (["-o", "there.json"], "--force overwrites"),
+    "output is there, and something else is wrong": (["-o", "there.json", "--model", "nlp"], "did you mean 'mlp'"),
     "folder": (["-o", "nowhere/report.json"], "there is no folder"),
     "output is a folder": (["-o", "."], "choose another name"),
     "no output": (["-o", ""], "give a path"),
@@ -288,6 +290,18 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
 
     monkeypatch.setattr(request, "hold", fail)
     check_refused(replay(), r"rank 1: is gone \(killed by SIGKILL\)")
+
+
+def test_a_message_that_is_skipped_is_one_line(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the device that waits, the message, and the device that has not sent it."""
+    send = InProcess.send
+
+    def skips(self: InProcess, message: Message, tensor: Any) -> Any:
+        return send(self, message, tensor) if message.step else None
+
+    monkeypatch.setattr(InProcess, "send", skips)
+    lost = r"device 1 cannot begin p2p activation\(t=0,i=0,j=0\) between devices 0, 1: nothing came from device 0"
+    check_refused(replay(schedule="pp-cdp"), lost)
 
 
 def test_too_little_memory_is_one_line(replay: Replay) -> None:

@@ -53,7 +53,7 @@ def test_results_are_kept() -> None:
 def test_the_read_me_shows_all_of_them() -> None:
     """Its table is what `python -m validation report` makes of the folder, and it does not claim what is not there."""
     text = (FOLDER.parent / "README.md").read_text()
-    assert as_table(find(FOLDER), "markdown") in text
+    assert as_table(find(FOLDER).found, "markdown") in text
     on_gpu = any(report.asked.device == "cuda" for path in RESULTS for report in read(path).reports)
     readme = (FOLDER.parents[1] / "README.md").read_text()
     assert ("CUDA: not measured yet" in text, "CUDA: not measured yet" in readme) == (not on_gpu, not on_gpu)

@@ -76,20 +76,22 @@ def run(
 ) -> Calibration:
     """Measure this machine, write what was found, and give it."""
     outputs = _outputs(output, stages_output)
-    for path in outputs:
-        files.check_writable(path, force=force)
     if request.ranks < 2:
         raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
     check_device(request.device, request.backend, request.ranks)
     model = profile_of(request)
+    for path in outputs:
+        files.check_writable(path, force=force)
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
         found = measure(group, request, model)
-    drawn = canvas.rendered(draw(found), outputs[2])
     cluster_of(found, request).save(outputs[0], force=force)
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
-    files.write_file(outputs[2], [drawn], force=force)
     if stages_output is not None:
         timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
+    # The picture last: where it cannot be drawn, what was measured is there.
+    with canvas.defaults():
+        drawn = canvas.rendered(draw(found), outputs[2])
+    files.write_file(outputs[2], [drawn], force=force)
     return found
 
 

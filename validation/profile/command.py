@@ -6,8 +6,9 @@ product of matrices, and causal attention as if it were not.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -50,9 +51,13 @@ def profile(
     dtype: str = "float32",
     optimizer: str = "sgd",
     device: str = "cpu",
+    ready: Callable[[], object] = lambda: None,
     **sizes: Any,
 ) -> Profile:
-    """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is."""
+    """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is.
+
+    `ready` is called when all that is asked for has been checked.
+    """
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     block = granularity(check_device(device))
     with refusing(model):
@@ -62,6 +67,7 @@ def profile(
             cuts: Cuts = tuple(range(1, count))
         else:
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
+        ready()
         stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
         peak = whole_peak(architecture, device, block)
     name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
@@ -163,7 +169,6 @@ def add_parser(commands: Any) -> ArgumentParser:
 
 def serve(options: Namespace) -> int:
     """Do what the options of `add_parser` ask for."""
-    files.check_writable(options.output, force=options.force)
     result = profile(
         options.model,
         None if options.n is None else whole("n", options.n, at_least=1),
@@ -172,6 +177,7 @@ def serve(options: Namespace) -> int:
         dtype=options.dtype,
         optimizer=options.optimizer,
         device=options.device,
+        ready=partial(files.check_writable, options.output, force=options.force),
         **read_sizes(options.size),
         **({} if options.attention is None else {"attention": options.attention}),
     )

@@ -1,8 +1,8 @@
 """For the process that ranks are forked off, and for nobody else: importing this, it ends with its launcher."""
 
 import os
-import shutil
 import signal
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -10,10 +10,15 @@ from validation.ranks.parent import end_with_parent
 
 
 def _leave(*_: object) -> None:
-    """Remove the folder of multiprocessing's socket: whoever should have done it is gone."""
+    """Remove multiprocessing's socket, and its folder unless another socket is there: who should have done it is gone.
+
+    A process that was forked off such a server, and starts a server itself, has the same folder.
+    """
     address = getattr(forkserver._forkserver, "_forkserver_address", None)
     if address and Path(address).parent.name.startswith("pymp-"):
-        shutil.rmtree(Path(address).parent, ignore_errors=True)
+        with suppress(OSError):
+            Path(address).unlink(missing_ok=True)
+            Path(address).parent.rmdir()
     os._exit(1)
 
 

@@ -24,6 +24,16 @@ START = 120.0  # seconds for a rank to import torch and to find the others, on a
 GRACE = 3.0  # seconds for ranks whose own waits have timed out to say so
 
 
+def forks() -> Any:
+    """Fork processes off one that has imported torch and done nothing else: that costs its imports once.
+
+    Fake tensors and optimizers would have every process import `torch._dynamo` by itself.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
+    return context
+
+
 class Ranks:
     """Some ranks, each a process on this machine; a case uses as many of them as it has devices.
 
@@ -38,10 +48,7 @@ class Ranks:
         self._start, self._joined = start, False
         # Where ranks meet: a file without a name needs no port, and nobody has to remove it.
         self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
-        # Ranks are forked off a process that has imported torch and done nothing else: that costs its imports once.
-        # Fake tensors and optimizers would have every rank import `torch._dynamo` by itself.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
+        context = forks()
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(count):
@@ -119,7 +126,7 @@ class Ranks:
                 try:
                     answers[rank] = missing.pop(rank).recv()
                 except (EOFError, OSError):
-                    dead[rank] = Failure(f"is gone ({self._code(rank)})")
+                    dead[rank] = Failure(f"is gone ({self._code(rank)})", kind="killed")
                 if rank in dead or isinstance(answers[rank], Failure):
                     deadline = min(deadline, time.monotonic() + GRACE)
         failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, Failure)}
@@ -130,8 +137,12 @@ class Ranks:
 
     def _code(self, rank: int) -> str:
         self._processes[rank].join(GRACE)
-        code = self._processes[rank].exitcode
-        return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return ending(self._processes[rank].exitcode)
+
+
+def ending(code: int | None) -> str:
+    """Say how a process ended."""
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
 class _Inherited:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
 from validation.replay.case import Case, Outcome, Seat, allocator_of, parts_of, prepare
-from validation.replay.plan import ReplayError
+from validation.replay.plan import Kinds, ReplayError
 from validation.replay.transport import Distributed, meet, plain
 
 BACKENDS = ("gloo", "nccl")
@@ -35,6 +35,7 @@ class Failure(NamedTuple):
 
     reason: str
     subject: str | None = None
+    kind: Kinds = "error"
 
 
 def check_device(device: str, backend: str, ranks: int) -> None:
@@ -78,7 +79,9 @@ def answer(member: Member, function: Callable[..., object], arguments: tuple[obj
     except ReplayError as error:
         return Failure(plain(error))
     except Exception as error:
-        return Failure(f"{'out of memory' if is_out_of_memory(error) else type(error).__name__}: {plain(error)}")
+        if is_out_of_memory(error):
+            return Failure(f"out of memory: {plain(error)}", kind="out of memory")
+        return Failure(f"{type(error).__name__}: {plain(error)}")
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -93,7 +96,10 @@ def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | Non
             return RequestError(failure.subject, failure.reason)
     problems = [f"rank {rank}: {failure.reason}" for rank, failure in failures.items()]
     problems += [f"rank {rank} has not answered" for rank in missing]
-    return ReplayError("; ".join(problems)) if problems else None
+    kinds: set[Kinds] = {failure.kind for failure in failures.values()}
+    if missing:
+        kinds.add("timeout")
+    return ReplayError("; ".join(problems), min(kinds, key=get_args(Kinds).index)) if problems else None
 
 
 def replay_part(member: Member, case: Case) -> Outcome | None:

@@ -1,6 +1,7 @@
 """Ranks that torchrun has started: this process is one of them, and rank 0 learns what all came to."""
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Found:
 
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> None:
         end_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's; inside of a wait no exception would be raised
         torch.set_num_threads(1)
         rank, world = _number("RANK"), _number("WORLD_SIZE")
         if world < count:

@@ -60,7 +60,7 @@ class Device:
                 self._complete(message)
             self._watch.turn(int(self._plan.slots[0][node]))
             if self._plan.is_message(node):
-                self._pending[node] = self._launch(self._plan.message(node))
+                self._start(self._plan.message(node))
                 return
             self._begin(node)
             self._tasks[kind_of(self._program, node)](node)
@@ -148,9 +148,15 @@ class Device:
         """What the stage before or after left; where there is none, nothing."""
         if not 0 <= stage < self._training.n:
             return None
-        tensor = self._passing.pop((content, step, micro_batch, stage))
+        tensor = self._passed((content, step, micro_batch, stage))
         self._watch.holds(tensor, Category.ACTIVATIONS)
         return tensor
+
+    def _passed(self, key: Passing) -> Tensor:
+        """What was made here for another task, or has arrived for one."""
+        if key not in self._passing:
+            raise self._plan.lack(self._part.device, key)
+        return self._passing.pop(key)
 
     def _theta(self, node: int) -> Tensor:
         """The version that a task reads, or that its forward has read."""
@@ -187,8 +193,15 @@ class Device:
 
     # Messages
 
+    def _start(self, message: Message) -> None:
+        """Begin this device's part in a message, and leave it to itself until it is due."""
+        try:
+            self._pending[message.node] = self._launch(message)
+        except ReplayError as error:
+            raise ReplayError(f"device {self._part.device} cannot begin {message}: {error}") from error
+
     def _launch(self, message: Message) -> Pending:
-        """Begin this device's part in a message."""
+        """Give or make room for what a message carries."""
         if message.op == Op.P2P:
             if self._part.device == message.src:
                 return self._transport.send(message, self._weighed(message, self._outgoing(message)))
@@ -202,11 +215,12 @@ class Device:
     def _complete(self, node: int) -> None:
         """Wait until a message is through, and keep what it brought."""
         message = self._plan.message(node)
+        if node not in self._pending:
+            raise ReplayError(f"device {self._part.device} waits for {message}, which it has not begun")
         try:
             tensor = self._pending.pop(node).wait()
         except ReplayError as error:
-            what = f"{self._program.describe(node)} between devices {', '.join(map(str, message.members))}"
-            raise ReplayError(f"device {self._part.device} waited for {what}: {error}") from error
+            raise ReplayError(f"device {self._part.device} waited for {message}: {error}") from error
         self._begin(node)
         if message.op in (Op.ALL_REDUCE, Op.REDUCE):
             self._keep(Holding(Category.GRADIENTS, message.stage, message.step, -1), tensor)
@@ -217,7 +231,7 @@ class Device:
     def _outgoing(self, message: Message) -> Tensor:
         """What a message takes along."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
-            return self._passing.pop(message.key)
+            return self._passed(message.key)
         if message.content == Content.GRADIENT:
             return self._sum(message.step, message.stage)
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
@@ -262,7 +276,5 @@ class Device:
     def _weighed(self, message: Message, tensor: Tensor) -> Tensor:
         """Refuse to send what has not the size that the program says."""
         if tensor.nbytes != message.size:
-            raise ReplayError(
-                f"{self._program.describe(message.node)} has {tensor.nbytes} bytes; the program says {message.size}"
-            )
+            raise ReplayError(f"it has {tensor.nbytes} bytes; the program says {message.size}")
         return tensor

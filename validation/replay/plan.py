@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,18 @@ from cdpsim.model import Model
 from cdpsim.paths import successors
 from cdpsim.program import Category, Content, Edge, Kind, Messages, Op, Program
 
+Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from what explains most to what explains least
 BEGINNING = -1  # stands for a node: what is held from the start of the run
 Calls = Counter[tuple[str, tuple[int, ...], int]]  # what was called, with whom, how many bytes: how often
 Passing = tuple[Content, int, int, int]  # content, step, micro-batch, stage: what goes from one task to the next
 
 
 class ReplayError(RuntimeError):
-    """A replay that cannot go on."""
+    """A replay that cannot go on; `kind` is a word for why."""
+
+    def __init__(self, problem: str, kind: Kinds = "error") -> None:
+        super().__init__(problem)
+        self.kind: Kinds = kind
 
 
 class Holding(NamedTuple):
@@ -51,6 +56,15 @@ class Message(NamedTuple):
     def key(self) -> Passing:
         """What it takes along, if that is in no buffer."""
         return self.content, self.step, self.micro_batch, self.stage
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """The devices that give something to it."""
+        return self.members if self.op in (Op.ALL_REDUCE, Op.REDUCE) else (self.src,)
+
+    def __str__(self) -> str:
+        between = ", ".join(map(str, self.members))
+        return f"{self.op.name.lower()} {text_of(self.key)} between devices {between}"
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,12 @@ class Plan:
     def sent(self) -> frozenset[Passing]:
         """All that messages take along."""
         return frozenset(message.key for message in self.messages)
+
+    def lack(self, device: int, key: Passing) -> ReplayError:
+        """Say what a device lacks, and which message should have brought it."""
+        brings = next((each for each in self.messages if each.key == key and device in each.members), None)
+        why = "which it has not made" if brings is None else f"for it waits for {brings}, which has not brought it"
+        return ReplayError(f"device {device} does not have {text_of(key)}, {why}")
 
     def is_message(self, node: int) -> bool:
         """Tell messages from tasks."""
@@ -228,6 +248,8 @@ class Plan:
                     del waiting[message]
             if self.is_message(node):
                 readers = self._readers[node]
+                if not readers:
+                    raise ReplayError(f"no task needs what {self.message(node)} brings")
                 here = [reader for reader in readers if device in self.devices_of(reader)]
                 waiting[node] = min(place[reader] for reader in here or readers)
         return due
@@ -248,6 +270,13 @@ class Plan:
             else:
                 counted[message.op.name.lower(), message.members, message.size] += 1
         return counted
+
+
+def text_of(passing: Passing) -> str:
+    """Name what goes from one task to the next as a program names it: `activation(t=0,i=1,j=2)`."""
+    content, step, micro_batch, stage = passing
+    places = zip("tij", (step, micro_batch, stage), strict=True)
+    return f"{content.name.lower()}({','.join(f'{letter}={place}' for letter, place in places if place >= 0)})"
 
 
 def name_of(holding: Holding) -> str:

@@ -59,24 +59,28 @@ class Mailroom:
     """What devices in one process have put down for each other, by message."""
 
     def __init__(self) -> None:
-        self._posts: dict[int, list[Tensor]] = {}
+        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor, as they came
         self._looks: Counter[int] = Counter()
 
-    def put(self, message: Message, tensor: Tensor) -> None:
-        """Leave a tensor for a message."""
-        self._posts.setdefault(message.node, []).append(tensor)
+    def put(self, message: Message, device: int, tensor: Tensor) -> None:
+        """Leave a device's tensor for a message."""
+        self._posts.setdefault(message.node, {})[device] = tensor
 
-    def take(self, message: Message, readers: int = 1) -> list[Tensor]:
-        """Give what was left for a message; the last of so many readers takes it away."""
+    def take(self, message: Message, device: int, readers: int = 1) -> list[Tensor]:
+        """Give a device what was left for a message; the last of so many readers takes it away."""
+        posts = self._posts.get(message.node, {})
+        if late := [sender for sender in message.senders if sender not in posts]:
+            whom = f"device{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+            raise ReplayError(f"nothing came from {whom}")
         self._looks[message.node] += 1
-        if self._looks[message.node] < readers:
-            return self._posts[message.node]
-        return self._posts.pop(message.node)
+        if self._looks[message.node] == readers:
+            del self._posts[message.node]
+        return list(posts.values())
 
-    def sum(self, message: Message, readers: int = 1) -> Tensor:
+    def sum(self, message: Message, device: int, readers: int = 1) -> Tensor:
         """Add up what was left, in the order in which it came and in the place of the first; then as `take`."""
         first = self._looks[message.node] == 0
-        posts = self.take(message, readers)
+        posts = self.take(message, device, readers)
         if first:
             for tensor in posts[1:]:
                 posts[0].add_(tensor)
@@ -96,22 +100,22 @@ class InProcess:
     def send(self, message: Message, tensor: Tensor) -> Pending:
         """Put the tensor down for the receiver."""
         self.calls["send", (message.members[1],), tensor.nbytes] += 1
-        self._room.put(message, tensor)
+        self._room.put(message, self._device, tensor)
         return _Later(lambda: tensor)
 
     def receive(self, message: Message, form: Form) -> Pending:
         """Copy the tensor."""
         self.calls["receive", (message.src,), form.nbytes] += 1
-        copy = self._room.take(message)[0].clone()
+        copy = self._room.take(message, self._device)[0].clone()
         return _Later(lambda: copy)
 
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Sum in the order in which members come; every member's tensor becomes the sum."""
         self.calls["all_reduce", message.members, tensor.nbytes] += 1
-        self._room.put(message, tensor)
+        self._room.put(message, self._device, tensor)
 
         def wait() -> Tensor:
-            total = self._room.sum(message, len(message.members))
+            total = self._room.sum(message, self._device, len(message.members))
             return tensor if total is tensor else tensor.copy_(total)
 
         return _Later(wait)
@@ -119,12 +123,12 @@ class InProcess:
     def reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Sum in the order in which members come; the root's tensor becomes the sum."""
         self.calls["reduce", message.members, tensor.nbytes] += 1
-        self._room.put(message, tensor)
+        self._room.put(message, self._device, tensor)
         if self._device != message.src:
             return _Later(lambda: tensor)
 
         def wait() -> Tensor:
-            total = self._room.sum(message)
+            total = self._room.sum(message, self._device)
             return tensor if total is tensor else tensor.copy_(total)
 
         return _Later(wait)
@@ -133,9 +137,9 @@ class InProcess:
         """Give every member the root's values."""
         self.calls["broadcast", message.members, form.nbytes] += 1
         if tensor is not None:
-            self._room.put(message, tensor)
+            self._room.put(message, self._device, tensor)
             return _Later(lambda: tensor)
-        copy = self._room.take(message, len(message.members) - 1)[0].clone()
+        copy = self._room.take(message, self._device, len(message.members) - 1)[0].clone()
         return _Later(lambda: copy)
 
 
@@ -233,7 +237,7 @@ class Distributed:
         to = message.members[1]
         self.calls["send", (to,), tensor.nbytes] += 1
         carried = self._outward(tensor)
-        work = self._begin(message, lambda: dist.isend(carried, to, tag=message.node))
+        work = self._begin(lambda: dist.isend(carried, to, tag=message.node))
         return _Work(work, carried, tensor, False, self._until)
 
     def receive(self, message: Message, form: Form) -> Pending:
@@ -241,21 +245,21 @@ class Distributed:
         tensor = self._empty(form)
         self.calls["receive", (message.src,), tensor.nbytes] += 1
         carried = self._inward(tensor)
-        work = self._begin(message, lambda: dist.irecv(carried, message.src, tag=message.node))
+        work = self._begin(lambda: dist.irecv(carried, message.src, tag=message.node))
         return _Work(work, carried, tensor, True, self._until)
 
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Begin to sum over the group."""
         self.calls["all_reduce", message.members, tensor.nbytes] += 1
         carried, group = self._outward(tensor), self._group(message)
-        work = self._begin(message, lambda: dist.all_reduce(carried, group=group, async_op=True))
+        work = self._begin(lambda: dist.all_reduce(carried, group=group, async_op=True))
         return _Work(work, carried, tensor, True, self._until)
 
     def reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Begin to sum at the root."""
         self.calls["reduce", message.members, tensor.nbytes] += 1
         carried, group = self._outward(tensor), self._group(message)
-        work = self._begin(message, lambda: dist.reduce(carried, message.src, group=group, async_op=True))
+        work = self._begin(lambda: dist.reduce(carried, message.src, group=group, async_op=True))
         return _Work(work, carried, tensor, self._rank == message.src, self._until)
 
     def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
@@ -264,7 +268,7 @@ class Distributed:
         tensor = self._empty(form) if tensor is None else tensor
         self.calls["broadcast", message.members, tensor.nbytes] += 1
         carried, group = self._inward(tensor) if brings else self._outward(tensor), self._group(message)
-        work = self._begin(message, lambda: dist.broadcast(carried, message.src, group=group, async_op=True))
+        work = self._begin(lambda: dist.broadcast(carried, message.src, group=group, async_op=True))
         return _Work(work, carried, tensor, brings, self._until)
 
     def _empty(self, form: Form) -> Tensor:
@@ -281,14 +285,12 @@ class Distributed:
     def _group(self, message: Message) -> dist.ProcessGroup:
         return self._groups[message.members][0]
 
-    def _begin(self, message: Message, call: Callable[[], dist.Work | None]) -> dist.Work:
+    def _begin(self, call: Callable[[], dist.Work | None]) -> dist.Work:
         """Call torch, which refuses at once where it knows already that somebody is gone."""
         try:
             work = call()
         except RuntimeError as error:
-            what = f"{message.op.name.lower()} of {message.content.name.lower()} of stage {message.stage}"
-            whom = f"devices {', '.join(map(str, message.members))}"
-            raise ReplayError(f"device {self._rank} cannot begin {what} between {whom}: {plain(error)}") from error
+            raise ReplayError(plain(error)) from error
         assert work is not None, "torch gives no work to those outside a group"
         return work
 

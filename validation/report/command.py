@@ -1,6 +1,7 @@
 """Every report of a replay below a folder, as one table and one figure."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,8 @@ ABOUT = "every report of a replay below a folder, as one table and one figure"
 MORE = """Reads every file below DIR whose name begins with `report` or `battery` and ends in
 `.json`. A row for each replay; bytes are activations: the most that all devices hold at one
 time, simulated and measured, and how far the simulation is off there and on the worst
-device.
+device. A file that is damaged is one line on stderr; the others are shown, and the exit
+code is 1.
 
 examples:
   python -m validation report results
@@ -35,19 +37,49 @@ class Found(NamedTuple):
     report: Report
 
 
-def find(folder: str | Path) -> list[Found]:
-    """Read every report below a folder, in the order of what was asked for; one that is none is refused."""
+class Reports(NamedTuple):
+    """All reports below a folder, in the order of what was asked for, and lines on what is missing."""
+
+    found: list[Found]
+    refused: list[str]  # files that are no reports
+    unmeasured: list[str]  # trials of batteries that failed or were left out
+
+
+def find(folder: str | Path) -> Reports:
+    """Read every report below a folder; where there is none that can be read, the folder is refused."""
     home = Path(folder)
     if not home.is_dir():
         remedy = "give a folder" if home.exists() else "check its spelling"
         problem = "is no folder" if home.exists() else "there is no such folder"
         raise RequestError(str(folder), f"{problem}; {remedy}")
     paths = sorted(path for pattern in PATTERNS for path in home.rglob(pattern))
-    found = [Found(str(path.relative_to(home)), report) for path in paths for report in reportform.read(path)]
-    if not found:
+    reports = Reports([], [], [])
+    for path in paths:
+        _add(path, str(path.relative_to(home)), reports)
+    if not any(reports):
         problem = f"has no {' or '.join(PATTERNS)} below it; write one with `python -m validation replay -o`"
         raise RequestError(str(folder), problem)
-    return sorted(found, key=_order)
+    if not reports.found:
+        lines = [*reports.refused, *reports.unmeasured]
+        raise RequestError(str(folder), f"has no report that can be shown ({'; '.join(lines)}); replay again")
+    return reports._replace(found=sorted(reports.found, key=_order))
+
+
+def _add(path: Path, name: str, reports: Reports) -> None:
+    """Read one file, and note what it lacks."""
+    try:
+        content = reportform.load(path)
+    except RequestError as error:
+        reports.refused.append(str(error))
+        return
+    if isinstance(content, Report):
+        reports.found.append(Found(name, content))
+        return
+    reports.found.extend(Found(name, report) for report in content.reports)
+    failed = [trial for trial in content.unmeasured if trial.state == "failed"]
+    reports.unmeasured.extend(f"{name}: {each.name} failed ({each.failure}): {each.reason}" for each in failed)
+    if left := len(content.unmeasured) - len(failed):
+        reports.unmeasured.append(f"{name}: {left} of {len(content.trials)} trials were left out")
 
 
 def _order(found: Found) -> tuple[object, ...]:
@@ -77,6 +109,9 @@ def as_table(found: list[Found], form: str) -> str:
     """Write one row for each report, in one of the forms of `cdpsim.tables`."""
     if tables.check_format(form) == "json":
         return tables.as_json([_values(each) for each in found])
+    if form == "csv":
+        rows = [_data(each) for each in found]
+        return tables.as_csv([*rows[0]], [[*row.values()] for row in rows])
     return tables.FORMATS[form](HEADER, [_row(each) for each in found])
 
 
@@ -121,6 +156,29 @@ def _row(found: Found) -> list[str]:
     ]
 
 
+def _data(found: Found) -> dict[str, object]:
+    """What a report comes to, for programs, under the headings of a table; errors are shares."""
+    report, asked = found.report, found.report.asked
+    total = report.memory.total
+    return {
+        "schedule": asked.schedule,
+        "rule": asked.rule,
+        "n": asked.n,
+        "model": asked.model,
+        "on": where(report),
+        "simulated bytes": total.simulated_bytes,
+        "measured bytes": total.measured_bytes,
+        "error": total.relative_error,
+        "worst device": report.memory.max_relative_error,
+        "parameters": report.parameters.max_abs_difference,
+        "simulated messages": report.messages.simulated,
+        "messages": report.messages.measured,
+        "time": report.time.relative_error if report.time else None,
+        "ok": report.ok,
+        "file": found.file,
+    }
+
+
 def where(report: Report) -> str:
     """Say what a replay ran on."""
     asked = report.asked
@@ -153,17 +211,19 @@ def run(
     form: str | None = None,
     picture: str | Path | None = None,
     force: bool = False,
+    missing: Callable[[Reports], object] = lambda reports: None,
 ) -> str:
-    """Write table and figure where they are wanted, and give the table."""
+    """Write table and figure where they are wanted, and give the table; `missing` is told of what they lack."""
     form = tables.check_format(form or _form_of(output))
-    if output is not None:
-        files.check_writable(output, force=force)
     if picture is not None:
         canvas.check_form(picture)
-        files.check_writable(picture, force=force)
-    found = find(folder)
-    table = as_table(found, form)
-    drawn = None if picture is None else canvas.rendered(figure(found), picture)
+    reports = find(folder)
+    for path in (output, picture):
+        if path is not None:
+            files.check_writable(path, force=force)
+    missing(reports)
+    table = as_table(reports.found, form)
+    drawn = None if picture is None else canvas.rendered(figure(reports.found), picture)
     if output is not None:
         files.write_file(output, [table], force=force)
     if picture is not None and drawn is not None:
@@ -175,7 +235,8 @@ def figure(found: list[Found]) -> "Figure":
     """Draw what simulations said against what was measured."""
     from validation.report.figure import draw
 
-    return draw([each.report for each in found])
+    with canvas.defaults():
+        return draw([each.report for each in found])
 
 
 def _form_of(output: str | Path | None) -> str:
@@ -202,7 +263,21 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def serve(options: argparse.Namespace) -> int:
     """Do what the command line asks for; without -o the table goes to standard output."""
-    table = run(options.folder, options.output, form=options.format, picture=options.figure, force=options.force)
+    refused: list[str] = []
+
+    def tell(reports: Reports) -> None:
+        refused.extend(reports.refused)
+        for line in (*(f"error: {each}" for each in refused), *reports.unmeasured):
+            console.say(line)
+
+    table = run(
+        options.folder,
+        options.output,
+        form=options.format,
+        picture=options.figure,
+        force=options.force,
+        missing=tell,
+    )
     if options.output is None:
         console.write(table)
-    return 0
+    return 1 if refused else 0

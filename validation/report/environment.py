@@ -5,11 +5,13 @@ import platform
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from cdpsim.version import __version__
+from validation.modules import installed
 
 _ROOT = Path(__file__).parents[2]
 
@@ -20,8 +22,10 @@ def environment(device: str = "cpu") -> dict[str, object]:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "cdpsim": __version__,
         "commit": _commit(),
+        "source": source(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # which is more than text
+        "transformers": installed("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": {
             "model": _line("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
@@ -34,6 +38,14 @@ def environment(device: str = "cpu") -> dict[str, object]:
     if torch.device(device).type == "cuda":
         found["cuda"] = _cuda(torch.device(device))
     return found
+
+
+def source() -> str:
+    """Identify the code of simulator and harness by its content, whether it has been committed or not."""
+    digest = sha256()
+    for path in sorted(path for folder in ("cdpsim", "validation") for path in (_ROOT / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(_ROOT).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _cuda(device: torch.device) -> dict[str, object]:

@@ -10,8 +10,14 @@ from cdpsim.errors import RequestError
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+State: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
+Failure: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
 Method: TypeAlias = Literal["storages", "allocator"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+MEASURED = ("ok", "not within tolerance")
+CALIBRATION = "calibration"  # the name of the trial that is no replay
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,14 +152,44 @@ class Report(_Form, frozen=True, kw_only=True):
         msgspec.convert(self.request, Request)  # refused when a report is read, not when it is drawn
 
 
+class Result(_Form, frozen=True, kw_only=True):
+    """One trial of a battery: how it ended, and why if it failed."""
+
+    name: str
+    state: State
+    seconds: Seconds = 0.0
+    failure: Failure | None = None
+    reason: str | None = None  # one line
+
+
 class Battery(_Form, frozen=True, kw_only=True):
-    """Many replays on one machine, its calibration, and by hash the models that simulations read."""
+    """Many replays on one machine, its calibration, and by hash the models that simulations read.
+
+    `reports` are those of the trials that were measured, in the order of the trials; the calibration is a trial without
+    one. Files of before trials had names have no `trials`.
+    """
 
     environment: dict[str, object]
     seconds: float
-    calibration: dict[str, object]  # as `calibrate` writes it
+    calibration: dict[str, object] | None  # as `calibrate` writes it
     models: dict[str, dict[str, object]]
     reports: list[Report]
+    trials: list[Result] = []
+
+    def __post_init__(self) -> None:
+        if self.trials and len(self.by_name) != len(self.reports):
+            raise ValueError("`trials` has not one entry for each of `reports`")
+
+    @property
+    def by_name(self) -> dict[str, Report]:
+        """The reports by the names of their trials."""
+        measured = [trial.name for trial in self.trials if trial.state in MEASURED and trial.name != CALIBRATION]
+        return dict(zip(measured, self.reports, strict=False))
+
+    @property
+    def unmeasured(self) -> list[Result]:
+        """The trials that failed or were left out."""
+        return [trial for trial in self.trials if trial.state not in MEASURED]
 
 
 def relative_error(simulated: float, measured: float) -> float:
@@ -177,15 +213,21 @@ def encode(report: Report | Battery) -> bytes:
 
 def read(path: str | Path) -> list[Report]:
     """Read a report, or all of a battery; anything else is refused in one line."""
-    return decode(files.read_text(path), str(path))
+    found = load(path)
+    return found.reports if isinstance(found, Battery) else [found]
 
 
-def decode(text: str, subject: str) -> list[Report]:
+def load(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
+    """Read a report or a battery; one that is `rewritten` is the command's own output, too."""
+    return decode(files.read_text(path, rewritten=rewritten), str(path))
+
+
+def decode(text: str, subject: str) -> Report | Battery:
     """Read the text of a report or a battery; a refusal begins with `subject`."""
     try:
         if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
-            return msgspec.json.decode(text, type=Battery).reports
-        return [msgspec.json.decode(text, type=Report)]
+            return msgspec.json.decode(text, type=Battery)
+        return msgspec.json.decode(text, type=Report)
     except msgspec.DecodeError as error:
         problem = str(error)
         problem = problem[:1].lower() + problem[1:]

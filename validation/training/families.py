@@ -14,8 +14,8 @@ model of transformers computes with the same weights, with these exceptions, all
 What is said of Llama goes for Mistral and Qwen2, too.
 """
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
+from validation.modules import Unfit, installed, needed, unfit
 from validation.training.forms import Form
 from validation.training.stages import Architecture, Build, Draw, cross_entropy
 
@@ -108,6 +109,16 @@ class CausalBlock(nn.Module):
         return y
 
 
+@contextmanager
+def _taking_apart() -> Iterator[None]:
+    """Say in one line where a model of transformers has not the parts that are looked for in it."""
+    try:
+        yield
+    except AttributeError as error:
+        problem = f"{installed('transformers')} builds this model of other parts ({error})"
+        raise Unfit("transformers", f"{problem}; take the version that constraints.txt has") from error
+
+
 def causal_mask(length: int, attention: str) -> Tensor | None:
     """Give what eager attention adds to its scores; the fused kernels know what causal means."""
     if attention == "sdpa":
@@ -118,6 +129,7 @@ def causal_mask(length: int, attention: str) -> Tensor | None:
 def resnet(described: Description, image: int = 224) -> Build:
     """Say how to build a ResNet: its stem, its bottlenecks (or basic layers) and its head."""
 
+    @_taking_apart()
     def build(n: int, *, batch: int, dtype: torch.dtype, image: int = image) -> Architecture:
         config = _config(described, "ResNetConfig")
         model = _model(described, "ResNetForImageClassification", config)
@@ -135,6 +147,7 @@ def resnet(described: Description, image: int = 224) -> Build:
 def vit(described: Description) -> Build:
     """Say how to build a vision transformer: its embedding, its blocks and its head."""
 
+    @_taking_apart()
     def build(
         n: int, *, batch: int, dtype: torch.dtype, image: int | None = None, attention: str = "sdpa"
     ) -> Architecture:
@@ -151,6 +164,7 @@ def vit(described: Description) -> Build:
 def gpt2(described: Description) -> Build:
     """Say how to build a GPT-2: its embedding, its blocks and its head."""
 
+    @_taking_apart()
     def build(
         n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
     ) -> Architecture:
@@ -170,6 +184,7 @@ def gpt2(described: Description) -> Build:
 def llama(described: Description, family: str = "Llama") -> Build:
     """Say how to build a Llama, or what is built like it: its embedding, its blocks and its head."""
 
+    @_taking_apart()
     def build(
         n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
     ) -> Architecture:
@@ -239,7 +254,7 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
     # A name with an underscore is transformers' own, and could name code to be loaded.
     given = {name: value for name, value in described.fields.items() if not name.startswith("_")}
     fields = {**given, **_ALWAYS, **sizes, "attn_implementation": kernel}
-    make = getattr(_transformers(), kind).from_dict
+    make = _transformers(kind).from_dict
     config = _made(described, lambda: make(fields))
     if config.num_labels < 1:
         raise RequestError(described.name, "has no labels to tell apart; mend its num_labels or id2label")
@@ -248,7 +263,7 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
 
 def _model(described: Description, kind: str, config: Any) -> Any:
     """Make a model of transformers, with random weights in torch's default type."""
-    make = getattr(_transformers(), kind)
+    make = _transformers(kind)
     return _made(described, lambda: make(config))
 
 
@@ -277,9 +292,13 @@ def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary
     return Architecture(layers, tokens, tokens, cross_entropy)
 
 
-def _transformers() -> Any:
-    """Import transformers when it is needed: it is slow, and an extra."""
+def _transformers(kind: str) -> Any:
+    """Give a class of transformers, which is imported when it is needed: it is slow, and an extra.
+
+    It imports its own parts only now, and with them a torchvision that may not fit torch.
+    """
+    module = needed("transformers")
     try:
-        return import_module("transformers")
-    except ImportError:
-        raise RequestError("transformers", "is not installed; run `pip install 'cdpsim[models]'`") from None
+        return getattr(module, kind)
+    except Exception as error:
+        raise unfit("transformers", error) from error

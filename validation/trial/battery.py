@@ -1,124 +1,202 @@
-"""All that one machine can show: many replays by ranks that stay alive, and one file of what came of it.
+"""All that one machine can show: many trials, and one file that has each result as soon as there is one.
 
-On a GPU large models run too, in one process and by ranks that share it; on a CPU they run where that is bearable.
+A trial that fails is a result too, and the next one goes on.
 """
 
 import argparse
+import math
+import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import torch
 
-from cdpsim import console, files
-from cdpsim.errors import choose
+from cdpsim import console, files, tables
+from cdpsim.errors import RequestError, choose
 from cdpsim.progress import progress
-from cdpsim.schedules import TABLE_1
-from validation.calibrate import command as calibrate
-from validation.ranks.launcher import Ranks
 from validation.ranks.member import DEVICES, check_device
-from validation.replay.case import Case, prepare, profiled
 from validation.report import form as reportform
 from validation.report.environment import environment
-from validation.report.form import Battery
-from validation.training.optimizer import OPTIMIZERS
-from validation.trial.hold import Alone, hold, model_hash
+from validation.report.form import MEASURED, Battery, Report, Result
+from validation.trial.trials import Trial, named, only, trials
+from validation.trial.worker import Answer, Calibrated, Failed, Worker
 
 ABOUT = "everything that this machine can show, as one file of reports"
-MORE = """Replays the nine schedules of Table 1 and four pipelines: with a small transformer in one
-process at N = 2, 4 and 8; with an MLP by ranks at N = 4; with a larger transformer in one
-process and by two ranks, its times predicted from some that are taken just before; and
-ViT-B/16 and ResNet-50, which on a CPU one device alone plays. Then it calibrates the machine.
+MORE = """Replays the nine schedules of Table 1 and four pipelines: an MLP by ranks at N = 4; a small
+transformer in one process at N = 2, 4 and 8; a larger one in one process and by two ranks,
+its times predicted from some that are taken just before; and ViT-B/16 and ResNet-50, which
+on a CPU one device alone plays. It calibrates the machine, too.
 
-FILE.json has every report, the model file that each simulation read, and where and when
-it was measured. `python -m validation report` shows it.
+The most telling trials come first. FILE.json is written anew after each of them, whole or
+not at all: it has every report, the model file that each simulation read, where and when it
+was measured, and which trials failed or were left out, and why. A trial that runs out of
+memory, hangs or is killed is one line, and the next one goes on. Ctrl-C leaves what was
+measured; --resume goes on from there. `python -m validation report` shows the file.
 
-example:
+Exits with 0 if all that was tried is within tolerance, 1 if a trial failed or is not, 2 if
+nothing could be tried.
+
+examples:
   python -m validation battery -o validation/results/battery-cpu.json
+  python -m validation battery -o battery.json --minutes 8
+  python -m validation battery -o battery.json --resume --only vit-b16 'timed*'
 """
 TIMEOUT = 300.0
-PIPELINES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 1}  # and the stages on each device
+# Of an environment, what may differ between the results of one file.
+_CHANGES = ("date", "commit", "memory_bytes")
 
 
-class Trial(NamedTuple):
-    """A case, whether one process plays it or ranks do, and how often it is timed."""
+class Journal:
+    """The results of a battery's trials, and the file that has them."""
 
-    case: Case
-    alone: bool
-    repeats: int = 0
+    def __init__(self, path: str | Path, device: str, found: list[Trial]) -> None:
+        self.results: dict[str, Result] = {trial.name: Result(name=trial.name, state="left out") for trial in found}
+        self._path, self._environment = path, environment(device)
+        self._calibration: dict[str, Any] | None = None
+        self._reports: dict[str, Report] = {}
+        self._models: dict[str, dict[str, object]] = {}
+
+    def resume(self) -> None:
+        """Take over what the file has, if it is there and from the same code on the same kind of machine."""
+        if not Path(self._path).exists():
+            return
+        before = reportform.load(self._path, rewritten=True)
+        if not isinstance(before, Battery):
+            raise RequestError(str(self._path), "has one report and no battery; choose another file")
+        if differs := _difference(before.environment, self._environment):
+            raise RequestError(str(self._path), f"{differs}; choose another file, or --force measures all of it again")
+        self._calibration, self._models, self._reports = before.calibration, before.models, before.by_name
+        self.results |= {result.name: result for result in before.trials if result.name in self.results}
+
+    def is_done(self, trial: Trial) -> bool:
+        """Say whether a trial has a good result."""
+        return self.results[trial.name].state == "ok"
+
+    def expected(self, trial: Trial) -> float:
+        """Give the seconds that a trial may take: the median of its group here, else a guess."""
+        name = trial.group.name
+        own = [result for result in self.results.values() if result.name.partition("/")[0] == name]
+        taken = [result.seconds for result in own if result.state in MEASURED]
+        return statistics.median(taken) if taken else trial.group.seconds
+
+    def add(self, trial: Trial, answer: Answer, seconds: float) -> None:
+        """Note what a trial came to, and write the file."""
+        name, taken = trial.name, round(seconds, 2)
+        self._reports.pop(name, None)
+        result = Result(name=name, state="ok", seconds=taken)
+        if isinstance(answer, Failed):
+            result = Result(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
+        elif isinstance(answer, Calibrated):
+            self._calibration = answer.calibration
+        else:
+            self._reports[name] = answer.report
+            self._models[answer.model_hash] = answer.model
+            if not answer.report.ok:
+                result = Result(name=name, state="not within tolerance", seconds=taken)
+        self.results[name] = result
+        reportform.write(self._path, self.battery, force=True)
+
+    @property
+    def battery(self) -> Battery:
+        """All of it, in the order of the trials."""
+        reports = [self._reports[name] for name in self.results if name in self._reports]
+        used = {str(report.request["model_sha256"]) for report in reports}
+        return Battery(
+            environment=self._environment,
+            seconds=round(sum(result.seconds for result in self.results.values()), 1),
+            calibration=self._calibration,
+            models={name: model for name, model in self._models.items() if name in used},
+            reports=reports,
+            trials=list(self.results.values()),
+        )
 
 
-def trials(device: str) -> Iterator[Trial]:
-    """Say what to replay on a kind of device."""
-    small = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"], device=device)
-    for n in (2, 4, 8):
-        yield from (Trial(case, alone=True) for case in _each(replace(small, n=n)))
-    yield Trial(replace(small, schedule="single-cdp", slot_order="backward-first"), alone=True)
-    yield from (Trial(case, alone=False) for case in _each(replace(small, model="mlp")))
-    # Where tasks take milliseconds their times say something.
-    middle = replace(small, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
-    yield from (Trial(case, alone=True, repeats=3) for case in _each(middle))
-    for schedule in ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1"):
-        yield Trial(replace(middle, schedule=schedule, n=2), alone=False, repeats=3)
-    yield from (_large_on_gpu if device == "cuda" else _large_on_cpu)(replace(small, dtype="float32"))
+def _difference(before: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Say in which way results of another environment are not comparable with those of here."""
+    for name in sorted({*before, *here} - {*_CHANGES}):
+        was, now = before.get(name), here.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            if differs := _difference(was, now):
+                return differs
+        elif was != now:
+            before_and_now = ("some" if isinstance(each, dict) else each or "none" for each in (was, now))
+            return "was measured elsewhere or by other code ({}: {}, now {})".format(name, *before_and_now)
+    return None
 
 
-def _each(case: Case) -> Iterator[Case]:
-    """Give the same case with one schedule after another."""
-    yield from (replace(case, schedule=schedule) for schedule in TABLE_1)
-    yield from (replace(case, schedule=schedule, chunks=chunks) for schedule, chunks in PIPELINES.items())
-
-
-def _large_on_cpu(small: Case) -> Iterator[Trial]:
-    for model in ("vit-b16", "resnet50"):
-        large = replace(small, model=model, steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
-        yield from (Trial(replace(large, schedule=schedule), alone=True) for schedule in ("single-dp", "single-cdp"))
-
-
-def _large_on_gpu(small: Case) -> Iterator[Trial]:
-    sizes = {"transformer": (("width", 1024), ("length", 512), ("heads", 16)), "vit-b16": (), "resnet50": ()}
-    for model, own in sizes.items():
-        large = replace(small, model=model, batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
-        yield from (Trial(case, alone=True, repeats=3) for case in _each(large))
-        for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
-            yield Trial(replace(large, schedule=schedule), alone=False, repeats=3)
-
-
-def run(output: str | Path, device: str, *, force: bool = False) -> Battery:
-    """Run all of it and write one file."""
-    files.check_writable(output, force=force)
+def run(
+    output: str | Path,
+    device: str,
+    *,
+    patterns: Iterable[str] = (),
+    minutes: float | None = None,
+    resume: bool = False,
+    force: bool = False,
+    timeout: float = TIMEOUT,
+) -> Battery:
+    """Make all trials, or those that are asked for and fit into some minutes, and write one file after each."""
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     check_device(choose("device", device, DEVICES), "gloo", 1)
+    known = trials(device)
+    chosen = only(known, patterns) if patterns else known
+    files.check_writable(output, force=force or resume)
+    journal = Journal(output, device, known)
+    if resume:
+        journal.resume()
+    late = []
+    with Worker(device, timeout) as worker:
+        for trial in progress([trial for trial in chosen if not journal.is_done(trial)], "battery"):
+            left = deadline - time.monotonic()
+            if journal.expected(trial) > left:
+                late.append(trial)
+            else:
+                _make(trial, worker, left, journal)
+    if late:
+        console.say(f"left out for want of time: {named(late, known)}")
+    return journal.battery
+
+
+def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None:
+    """Make one trial, and say if it went wrong."""
     begun = time.monotonic()
-    todo = list(trials(device))
-    most = max(prepare(trial.case).plan.program.devices for trial in todo if not trial.alone)
-    models: dict[str, dict[str, Any]] = {}
-    reports = []
-    with Ranks(most, device=device) as ranks:
-        for case, alone, repeats in progress(todo, "battery"):
-            case = profiled(case)
-            assert case.stages is not None, "it has been profiled"
-            models[model_hash(case.stages)] = case.stages.table()
-            report = hold(case, Alone() if alone else ranks, timeout=TIMEOUT, repeats=repeats)
-            assert report is not None, "this process reports"
-            reports.append(report)
-        request = calibrate.Request(device=device)
-        calibration = msgspec.to_builtins(calibrate.measure(ranks, request, calibrate.profile_of(request)))
-    seconds = round(time.monotonic() - begun, 1)
-    found = Battery(
-        environment=environment(device), seconds=seconds, calibration=calibration, models=models, reports=reports
-    )
-    reportform.write(output, found, force=force)
-    return found
+    answer = worker.make(trial, within)
+    journal.add(trial, answer, time.monotonic() - begun)
+    result = journal.results[trial.name]
+    if result.state == "failed":
+        console.say(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
+    elif result.state != "ok":
+        console.say(f"{trial.name}: {result.state}")
+
+
+def as_table(found: list[Trial]) -> str:
+    """List trials in their order, with what they show and about how long they take."""
+    rows = [(trial.name, trial.group.shows, f"{trial.group.seconds:g}") for trial in found]
+    total = sum(trial.group.seconds for trial in found)
+    return f"{tables.as_text(('trial', 'shows', 'seconds'), rows)}{len(found)} trials, about {total:.0f} s\n"
+
+
+def told(found: Battery) -> str:
+    """Say in a line what all came to."""
+    states = [result.state for result in found.trials]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(("ok", *states)) if state != "left out"]
+    left = f", {states.count('left out')} left out" if "left out" in states else ""
+    return f"{len(states) - states.count('left out')} trials in {found.seconds:g} s: {', '.join(counts)}{left}\n"
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the command `battery` to a command line."""
     parser = console.add_command(commands, "battery", serve, ABOUT, MORE)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.json", help="the file to write")
+    parser.add_argument("-o", "--output", metavar="FILE.json", help="the file to write")
     parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", help="make these trials or groups alone, such as 'timed*'"
+    )
+    parser.add_argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes")
+    parser.add_argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)")
+    parser.add_argument("--list", action="store_true", help="show the trials, and make none")
+    parser.add_argument("--resume", action="store_true", help="make the trials that a file has no good result of")
     parser.add_argument("--force", action="store_true", help="overwrite a file that is there")
     return parser
 
@@ -126,9 +204,34 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def serve(options: argparse.Namespace) -> int:
     """Do what the command line asks for."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = run(options.output, device, force=options.force)
-    bad = [each for each in found.reports if not each.ok]
-    for each in bad:
-        console.say(f"not within tolerance: {each.asked.schedule} -n {each.asked.n} with {each.asked.model}")
-    console.write(f"{len(found.reports)} replays in {found.seconds:g} s, {len(bad)} not within tolerance\n")
-    return 1 if bad else 0
+    patterns = options.only or ()
+    if options.list:
+        known = trials(choose("device", device, DEVICES))
+        console.write(as_table(only(known, patterns) if patterns else known))
+        return 0
+    if options.output is None:
+        raise RequestError("-o/--output", "is missing; see python -m validation battery --help")
+    if options.resume and options.force:
+        raise RequestError("--resume", "goes on with a file that --force overwrites; leave out one of them")
+    found = run(
+        options.output,
+        device,
+        patterns=patterns,
+        minutes=None if options.minutes is None else positive("--minutes", options.minutes),
+        resume=options.resume,
+        force=options.force,
+        timeout=TIMEOUT if options.timeout is None else positive("--timeout", options.timeout),
+    )
+    console.write(told(found))
+    return 1 if any(result.state not in ("ok", "left out") for result in found.trials) else 0
+
+
+def positive(name: str, given: str) -> float:
+    """Read a number above 0, as an option gives it."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise RequestError(name, f"{given!r} is no number above 0; give one such as 8")
+    return number

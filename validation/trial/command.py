@@ -121,11 +121,14 @@ def serve(options: argparse.Namespace) -> int:
     """Do what the command line asks for."""
     from validation.profile.command import refusing
 
-    files.check_writable(options.output, force=options.force)
     with refusing(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
-    report = _played(options, case, forecast)
+    waits = _waits(options)
+    if options.single_process:
+        _refuse_ranks(options, case)
+    files.check_writable(options.output, force=options.force)
+    report = _played(options, case, forecast, *waits)
     if report is None:  # another rank reports
         return 0
     reportform.write(options.output, report, force=options.force)
@@ -199,16 +202,26 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
     return Forecast(case.stages, cluster, options.collective, source)
 
 
-def _played(options: argparse.Namespace, case: Case, forecast: Forecast | None) -> Report | None:
+def _waits(options: argparse.Namespace) -> tuple[float, int]:
+    """Read how long ranks may take, and how often they are timed."""
     timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
-    repeats = whole("repeats", options.repeats, at_least=0)
+    return timeout, whole("repeats", options.repeats, at_least=0)
+
+
+def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
+    """Refuse options of ranks where there are none."""
+    if options.timeout is not None:
+        raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
+    if case.backend != "gloo":
+        raise RequestError("--backend", "is for ranks; --single-process sends nothing")
+    check_device(case.device, case.backend, 1)
+
+
+def _played(
+    options: argparse.Namespace, case: Case, forecast: Forecast | None, timeout: float, repeats: int
+) -> Report | None:
     done = ticker(runs_of(repeats), "replay")
     if options.single_process:
-        if options.timeout is not None:
-            raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
-        if case.backend != "gloo":
-            raise RequestError("--backend", "is for ranks; --single-process sends nothing")
-        check_device(case.device, case.backend, 1)
         return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats, done=done)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:

@@ -24,7 +24,7 @@ BANDS = (("5%", "95%", "#d6dcfb"), ("25%", "75%", "#94a6f6"))  # tints of COLOUR
 
 
 def step_times(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
-    """Draw how long each training step takes, from one end of the first micro-batch's pass to the next.
+    """Draw how long each training step takes, from the end of one to the end of the next.
 
     Of so many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to 95 %, what there
     would be if nothing were random; and beside them, in how many runs a step takes how long on average.
@@ -54,11 +54,10 @@ def step_times(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
 
 
 def step_ends(trace: Trace) -> Floats:
-    """When the first micro-batch of each step has passed, from the columns of tasks.csv."""
+    """When all tasks and updates of each step have ended, from the columns of tasks.csv."""
     tasks = trace.tasks
-    own = tasks["micro_batch"] == 0
     ends = np.zeros(int(tasks["step"].max()) + 1)
-    np.maximum.at(ends, tasks["step"][own], tasks["end"][own])
+    np.maximum.at(ends, tasks["step"], tasks["end"])
     return ends
 
 
@@ -73,8 +72,7 @@ def _limits(traces: Sequence[Trace], spreads: Sequence[Spread | None]) -> tuple[
     for several in spreads:
         if several is not None:
             shares = np.quantile(lengths(several.ends), [SHARES["5%"], SHARES["95%"]], axis=0)
-            period = lengths(several.ends).ravel() if several.period is None else several.period
-            found += [shares.ravel(), lengths(several.steady), np.quantile(period, [0.005, 0.995])]
+            found += [shares.ravel(), lengths(several.steady), np.quantile(several.period, [0.005, 0.995])]
     some = np.concatenate(found if spreads[0] is None else found[len(traces) :])
     low, high = some.min().item(), some.max().item()
     room = 0.08 * (high - low) or 0.5 * high
@@ -83,8 +81,6 @@ def _limits(traces: Sequence[Trace], spreads: Sequence[Spread | None]) -> tuple[
 
 def _said(several: Spread, shared: Frame) -> list[str]:
     """The median and the quantiles of a step, and what it takes without chance."""
-    if several.period is None or several.steady_period is None:
-        return []
     low, median, high = np.quantile(several.period, [SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
     against = f"without chance {shared.amount(several.steady_period)}"
     return [f"{shared.amount(median)} a step ({shared.amount(low)} to {shared.amount(high)}), {against}"]
@@ -118,8 +114,7 @@ def _histogram(axes: "Axes", several: Spread, k: int) -> None:
     axes.set_xticks([])
     axes.spines[["bottom"]].set_visible(False)
     axes.tick_params(left=False, labelleft=False)
-    values = several.ends[:, 0] if several.period is None else several.period
-    count, edges = np.histogram(values, BINS)
+    count, edges = np.histogram(several.period, BINS)
     for row, bar in enumerate(axes.barh(edges[:-1], count, np.diff(edges), align="edge", color=COLOURS[0])):
         bar.set_gid(f"runs-{k}-{row}")
     axes.set_xlim(0, 1.05 * max(count.max(), 1))

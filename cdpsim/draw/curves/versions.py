@@ -139,8 +139,9 @@ def _several(traces: Sequence[Trace]) -> "Figure":
     _rows(axes, "Versions kept: the most of a stage on a device", found, dict(enumerate(own)), frame(traces))
     for k, trace in enumerate(traces):
         mean = trace.summary()["mean_staleness"]
-        text = "one step only" if mean is None else f"mean age read {mean:.3g}"
-        axes.annotate(text, (1, k), (5, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=7.5)
+        if mean is not None:  # as a summary that is not ours may have it
+            beside = (1, k), (5, 0), ("axes fraction", "data"), "offset points"
+            axes.annotate(f"mean age read {mean:.3g}", *beside, va="center", fontsize=7.5)
     _legend(figure, found)
     return figure
 
@@ -211,7 +212,7 @@ def _ages(axes: "Axes", trace: Trace, shared: Frame) -> None:
     mean = trace.summary()["mean_staleness"]
     if mean is not None:
         axes.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)), gid="mean-age")
-        text = f"mean from\nstep 1 on: {mean:.3g}"
+        text = f"mean at\nrest: {mean:.3g}"
         axes.annotate(text, (1, mean), (4, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=7.5)
 
 

@@ -9,8 +9,9 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from importlib.resources import files
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import msgspec
@@ -265,8 +266,16 @@ def _waits(trace: Trace, tasks: Ints, messages: Ints) -> np.ndarray:
 def _summed(trace: Trace) -> dict[str, Any]:
     """A line of figures, as far as the summary has them."""
     summary: Mapping[str, Any] = trace.summary()
-    kept = {name: summary.get(name) for name in ("makespan", "period", "bubble", "mean_staleness")}
-    return {"summary": {name: float(n) for name, n in kept.items() if isinstance(n, int | float) and isfinite(n)}}
+    kept = {name: _number(summary.get(name)) for name in ("makespan", "period", "bubble", "mean_staleness")}
+    return {"summary": {name: value for name, value in kept.items() if isfinite(value)}}
+
+
+def _number(said: object) -> float:
+    """What a summary says as a number or a fraction; no number of anything else."""
+    try:
+        return float(Fraction(said)) if isinstance(said, int | float | str) else nan
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return nan
 
 
 def _drawn() -> dict[str, Any]:

@@ -185,7 +185,7 @@ function introduce() {
   const figures = [count(devices, "device"), count(tasks, "task"), count(bars - tasks, "message")];
   if (makespan !== undefined) figures.push(`${duration(makespan)} in all`);
   if (period !== undefined) figures.push(`${duration(period)} a step`);
-  if (bubble !== undefined) figures.push(`${(100 * bubble).toFixed(1)} % idle`);
+  if (bubble !== undefined) figures.push(`bubble ${(100 * bubble).toFixed(1)} %`);
   if (mean_staleness !== undefined) figures.push(`mean staleness ${Number(mean_staleness.toFixed(3))}`);
   by("figures").textContent = figures.join(" · ");
   const label = `Timeline of ${facts.title}: ${figures.join(", ")}. Enter selects a task, Tab the next.`;

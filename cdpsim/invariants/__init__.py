@@ -1,0 +1,58 @@
+"""What must hold in every run, whatever produced it: read off its program, costs and times, one law at a time.
+
+`check.py` asks whether a program is well formed, before it runs; this asks whether a run makes sense, after. No
+invariant relies on how the assembly derives things: each recounts from tasks, messages, times and the request.
+"""
+
+from collections.abc import Callable, Iterator
+
+from cdpsim.invariants import gradients, held, messages, passes, states, times, turns, versions
+from cdpsim.invariants.recount import Recount
+from cdpsim.runs import Run
+
+Invariant = Callable[[Recount], Iterator[str]]
+
+
+def violations(run: Run) -> dict[str, str]:
+    """The first violation of each invariant that does not hold, by its name."""
+    recount = Recount(run)
+    found = {name: next(invariant(recount), None) for name, invariant in INVARIANTS.items()}
+    return {name: problem for name, problem in found.items() if problem is not None}
+
+
+INVARIANTS: dict[str, Invariant] = {
+    function.__name__: function
+    for function in (
+        times.times_are_finite,
+        times.nodes_last_their_cost,
+        times.links_carry_no_more_than_they_can,
+        times.dependencies_are_kept,
+        times.lanes_do_one_task_at_a_time,
+        times.releases_are_kept,
+        times.nothing_waits_without_cause,
+        passes.passes_go_from_stage_to_stage,
+        passes.boundaries_cross_by_one_message,
+        passes.backwards_read_what_their_forward_read,
+        messages.messages_leave_their_device,
+        messages.devices_exist,
+        messages.collectives_go_round_by_round,
+        gradients.gradients_are_sent_after_they_are_made,
+        gradients.gradients_are_summed_once,
+        gradients.updates_come_after_all_their_gradients,
+        gradients.barriers_hold,
+        versions.versions_are_made_in_order,
+        versions.versions_exist_before_they_are_read,
+        versions.versions_are_sent_after_they_are_made,
+        versions.readings_are_as_old_as_the_rule_says,
+        states.states_go_from_user_to_user,
+        states.optimizer_states_follow_updates,
+        turns.pulled_messages_find_room,
+        turns.hosts_make_one_update_at_a_time,
+        turns.streams_keep_their_order,
+        held.readers_hold_what_they_read,
+        held.senders_hold_what_they_send,
+        held.receivers_hold_what_arrives,
+        held.activations_are_held_from_forward_to_backward,
+        held.what_is_held_is_freed,
+    )
+}

@@ -1,0 +1,182 @@
+"""Turns: when there is room for a message, a device's stream has come to it, or a host to an update.
+
+They follow from the request: how early messages are pulled, whether receives are deferred, and what overlaps. That
+messages in streams are posted in the order of the unit-cost run is the definition of a stream (`cdpsim.streams`): that
+order is asked of it, of the dependencies that are recounted here instead of the program's own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.devices import FULL, NONE
+from cdpsim.errors import RequestError
+from cdpsim.invariants import gradients, passes, states, versions
+from cdpsim.invariants.needs import Columns, Needs, joined, matches
+from cdpsim.invariants.pieces import members
+from cdpsim.invariants.recount import Recount
+from cdpsim.program import Content, Edge, Edges, Kind, Op
+from cdpsim.streams import posted
+
+
+def _ahead(run: Recount, message: Ints, place: Ints, lane: Ints) -> Needs:
+    """Messages and the tasks as far ahead of a place in a lane as the request says; `lane` is a place in that lane."""
+    task = place - 1 - min(int(run.request.get("prefetch", 0)), run.program.compute)
+    some = np.flatnonzero(task >= run.lanes.head[lane])
+    return Needs(run.lanes.order[task[some]], message[some])
+
+
+def _follows(run: Recount) -> Ints:
+    """Of each update, the place in its lane of the task that it follows."""
+    program, lanes = run.program, run.lanes
+    if len(program.lane_tasks) > program.compute:
+        inner = program.lane_tasks < program.compute
+        follows = np.empty(len(program.tasks), dtype=np.int64)
+        follows[program.lane_tasks] = np.cumsum(inner) - 1
+        return follows[run.updates]
+    place = lanes.rank[run.anchors]
+    if not program.barrier or run.position is None:
+        return place
+    span = np.int64(run.position.max()) + 1
+    key = np.maximum.accumulate(lanes.head * span + run.position[lanes.order])
+    return np.searchsorted(key, lanes.head[place] * span + run.position[run.barriers], side="right") - 1
+
+
+def _pulled(run: Recount) -> Needs:
+    """Versions and optimizer states are pulled for their first reader, which may be an update."""
+    program, tasks, updates, lanes = run.whole.program, run.program.tasks, run.updates, run.lanes
+    messages, first = program.messages, len(tasks)
+    reader = program.of_kind(Kind.F).ravel()
+    if program.versions_differ:
+        reader = np.arange(program.compute)
+    place = np.concatenate([lanes.rank[reader], _follows(run) + 1])
+    lane = np.concatenate([lanes.rank[reader], place[len(reader) :] - 1])
+
+    def columns(version: Ints) -> Columns:
+        both = np.concatenate([reader, updates])
+        return tasks.stage[both], np.concatenate([tasks.version[reader], version]), tasks.device[both]
+
+    needs = []
+    for content, version in ((Content.PARAMETERS, tasks.version[updates] - 1), (Content.STATE, tasks.step[updates])):
+        rows = np.flatnonzero((messages.content == content) & (messages.op == Op.P2P))
+        which, row = matches(columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
+        if content == Content.STATE:
+            which, row = which[which >= len(reader)], row[which >= len(reader)]
+        earliest = np.full(len(rows), len(lanes.order) + 1)
+        np.minimum.at(earliest, row, place[which])
+        head = np.zeros(len(rows), dtype=np.int64)
+        head[row] = lane[which]
+        some = np.unique(row)
+        needs.append(_ahead(run, first + rows[some], earliest[some], head[some]))
+    return joined(*needs)
+
+
+def _for_tasks(run: Recount, needs: Needs) -> Needs:
+    """Messages are pulled for the tasks that need them."""
+    place = run.lanes.rank[needs.after]
+    return _ahead(run, needs.before, place, place)
+
+
+def _deferred(run: Recount) -> Needs:
+    """Receives of boundaries are posted when the task before their reader has ended."""
+    program = run.whole.program
+    message, reader = passes.boundaries(program)
+    earlier, later = program.lane_edges
+    before, row = matches((later,), (reader,))
+    return Needs(earlier[before], message[row])
+
+
+def rooms(run: Recount) -> Needs:
+    """All messages that wait for room."""
+    found = []
+    if run.travels:
+        way = states.way(run)
+        some = np.flatnonzero(way.message >= 0)
+        found.append(_for_tasks(run, Needs(way.message[some], way.use[some])))
+    elif run.program.sharded:
+        found.append(_for_tasks(run, versions.broadcasts(run)))
+    elif not run.together:
+        found.append(_pulled(run))
+    if run.request.get("defer_receives"):
+        found.append(_deferred(run))
+    return joined(*found, Needs(run.updates[:0], run.updates[:0]))
+
+
+def hosts(run: Recount) -> Needs:
+    """Hosts make one update after another: in the order of steps, or of the tasks that they follow."""
+    program, tasks, updates = run.program, run.program.tasks, run.updates
+    if len(program.lane_tasks) > program.compute or not run.costs.duration[updates].any():
+        return Needs(updates[:0], updates[:0])
+    by_step = program.flushes or program.barrier
+    follows = tasks.step[updates] if by_step else run.lanes.rank[run.anchors]
+    order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
+    same = tasks.device[order[1:]] == tasks.device[order[:-1]]
+    return Needs(order[:-1][same], order[1:][same])
+
+
+def needs(run: Recount) -> Needs:
+    """All that waits for something, but for streams and the rounds of collectives."""
+    return joined(
+        passes.needs(run),
+        gradients.sums(run),
+        gradients.updates(run),
+        gradients.steps_end(run),
+        versions.needs(run),
+        states.needs(run),
+        rooms(run),
+        hosts(run),
+    )
+
+
+def pulled_messages_find_room(run: Recount) -> Iterator[str]:
+    """Nothing is pulled before the task after which there is room for it."""
+    yield from run.unmet(rooms(run), "has made room for it")
+
+
+def hosts_make_one_update_at_a_time(run: Recount) -> Iterator[str]:
+    """In the order of what they follow."""
+    yield from run.unmet(hosts(run), "has left the host of their device")
+
+
+def streams_keep_their_order(run: Recount) -> Iterator[str]:
+    """Nothing starts before what its device's stream has before it."""
+    overlap = np.array(run.cluster.overlaps(run.program.devices))
+    if (overlap == FULL).all():
+        return
+    found = needs(run)
+    edges = Edges(found.before, found.after, np.full(len(found.before), Edge.DATA))
+    try:
+        turn = posted(replace(run.whole.program, edges=edges))[run.whole.part_of]
+    except RequestError:
+        yield "tasks and messages wait for each other in a circle"
+        return
+    message, device = _ends(run)
+    some = np.flatnonzero(overlap[device] != FULL)
+    message, device = message[some], device[some]
+    early = run.early(device, turn[message], message, np.ones(len(message), dtype=np.bool_))
+    yield from run.names(message[early], "starts before its device's stream has come to it")
+    yield from _alone(run, overlap == NONE, turn, message, device)
+
+
+def _alone(run: Recount, alone: np.ndarray, turn: Ints, message: Ints, device: Ints) -> Iterator[str]:
+    """Where nothing overlaps, messages wait for tasks of lower turns, and tasks for messages."""
+    task = run.program.lane_tasks
+    node, where = np.concatenate([task, message]), np.concatenate([run.program.tasks.device[task], device])
+    is_message = np.repeat([False, True], [len(task), len(message)])
+    some = np.flatnonzero(alone[where])
+    node, where, is_message = node[some], where[some], is_message[some]
+    turns = 2 * turn[node] + is_message
+    early = run.early(where, turns, node, ~is_message) & is_message
+    early |= run.early(where, turns, node, is_message) & ~is_message
+    yield from run.names(node[early], "starts while its device does what comes before it")
+
+
+def _ends(run: Recount) -> tuple[Ints, Ints]:
+    """All messages with each device that sends or receives them, or is a member: (node, device)."""
+    messages, first = run.program.messages, len(run.program.tasks)
+    single, rows = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
+    together, member = members(run.program, rows)
+    device = np.concatenate([messages.src[single], messages.dst[single], member]).astype(np.int64)
+    return first + np.concatenate([single, single, together]), device

@@ -1,0 +1,186 @@
+"""When training steps repeat each other: the certificate of a period, and the mean where there is none.
+
+The end of a node is the longest path to it, so it moves with the ends of all that it waits for. Let no dependency reach
+back further than w steps. If w consecutive steps end, node by node, as the steps c before them and L later, every later
+step does so, too: L / c is the period, exactly. What the certificate relies on is that later steps have the
+dependencies of the steps c before them; they do from the step on in which no task reads the versions of the start.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.costs import Times
+from cdpsim.program import Edge, Kind, Program
+
+PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """From step `first` to `last`, and ever after, each step is the one `every` steps before, `later` than that."""
+
+    first: int
+    last: int
+    every: int
+    later: Any  # slots or seconds
+
+
+def step_ends(program: Program, end: Times) -> Times:
+    """When all tasks and updates of each step have ended."""
+    ends = np.zeros(program.steps, dtype=end.dtype)
+    ends[:] = end[: program.compute].reshape(program.steps, -1).max(axis=1)
+    updates = slice(program.compute, len(program.tasks))
+    np.maximum.at(ends, program.tasks.step[updates], end[updates])
+    return ends
+
+
+def needed_in(program: Program) -> Ints:
+    """The step of each node: of a message, that of the first task or update which waits for it, if any does."""
+    edges, first = program.edges, len(program.tasks)
+    step = np.concatenate([program.tasks.step, np.full(len(program.messages), program.steps, dtype=np.int32)])
+    rows = np.flatnonzero((edges.before >= first) & (edges.after < first) & (edges.kind == Edge.DATA))
+    np.minimum.at(step, edges.before[rows], program.tasks.step[edges.after[rows]])
+    passed_on = first + np.flatnonzero(step[first:] == program.steps)
+    step[passed_on] = np.maximum(program.messages.step[passed_on - first], 0)
+    return step
+
+
+def back(program: Program, step: Ints) -> tuple[int, int]:
+    """How many steps dependencies reach back, and forward, at most."""
+    before, after = program.waits()
+    reach = step[after] - step[before]
+    return max(1, int(reach.max(initial=0))), max(0, -int(reach.min(initial=0)))
+
+
+def last_followed(program: Program, step: Ints) -> int:
+    """The last step behind which devices have something to do, as far as dependencies alone tell."""
+    return max(0, program.steps - 1 - back(program, step)[1])
+
+
+def last_complete(program: Program, step: Ints, start: Times, forward: int) -> int:
+    """The last step whose nodes end as in a run that goes on.
+
+    Where a node waits for one of a later step, such as a backward for a forward before it in its lane, the last steps
+    lack what they would wait for. All that a node waits for starts no later than the node does.
+    """
+    if not forward:
+        return program.steps - 1
+    order = np.argsort(start, kind="stable")
+    highest = np.maximum.accumulate(step[order])
+    seen = np.searchsorted(start[order], start, side="right") - 1
+    return program.steps - 1 - int((highest[seen] - step).max())
+
+
+def certify(program: Program, step: Ints, start: Times, end: Times) -> Certificate | None:
+    """Find the least number of steps after which the steps of a run repeat; None where they do not yet."""
+    reach, forward = back(program, step)
+    last = last_complete(program, step, start, forward)
+    ends = step_ends(program, end)
+    rows = _Rows(program, step, end)
+    for every in range(1, min(last + 1 - reach, last - program.fill) + 1):
+        later = (ends[last] - ends[last - every]).item()
+        window = slice(last + 1 - reach, last + 1)
+        shifted = slice(window.start - every, window.stop - every)
+        if not _equal(ends[window] - ends[shifted], later, ends[window]):
+            continue
+        first = rows.repeat_from(last, every, later)
+        if last + 1 - first >= reach:
+            return Certificate(first, last, every, later)
+    return None
+
+
+def _equal(difference: Times, later: Any, ends: Times) -> bool:
+    """Whether times differ by as much as is said, up to rounding where they are no integers."""
+    room = 0 if difference.dtype.kind == "i" else PRECISION * np.abs(ends)
+    return bool((np.abs(difference - later) <= room).all())
+
+
+class _Rows:
+    """The nodes of each step in one order, by what they are: kind, stage, micro-batch; devices are not asked for."""
+
+    def __init__(self, program: Program, step: Ints, end: Times) -> None:
+        name = _names(program, step)
+        order = np.lexsort((name, step))
+        self._name, self._end, self._fill = name[order], end[order], program.fill
+        self._first = np.searchsorted(step[order], np.arange(program.steps + 1))
+
+    def _of(self, step: int) -> tuple[Ints, Times]:
+        rows = slice(self._first[step], self._first[step + 1])
+        return self._name[rows], self._end[rows]
+
+    def repeat_from(self, last: int, every: int, later: Any) -> int:
+        """The first of the steps up to the last that all are the one `every` steps before, `later`."""
+        first = last + 1
+        while first - 1 >= every and self._repeats(first - 1, every, later):
+            first -= 1
+        return first
+
+    def _repeats(self, step: int, every: int, later: Any) -> bool:
+        name, end = self._of(step)
+        before, ended = self._of(step - every)
+        if step - every <= self._fill:  # whose tasks read versions that no message brings
+            some = np.isin(name, before)
+            name, end = name[some], end[some]
+        return np.array_equal(name, before) and _equal(end - ended, later, end)
+
+
+def _names(program: Program, step: Ints) -> Ints:
+    """A number for what each node is, whatever its step and its device; of a message also how old its content is."""
+    tasks, messages = program.tasks, program.messages
+    columns = (
+        np.repeat([0, 1], [len(tasks), len(messages)]),
+        np.concatenate([tasks.kind, messages.op]),
+        np.concatenate([np.zeros_like(tasks.kind), messages.content]),
+        np.concatenate([tasks.stage, messages.stage]) + 1,
+        np.concatenate([tasks.micro_batch, messages.micro_batch]) + 1,
+        step - np.concatenate([tasks.step, messages.step]),
+    )
+    name = np.zeros(program.nodes, dtype=np.int64)
+    for column in columns:
+        name = name * (int(column.max(initial=0)) + 1) + column
+    return name
+
+
+def undisturbed(program: Program, step: Ints, found: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
+    """A time in which a run is at rest, one repetition long; None where the run is too short to have one whole.
+
+    It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
+    then fewer versions are held than later. Until it ends, no step begins that lacks anything, and no update is made
+    after which a step beyond the run would begin.
+    """
+    low = end[step < max(found.first, program.fill + 1)].max(initial=0).item()
+    high = low + found.later
+    begins = start[step > found.last].min(initial=high)
+    tasks = program.tasks
+    made = (tasks.kind == Kind.U) & (tasks.step == program.steps - 1 - program.fill)
+    if begins < high or not made.any() or end[: len(tasks)][made].min() < high:
+        return None
+    return low, high
+
+
+def last_read(program: Program) -> int:
+    """The last step whose messages have all their readers: what it makes is read up to `fill` steps after the next."""
+    return program.steps - 2 - program.fill
+
+
+def turns(program: Program) -> bool:
+    """Whether a micro-batch meets other devices in one step than in another."""
+    device = program.tasks.device[: program.compute].reshape(program.steps, -1)
+    return bool((device != device[0]).any())
+
+
+def half(last: int) -> range:
+    """The last half of the steps up to one, of which the first only begins to fill the devices."""
+    return range(last + 1 - max(1, (last + 1) // 2), last + 1)
+
+
+def lengths(least: int, most: int) -> Iterator[int]:
+    """Numbers of steps to try: each twice the one before, the last of them the most."""
+    while least < most:
+        yield least
+        least *= 2
+    yield most

@@ -1,0 +1,152 @@
+"""A run: a program, what it cost and when everything started and ended; and the same run at rest."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cdpsim.columns import Ints
+from cdpsim.costs import Costs, Times
+from cdpsim.errors import RequestError
+from cdpsim.metrics import staleness, steady, utilisation
+from cdpsim.program import Program
+from cdpsim.units import Number, plain
+
+MOST_STEPS = 96  # or four times as many as dependencies reach back
+MOST_TASKS = 2**22  # of a run that is made to find out how steps repeat, but for the first such run
+# Of a run whose steps may not repeat, as messages share links or devices change: so many steps at least, and as long as
+# it has no more nodes than that, more.
+MEASURED_STEPS, MOST_SHARED = 12, 2**16
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A program, what it cost, and when every node started and ended.
+
+    Steps of a `settled` run may repeat each other exactly: nothing in it is random, no device stops, messages share no
+    links, and devices are alike where tasks change theirs. A `random` run has times that are drawn. `longer` makes the
+    same run with more steps, or fewer.
+    """
+
+    program: Program
+    costs: Costs
+    start: Times
+    end: Times
+    collective: str
+    request: Mapping[str, Any]  # what produced it, without engine and output path
+    on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
+    settled: bool = True
+    random: bool = False
+    longer: "Callable[[int], Run] | None" = None
+
+    @cached_property
+    def at_rest(self) -> "Rest":
+        """The run as it goes on once all is under way, whatever number of steps was asked for."""
+        found = self
+        for steps in self._lengths():
+            try:
+                found = self if steps == self.program.steps or self.longer is None else self.longer(steps)
+            except RequestError:  # there is no room for more steps
+                break
+            if self.settled and not found.settled:  # a single step does not show that tasks change their devices
+                return found.at_rest
+            if not self._disturbed and (rest := _repeated(found, certain=self.settled)):
+                return rest
+        return _measured(found, disturbed=self._disturbed)
+
+    def _lengths(self) -> list[int]:
+        """How many steps are tried, one number after another."""
+        program = self.program
+        if self.longer is None or self._disturbed:  # what chance and stops do is asked of these steps
+            return [program.steps]
+        least = max(3, program.fill + (2 if program.flushes else 4))
+        most, room = max(MOST_STEPS, 4 * (program.fill + 1)), MOST_TASKS * program.steps // program.compute
+        if not self.settled:
+            least, room = max(MEASURED_STEPS, 2 * least), MOST_SHARED * program.steps // program.nodes
+        return [*steady.lengths(least, max(least, min(most, room)))]
+
+    @property
+    def _disturbed(self) -> bool:
+        return self.random or self.costs.calendar is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Training steps of a run at rest, and a time of them.
+
+    The period is certified where every later step is known to repeat these; otherwise it is their mean. From `low` to
+    `high` all devices do what they do at rest.
+    """
+
+    run: Run
+    period: Number
+    certified: bool
+    steps: range
+    low: Any  # slots or seconds
+    high: Any
+
+    @property
+    def period_is(self) -> str:
+        """What summary.json says of the period."""
+        return "certified" if self.certified else "measured"
+
+    @cached_property
+    def bubble(self) -> float:
+        """The share of the lanes' time in which they do nothing."""
+        run = self.run
+        return utilisation.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
+
+    @property
+    def staleness(self) -> float:
+        """How many training steps old what a forward reads is on average, as soon as all lags are there."""
+        run, full = self.run, self.run.program.fill
+        if run.program.steps <= full and run.longer is not None:
+            run = run.longer(full + 1)
+        return staleness.mean_staleness(run.program, min(full, run.program.steps - 1))
+
+    @cached_property
+    def messages(self) -> Ints:
+        """The messages of these steps, as their rows in the program."""
+        first = len(self.run.program.tasks)
+        step = steady.needed_in(self.run.program)[first:]
+        return np.flatnonzero((step >= self.steps.start) & (step < self.steps.stop))
+
+    def per_step(self, total: int | float | Fraction) -> Number:
+        """Share something of these steps among them; exactly where it is exact."""
+        return total / len(self.steps) if isinstance(total, float) else plain(Fraction(total, len(self.steps)))
+
+
+def _repeated(run: Run, *, certain: bool) -> Rest | None:
+    """The steps of a run that repeat, where it is long enough to show a whole repetition; certain to go on, or not."""
+    program, start, end = run.program, run.start, run.end
+    step = steady.needed_in(program)
+    found = steady.certify(program, step, start, end)
+    if found is None or (span := steady.undisturbed(program, step, found, start, end)) is None:
+        return None
+    last = min(found.last, steady.last_read(program))
+    steps = range(last + 1 - found.every, last + 1)
+    if steps.start < max(found.first, program.fill + 1):
+        return None
+    return Rest(run, _quotient(found.later, found.every), certain, steps, *span)
+
+
+def _measured(run: Run, *, disturbed: bool) -> Rest:
+    """The mean over the last half of a run, before devices run dry at its end."""
+    program, step = run.program, steady.needed_in(run.program)
+    if disturbed:
+        last = steady.last_followed(program, step)
+    else:
+        complete = steady.last_complete(program, step, run.start, steady.back(program, step)[1])
+        last = max((program.steps - 1) // 2, min(complete, steady.last_read(program)))
+    ends = steady.step_ends(program, run.end)
+    steps = steady.half(last)
+    low = ends[steps.start - 1].item() if steps.start else 0
+    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, low, ends[last].item())
+
+
+def _quotient(span: Any, steps: int) -> Number:
+    period: Number = plain(Fraction(span, steps)) if isinstance(span, int) else span / steps
+    return period

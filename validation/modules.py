@@ -1,0 +1,75 @@
+"""The modules that the harness is built on: imported when needed, and refused in one line where they do not fit."""
+
+import re
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import Any
+
+from cdpsim.errors import RequestError
+
+# The first versions that fit, as the extras in pyproject.toml have them. Before 5.9, transformers builds a ViT of other
+# parts; before 5.3 a GPT-2 and its masks; before 5.0 a Llama, Mistral and Qwen2.
+FIRST = {"torch": "2.6", "transformers": "5.9"}
+_EXTRAS = {"torch": "torch", "transformers": "models"}
+
+
+class Unfit(RequestError):
+    """A module that is missing, broken or too old."""
+
+
+def needed(name: str) -> Any:
+    """Import a module; one that is missing, broken or too old is refused, with its version and what would fit."""
+    try:
+        module = import_module(name)
+    except Exception as error:  # a module that was built for another one fails in any way
+        raise unfit(name, error) from error
+    if _numbers(module.__version__) < _numbers(FIRST[name]):
+        raise Unfit(name, f"{module.__version__} does not fit; {_remedy(name)}")
+    return module
+
+
+def unfit(name: str, error: BaseException) -> Unfit:
+    """Say why a module, or a part of it, cannot be imported: which module is at fault, and what would fit."""
+    while error.__cause__:
+        error = error.__cause__
+    lacks = error.name if isinstance(error, ModuleNotFoundError) else None
+    if lacks == name:
+        return Unfit(name, f"is not installed; {_remedy(name)}")
+    if lacks:
+        return Unfit(name, f"{installed(name)} needs {lacks}, which is not installed; install it")
+    reason, culprit = reason_of(error), _raiser(error)
+    if culprit == name or not installed(culprit):
+        return Unfit(name, f"{installed(name)} does not work here ({reason}); {_remedy(name)}")
+    problem = f"{installed(culprit)} does not work here ({reason}), and {name} {installed(name)} imports it"
+    return Unfit(culprit, f"{problem}; install one that fits the other modules, or remove it")
+
+
+def reason_of(error: BaseException) -> str:
+    """Give what an error says in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def installed(name: str) -> str | None:
+    """Give the version of a module that is installed, without importing it."""
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _raiser(error: BaseException) -> str:
+    """Name the package whose code has raised an error."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] if trace else ""
+
+
+def _remedy(name: str) -> str:
+    return f"{FIRST[name]} or newer fits: run `pip install -c constraints.txt -e '.[{_EXTRAS[name]}]'`"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Give what versions are compared by, their first two numbers: (5, 10) of 5.10.0.dev0."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

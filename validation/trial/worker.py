@@ -1,0 +1,190 @@
+"""A process that makes the trials of a battery: it may run out of memory, hang or be killed, and only one is lost."""
+
+import gc
+import math
+import signal
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+
+from cdpsim.errors import RequestError
+from validation.calibrate import command as calibrate
+from validation.modules import Unfit, reason_of
+from validation.ranks.launcher import GRACE, START, Ranks, ending, forks
+from validation.ranks.member import is_out_of_memory
+from validation.ranks.parent import end_with_parent
+from validation.replay.case import prepare, profiled
+from validation.replay.plan import ReplayError
+from validation.report.form import Failure, Report
+from validation.trial.hold import Alone, hold, model_hash
+from validation.trial.trials import Trial
+
+
+class Failed(NamedTuple):
+    """Why there is no result."""
+
+    failure: Failure
+    reason: str
+
+
+class Replayed(NamedTuple):
+    """A report, and the model file that its simulation has read, with its hash."""
+
+    report: Report
+    model_hash: str
+    model: dict[str, Any]
+
+
+class Calibrated(NamedTuple):
+    """What a calibration has measured, as plain values."""
+
+    calibration: dict[str, Any]
+
+
+Answer = Failed | Replayed | Calibrated
+
+
+class Worker:
+    """Makes trials in a process of its own, and in a new one after each that fails.
+
+    Ranks have `timeout` seconds for a run, and a trial `spare` seconds more: for ranks to start, and for the process to
+    name those that do not answer.
+    """
+
+    def __init__(self, device: str, timeout: float, spare: float = START) -> None:
+        self._device, self._timeout, self._spare = device, timeout, spare
+        self._process: Any = None
+        self._end: Connection | None = None
+
+    def make(self, trial: Trial, within: float = math.inf) -> Answer:
+        """Make a trial in so many seconds at most, and say what it came to, whatever happens to the process."""
+        end = self._end or self._begin()
+        try:
+            answer = self._ask(end, trial, min(self._timeout + self._spare, within))
+        except (EOFError, OSError):
+            self._process.join(GRACE)
+            answer = Failed("killed", f"its process is gone ({ending(self._process.exitcode)})")
+        if isinstance(answer, Failed):
+            self.kill()
+        return answer
+
+    def _ask(self, end: Connection, trial: Trial, seconds: float) -> Answer:
+        end.send((trial, self._timeout))
+        if not end.poll(seconds):
+            return Failed("timeout", f"has not ended within {seconds:.0f} s")
+        answer: Answer = end.recv()
+        return answer
+
+    def _begin(self) -> Connection:
+        """Start the process, and wait until it has imported what it needs."""
+        context = forks()
+        here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._device, there))
+        self._process.start()
+        there.close()
+        self._end = here
+        here.recv()
+        return here
+
+    def kill(self) -> None:
+        """End the process, and with it its ranks."""
+        if self._end is None:
+            return
+        self._end.close()
+        self._process.kill()
+        self._process.join()
+        self._end = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def _serve(device: str, end: Connection) -> None:
+    """Make one trial after another until nobody asks for more."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked off
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the battery knows what to do
+    crew = Crew(device)
+    end.send(None)
+    while True:
+        try:
+            trial, timeout = end.recv()
+        except (EOFError, OSError):
+            break
+        end.send(_attempt(trial, crew, timeout))
+    crew.leave()
+
+
+class Crew:
+    """The ranks of a process, started when a trial needs them and kept for the next ones."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._ranks: Ranks | None = None
+        self._count = 0
+
+    def ranks(self, count: int) -> Ranks:
+        """Give so many ranks or more."""
+        if self._ranks is None or self._count < count:
+            self.leave()
+            self._ranks, self._count = Ranks(count, device=self.device), count
+        return self._ranks
+
+    def leave(self) -> None:
+        """Let the ranks go, with the memory that they keep."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+
+def _attempt(trial: Trial, crew: Crew, timeout: float) -> Answer:
+    try:
+        return _replayed(trial, crew, timeout) if trial.case else _calibrated(crew)
+    except Exception as error:
+        return failed(error)
+    finally:
+        gc.collect()
+        if crew.device == "cuda":
+            torch.cuda.empty_cache()  # for ranks on the same GPU
+
+
+def _replayed(trial: Trial, crew: Crew, timeout: float) -> Replayed:
+    assert trial.case is not None, "a calibration is no replay"
+    case = profiled(trial.case)
+    assert case.stages is not None, "it has been profiled"
+    if trial.alone:
+        crew.leave()
+        players: Alone | Ranks = Alone()
+    else:
+        players = crew.ranks(prepare(case).plan.program.devices)
+    report = hold(case, players, timeout=timeout, repeats=trial.repeats)
+    assert report is not None, "this process reports"
+    return Replayed(report, model_hash(case.stages), case.stages.table())
+
+
+def _calibrated(crew: Crew) -> Calibrated:
+    request = calibrate.Request(device=crew.device)
+    found = calibrate.measure(crew.ranks(request.ranks), request, calibrate.profile_of(request))
+    return Calibrated(msgspec.to_builtins(found))
+
+
+def failed(error: Exception) -> Failed:
+    """Say in one line, and in a word, why a trial has failed."""
+    reason = reason_of(error)
+    if isinstance(error, Unfit):
+        return Failed("import", reason)
+    if isinstance(error, RequestError):
+        return Failed("refused", reason)
+    if isinstance(error, ReplayError):
+        return Failed(error.kind, reason)
+    if is_out_of_memory(error):
+        return Failed("out of memory", reason)
+    return Failed("error", f"{type(error).__name__}: {reason}")
