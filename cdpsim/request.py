@@ -82,8 +82,6 @@ class Request:
         name, disorder = self.schedule.name, self.disorder.within(devices)
         if not sends:
             disorder = msgspec.structs.replace(disorder, link_jitter="")
-            if self.prefetch:
-                raise Untaken("prefetch", f"{name} sends no message; leave it out")
         for option in sorted(self.disturbs):
             if getattr(self.disorder, option) and not getattr(disorder, option):
                 problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
@@ -176,7 +174,7 @@ def _rule_and_steps(
     steps = LEAST_STEPS if asked["steps"] is None else whole("steps", asked["steps"], at_least=1)
     _refuse_too_large(schedule, shape, steps, asked, slots=slots)
     _refuse_untaken(schedule, shape, asked)
-    rule = _find_rule(schedule, shape, asked["rule"], asked["vertical_sync"])
+    rule = _find_rule(schedule, asked["rule"], asked["vertical_sync"])
     if asked["steps"] is None:
         steps = max(LEAST_STEPS, rule.fill(shape) + 2)
         _refuse_too_large(schedule, shape, steps, asked, slots=slots)
@@ -250,14 +248,12 @@ def _refuse_idle(shape: Shape, model: Model, cluster: Cluster, asked: Mapping[st
             raise Untaken(option, f"{problem}, or leave it out")
 
 
-def _find_rule(schedule: Schedule, shape: Shape, rule: object, vertical_sync: bool) -> Rule:
+def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
     if vertical_sync:
         if rule is not None:
             raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
         synced = schedule.vertical_sync
         assert synced is not None, "which has been refused"
-        if np.array_equal(synced.lags(shape), schedule.rule.lags(shape)):
-            raise Untaken("vertical-sync", f"one stage is all that there is of {schedule.name}; leave it out")
         return synced
     if rule is None or isinstance(rule, Rule):
         return rule or schedule.rule

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -118,11 +119,22 @@ def test_a_process_that_does_not_answer_is_ended() -> None:
         assert isinstance(worker.make(tiny("good")), Replayed)
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_battery_that_is_ended_leaves_what_was_measured(tmp_path: Path, how: signal.Signals, code: int) -> None:
-    """In a file that is whole; and no process."""
-    output, temporary = tmp_path / "battery.json", tmp_path / "temporary"
-    temporary.mkdir()
+SAID = {signal.SIGINT: "cdpsim: interrupted\n", signal.SIGTERM: "cdpsim: terminated\n", signal.SIGKILL: ""}
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Give a folder with a short name: a socket's path has 107 bytes."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_battery_that_is_ended_leaves_what_was_measured(
+    tmp_path: Path, temporary: Path, how: signal.Signals, code: int
+) -> None:
+    """In a file that is whole; and no process, no temporary and no traceback."""
+    output = tmp_path / "battery.json"
     own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path.with_name("torchs own"))}
     command = [sys.executable, "-m", "tests.validation.interrupted", str(output)]
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,17 +145,28 @@ def test_a_battery_that_is_ended_leaves_what_was_measured(tmp_path: Path, how: s
             stuck = wait_for(lambda: output.exists() and [pid for pid in descendants(process.pid) if stopped(pid)])
             below = descendants(process.pid)
             assert set(stuck) <= set(below)
-            os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)
+            process.send_signal(how) if how == signal.SIGKILL else os.killpg(process.pid, how)
             _, errors = process.communicate(timeout=60)
             assert process.returncode == code
-            assert errors == ("cdpsim: interrupted\n" if how == signal.SIGINT else "")
+            assert errors == SAID[how]
             assert ended(below)
         finally:
             process.kill()
     assert states(output) == {"good/single-cdp": "ok", "endless/single-cdp": "left out"}
     assert [each.ok for each in read(output).reports] == [True]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["battery.json", "temporary"]
+    assert [path.name for path in tmp_path.iterdir()] == ["battery.json"]
     assert wait_for(lambda: not list(temporary.iterdir()))
+
+
+def test_a_long_name_of_the_temporary_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, as soon as a process is to be started; sockets have names of 107 bytes at most."""
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 74)
+    assert main(["battery", "--device", "cpu", "-o", str(tmp_path / "battery.json")]) == 2
+    assert capsys.readouterr().err == (
+        "cdpsim: error: TMPDIR: leaves no room for a socket's name; 74 bytes are the most\n"
+    )
 
 
 def wait_for(look: Callable[[], Any], seconds: float = 120) -> Any:

@@ -22,6 +22,7 @@ def _leave(*_: object) -> None:
     os._exit(1)
 
 
-# Before anything slow: a launcher may be killed while torch is being imported.
-signal.signal(signal.SIGTERM, _leave)
-end_with_parent(signal.SIGTERM)
+# Before anything slow: a launcher may be killed while torch is being imported. SIGTERM would not do: it may come to all
+# processes of a group at once, and then the launcher itself removes what it has made.
+signal.signal(signal.SIGUSR1, _leave)
+end_with_parent(signal.SIGUSR1)

@@ -1,11 +1,12 @@
 """One process a device: ranks that stay alive over many cases, and whoever starts them and waits for them."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch._C._distributed_c10d import FileStore
 
+from cdpsim.errors import RequestError
 from validation.ranks.member import Failure, answer, check_device, join, replay_part, verdict
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import Case, Outcome, profiled
@@ -21,6 +23,7 @@ from validation.replay.case import Case, Outcome, profiled
 T = TypeVar("T")
 
 START = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
+LONGEST = 74  # bytes of a folder in which multiprocessing finds room for a socket: a path of at most 107
 GRACE = 3.0  # seconds for ranks whose own waits have timed out to say so
 
 
@@ -29,6 +32,8 @@ def forks() -> Any:
 
     Fake tensors and optimizers would have every process import `torch._dynamo` by itself.
     """
+    if len(os.fsencode(gettempdir())) > LONGEST:
+        raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST} bytes are the most")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
     return context
@@ -163,7 +168,6 @@ def _arrived(inherited: Any) -> int:
 def _serve(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
     """Do what a rank is told until nobody tells it anything, or until something has gone wrong."""
     end_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked off
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the launcher knows what to do
     torch.set_num_threads(1)
     try:

@@ -110,7 +110,6 @@ class Worker:
 def _serve(device: str, end: Connection) -> None:
     """Make one trial after another until nobody asks for more."""
     end_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as in the process that it was forked off
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the battery knows what to do
     crew = Crew(device)
     end.send(None)
