@@ -269,6 +269,8 @@ def _weighed(engine: str, contention: str) -> str:
 def find_schedule(schedule: str | Schedule) -> Schedule:
     """A schedule by its name, or in a CSV file of torch's, or itself."""
     if isinstance(schedule, Schedule):
+        if SCHEDULES.get(schedule.name, schedule) != schedule:
+            raise RequestError("schedule", f"another one is named {schedule.name}; give this one a name of its own")
         return schedule
     if isinstance(schedule, str) and schedule.endswith(".csv"):
         return imported(schedule)

@@ -1,6 +1,7 @@
 """A recorded request is what `simulate` takes, and the same run again; slots stay away from seconds and bytes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,12 @@ def test_a_device_that_no_task_uses_cannot_be_disturbed() -> None:
     summary = simulate("1f1b", **asked | {"cluster": stopped}).summary()
     assert summary["period_is"] == "certified"
     assert "stop" not in summary["request"]
+
+
+def test_a_schedule_of_ones_own_has_a_name_of_its_own() -> None:
+    """Or its record, asked again, would be another run."""
+    own = replace(SCHEDULES["multi-dp"], rule=SCHEDULES["multi-cdp"].rule)
+    with pytest.raises(RequestError, match="schedule: another one is named multi-dp; give this one a name of its own"):
+        simulate(own, 3)
+    assert simulate(replace(own, name="mine"), 3).request["schedule"] == "mine"
+    assert simulate(replace(own, rule=SCHEDULES["multi-dp"].rule), 3).request["schedule"] == "multi-dp"
