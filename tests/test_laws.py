@@ -179,8 +179,8 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
         return Actions(np.cumsum([0, *map(len, lists)]), kind, stage, micro_batch)
 
     if listing is not None:
-        return replace(schedule, order=replace(schedule.order, actions=done))
-    return replace(schedule, placement=replace(schedule.placement, device=placed))
+        return replace(schedule, name="relabelled", order=replace(schedule.order, actions=done))
+    return replace(schedule, name="relabelled", placement=replace(schedule.placement, device=placed))
 
 
 @given(requests(), st.randoms(use_true_random=False))
@@ -188,7 +188,7 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     """Under equal devices and links a schedule does not care which device has which number."""
     schedule = request["schedule"]
     if schedule.state is State.SHARDED:  # a state starts on device j: there the number means something
-        schedule = replace(schedule, state=State.REPLICATED)
+        schedule = replace(schedule, name="replicated", state=State.REPLICATED)
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else "unit"
     request |= {"schedule": schedule, "cluster": same, "prefetch": 0}

@@ -185,8 +185,8 @@ def test_a_device_that_no_task_uses_cannot_be_disturbed() -> None:
 
 def test_a_schedule_of_ones_own_has_a_name_of_its_own() -> None:
     """Or its record, asked again, would be another run."""
-    own = replace(SCHEDULES["multi-dp"], rule=SCHEDULES["multi-cdp"].rule)
-    with pytest.raises(RequestError, match="schedule: another one is named multi-dp; give this one a name of its own"):
+    own = replace(SCHEDULES["multi-cdp"], rule=SCHEDULES["pipemare"].rule)
+    with pytest.raises(RequestError, match="schedule: another one is named multi-cdp; give this one a name of its own"):
         simulate(own, 3)
     assert simulate(replace(own, name="mine"), 3).request["schedule"] == "mine"
-    assert simulate(replace(own, rule=SCHEDULES["multi-dp"].rule), 3).request["schedule"] == "multi-dp"
+    assert simulate(replace(own, rule=SCHEDULES["multi-cdp"].rule), 3).request["schedule"] == "multi-cdp"
