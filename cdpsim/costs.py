@@ -65,7 +65,8 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str, con
     duration[: len(tasks)] = _task_times(program, model, cluster)
     carry, rounds, algorithms, runs_by = _message_times(program, cluster, collective)
     if not exact:
-        duration[len(tasks) :] = carry
+        duration[program.message_nodes] = carry
+    duration[program.message_nodes.stop :] = program.parts.times(duration[program.message_nodes])
     release = np.empty(len(program.releases), dtype=duration.dtype)
     for k, (task, share) in enumerate(program.releases):
         own_pass = duration[task : task + program.phases].sum()
@@ -73,6 +74,14 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str, con
         release[k] = whole // share.denominator if exact else whole / share.denominator
     wires = None if contention == "none" else lay_out(program, cluster, contention)
     return Costs(duration, rounds, release, algorithms, runs_by, wires=wires)
+
+
+def with_parts(program: Program, costs: Costs) -> Costs:
+    """Cost the devices' parts in messages of a program that has been costed without them."""
+    if not len(program.parts):
+        return costs
+    parts = program.parts.times(costs.duration[program.message_nodes])
+    return replace(costs, duration=np.concatenate([costs.duration, parts]))
 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:

@@ -30,10 +30,8 @@ def disturbed(program: Program, costs: Costs, disorder: Disorder, seed: int, run
         return steady
     duration, wires = jittered(program, steady.duration, disorder, seed, range(run, run + 1))[0], steady.wires
     if wires is not None:
-        alone = steady.duration[len(program.tasks) :]
-        wires = wires.stretched(
-            np.divide(duration[len(program.tasks) :], alone, out=np.ones_like(alone), where=alone > 0)
-        )
+        now, alone = duration[program.message_nodes], steady.duration[program.message_nodes]
+        wires = wires.stretched(np.divide(now, alone, out=np.ones_like(alone), where=alone > 0))
     return replace(steady, duration=duration, wires=wires)
 
 
@@ -56,11 +54,8 @@ def jittered(program: Program, duration: Times, disorder: Disorder, seed: int, r
     stream: so a task's factor is the same whatever the schedule, the links or the other runs are.
     """
     result = np.tile(duration, (len(runs), 1))
-    count = len(program.tasks)
-    for text, stream, nodes in (
-        (disorder.jitter, TASKS, slice(0, count)),
-        (disorder.link_jitter, MESSAGES, slice(count, None)),
-    ):
+    sent = program.message_nodes
+    for text, stream, nodes in ((disorder.jitter, TASKS, slice(sent.start)), (disorder.link_jitter, MESSAGES, sent)):
         width = result[0, nodes].size
         if not (text and width):
             continue
@@ -69,6 +64,8 @@ def jittered(program: Program, duration: Times, disorder: Disorder, seed: int, r
         for low in range(0, len(runs), some):
             drawn = np.concatenate([uniforms(seed, run, stream, width) for run in runs[low : low + some]])
             result[low : low + some, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(-1, width)
+    if disorder.link_jitter:
+        result[:, sent.stop :] = program.parts.times(result[:, sent].T).T
     return result
 
 

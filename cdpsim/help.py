@@ -89,7 +89,6 @@ examples:
   cdpsim simulate zero-dp --model toy.toml --cluster box.toml -o zero --expand-collectives
   cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o shared --contention fair
   cdpsim simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less
-  cdpsim simulate pp-cdp --model toy.toml --cluster box.toml --defer-receives -o late
   cdpsim simulate multi-dp -n 4 --slow 3:4 -o slow
   cdpsim simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs
   cdpsim simulate pp-cdp --model toy.toml --cluster h100-node --offload activations -o off
@@ -111,10 +110,11 @@ backward takes the longer of both, an update its gradients' way, its own time, a
 parameters' way; summary.json then has host_memory. A stage's file may state a time
 itself: transfer = "20 ms".
 
-A receive is posted where a run in slots would begin its message; behind it, in a
-stream of its device, others wait (overlap in a cluster file: `cdpsim clusters
---help`). With --defer-receives it is posted when the task before its reader has
-ended: nothing waits behind it in vain, and it overlaps with nothing of its device.
+Where overlap = "none" (`cdpsim clusters --help`), a message takes its sender for its
+time right after the task that made it, and its receiver for as long right before the
+task that reads it; neither waits for the other. With --rendezvous both do, and a
+receive stands next to its reader (megatron), or where a run in slots would begin its
+message (torch), and what is behind it waits.
 
 toy.toml                        box.toml
   [[stages]]                      [devices]
@@ -299,12 +299,11 @@ copy of the file fixes them. Sources are at the top of each file, and in json.
 
 In [devices], `overlap` says what of a device's messages runs beside what:
   full    (default) all of them beside each other and beside its tasks
-  stream  one after another in a stream of their own, beside its tasks
-  none    one after another in one stream with its tasks, beside nothing
-Streams keep the order in which messages are posted: that of a run in slots. A message
-whose data is late holds up what is behind it. What is posted at one moment is one
-batch and runs side by side, but for collectives and for several from one device to
-another.
+  stream  beside its tasks, what it sends one after another, and so what it receives
+  none    one after another with its tasks, beside nothing
+What a device sends comes in the order of the tasks that made it, and so do its parts
+in collectives; what it receives in the order of the tasks that read it. Messages that
+take no time slow no run, whatever overlaps.
 
 A cluster file has [link] for all pairs, or a topology. Its kinds are ring, mesh,
 switch, nodes and fat-tree, with [topology.link] between neighbours or to switches;

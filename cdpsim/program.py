@@ -1,16 +1,18 @@
 """The intermediate form that engines and replay interpret: columns of tasks, messages, buffers and dependencies.
 
 A program has no times. Everything that can happen is a *node*: first the compute tasks, numbered densely by
-(step, micro-batch, phase), then the optimizer updates, then the messages. An *edge* says that one node starts no
-earlier than another ends. The tasks of a lane (one of the things that a device can do side by side) run one after
-another in the order of `lane_tasks`. Updates that take their device's time have a place in a lane, all of them, as
-tasks have; others take no lane: such an update happens as soon as everything it needs is there.
+(step, micro-batch, phase), then the optimizer updates, then the messages, then the parts of devices in messages. An
+*edge* says that one node starts no earlier than another ends. The tasks of a lane (one of the things that a device can
+do side by side) run one after another in the order of `lane_tasks`. Updates that take their device's time have a place
+in a lane, all of them, as tasks have; others take no lane: such an update happens as soon as everything it needs is
+there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +107,35 @@ class Messages:
 
 
 @dataclass(frozen=True, eq=False)
+class Parts:
+    """Devices' parts in messages: each takes its device's lane, or its stream, for the time of some messages.
+
+    These are one message, or those of a collective that runs as its messages. Rows of `part` and `message` are pairs.
+    """
+
+    device: Ints
+    step: Ints  # of the task that it stands before or behind
+    sends: NDArray[np.bool_]  # whether its device gives something to the message; else it receives
+    part: Ints
+    message: Ints
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def times(self, carry: NDArray[Any]) -> NDArray[Any]:
+        """Give the time of each part where messages take so long: of one run, or a column for each of several."""
+        taken = np.zeros((len(self), *carry.shape[1:]), dtype=carry.dtype)
+        np.add.at(taken, self.part, carry[self.message])
+        return taken
+
+
+def no_parts() -> Parts:
+    """Give the parts of devices whose messages overlap with everything."""
+    nothing = np.empty(0, dtype=np.int32)
+    return Parts(nothing, nothing, np.empty(0, dtype=np.bool_), nothing, nothing)
+
+
+@dataclass(frozen=True, eq=False)
 class Edges:
     """Node `after` starts no earlier than node `before` ends."""
 
@@ -159,11 +190,24 @@ class Program:
     sharded: bool = False  # whether a stage's state is in one place
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     undivided: NDArray[np.bool_] | None = None  # of (micro-batch, stage): its gradient leaves after its weights' part
+    parts: Parts = field(default_factory=no_parts)
 
     @property
     def nodes(self) -> int:
         """How many nodes there are."""
-        return len(self.tasks) + len(self.messages)
+        return len(self.tasks) + len(self.messages) + len(self.parts)
+
+    @property
+    def message_nodes(self) -> slice:
+        """The nodes of messages."""
+        return slice(len(self.tasks), len(self.tasks) + len(self.messages))
+
+    @property
+    def first_messages(self) -> Ints:
+        """The node of the first message of each part."""
+        message = np.full(len(self.parts), self.nodes, dtype=np.int64)
+        np.minimum.at(message, self.parts.part, len(self.tasks) + self.parts.message)
+        return message
 
     @cached_property
     def compute(self) -> int:
@@ -211,9 +255,19 @@ class Program:
         before = np.concatenate([self.edges.before, lane_before])
         return before, np.concatenate([self.edges.after, lane_after])
 
+    def linked(self, before: Ints, after: Ints, kind: Edge) -> "Program":
+        """Let some nodes wait for others, too."""
+        edges = self.edges
+        more = before, after, np.full(len(before), kind)
+        old = edges.before, edges.after, edges.kind
+        columns = [np.concatenate(pair).astype(pair[0].dtype) for pair in zip(old, more, strict=True)]
+        return replace(self, edges=Edges(*columns))
+
     def describe(self, node: int) -> str:
         """Name a node as a person would: `F(t=0,i=1,j=2)`, `U(t=0,j=2) on device 3`, `p2p gradient(t=0,j=1) 0->1`."""
-        count = len(self.tasks)
+        count, part = len(self.tasks), node - self.message_nodes.stop
+        if part >= 0:
+            return f"device {self.parts.device[part]}'s part in {self.describe(int(self.first_messages[part]))}"
         if node < count:
             tasks = self.tasks
             kind = Kind(int(tasks.kind[node])).name

@@ -28,6 +28,7 @@ SLOT_ORDERS = ("forward-first", "backward-first")
 LEAST_STEPS = 3  # where no number is asked for
 _TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
 _FLAGS = ("overlap_all_reduce", "vertical_sync", "expand_collectives", "defer_receives", "ignore_memory")
+MEGATRON, TORCH = RENDEZVOUS = "megatron", "torch"
 
 
 class Untaken(RequestError):
@@ -50,7 +51,7 @@ class Request:
     collective: str
     expand_collectives: bool
     contention: str
-    defer_receives: bool
+    rendezvous: str | None  # None: neither end of a message waits for the other
     disorder: Disorder
     disturbs: frozenset[str]  # the keywords of disorder that are asked for, beyond the cluster's own
     seed: int
@@ -115,7 +116,7 @@ class Request:
         said["rule"] = self.rule.recorded(shape)
         said |= {"prefetch": self.prefetch, "slot_order": self.slot_order, "collective": self.collective}
         said |= {"expand_collectives": True} if self.expands else {}
-        said |= {"defer_receives": True} if self.defer_receives else {}
+        said |= {"rendezvous": self.rendezvous} if self.rendezvous else {}
         said |= {"contention": self.contention} if self.contention != "none" else {}
         said |= {"ignore_memory": True} if self.ignore_memory else {}
         said |= {"run": self.run} if self.run else {}
@@ -133,6 +134,7 @@ def read(asked: Mapping[str, Any]) -> Request:
     least = {"prefetch": 0, "seed": 0, "run": 0}
     numbers: dict[str, Any] = {name: whole(name, asked[name], at_least=low) for name, low in least.items()}
     choose("collective", asked["collective"], COLLECTIVES)
+    asked["rendezvous"] = _rendezvous(asked["rendezvous"], deferred=asked["defer_receives"])
     n = asked["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
@@ -150,7 +152,7 @@ def read(asked: Mapping[str, Any]) -> Request:
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, asked, slots=slots, parts=3)
         model = model.split(schedule.name)
-    same = ("collective", "expand_collectives", "overlap_all_reduce", "defer_receives")
+    same = ("collective", "expand_collectives", "overlap_all_reduce", "rendezvous")
     return Request(
         schedule=schedule,
         model=model,
@@ -237,7 +239,7 @@ def _refuse_idle(shape: Shape, model: Model, cluster: Cluster, asked: Mapping[st
             "messages take no time; give a --cluster with links",
         ),
         "collective": (asked["collective"] == "best" and free, "messages take no time, and no way is better"),
-        "defer-receives": (asked["defer_receives"] and slots, "in slots messages take no time; give a --model"),
+        "rendezvous": (asked["rendezvous"] is not None and slots, "in slots messages take no time; give a --model"),
         "slot-order": (
             backward_first and cluster.lanes(1)[0] >= shape.m,
             "every micro-batch has a lane of its own; give a --cluster with fewer lanes",
@@ -246,6 +248,17 @@ def _refuse_idle(shape: Shape, model: Model, cluster: Cluster, asked: Mapping[st
     for option, (is_idle, problem) in idle.items():
         if is_idle:
             raise Untaken(option, f"{problem}, or leave it out")
+
+
+def _rendezvous(asked: object, *, deferred: bool) -> str | None:
+    """How both ends of messages meet, if they do; to defer receives is an old name of one of these ways."""
+    if asked is None:
+        return MEGATRON if deferred else None
+    how = choose("rendezvous", asked, RENDEZVOUS)
+    if deferred and how != MEGATRON:
+        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {how}; leave either out"
+        raise RequestError("defer-receives", problem)
+    return how
 
 
 def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:

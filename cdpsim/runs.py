@@ -110,8 +110,7 @@ class Rest:
     @cached_property
     def messages(self) -> Ints:
         """The messages of these steps, as their rows in the program."""
-        first = len(self.run.program.tasks)
-        step = steady.needed_in(self.run.program)[first:]
+        step = steady.needed_in(self.run.program)[self.run.program.message_nodes]
         return np.flatnonzero((step >= self.steps.start) & (step < self.steps.stop))
 
     def per_step(self, total: int | float | Fraction) -> Number:

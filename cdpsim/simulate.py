@@ -14,8 +14,8 @@ from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import DEFAULT, is_named
 from cdpsim.columns import Ints
-from cdpsim.costs import Costs, Times, price, reached
-from cdpsim.devices import FULL
+from cdpsim.costs import Costs, Times, price, reached, with_parts
+from cdpsim.devices import NONE
 from cdpsim.disturb import disturbed
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError
@@ -27,14 +27,15 @@ from cdpsim.model import Model
 from cdpsim.offload import timed
 from cdpsim.program import Op, Program
 from cdpsim.progress import ticker
-from cdpsim.request import Request, Untaken, find_schedule, read
+from cdpsim.rendezvous import deferred, met, posted
+from cdpsim.request import MEGATRON, Request, Untaken, find_schedule, read
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.stalled import refuse_stalled
-from cdpsim.streams import deferred, is_ever_early, posted, streamed
+from cdpsim.streams import streamed
 from cdpsim.trace import TABLES, Columns, Trace, load
 
 _CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)
@@ -90,6 +91,7 @@ def simulate(
     mixed_precision: bool | None = None,
     recompute: str | None = None,
     offload: str | None = None,
+    rendezvous: str | None = None,
     defer_receives: bool = False,
 ) -> Trace:
     """Run one schedule and return its trace; keywords as on the command line.
@@ -99,11 +101,12 @@ def simulate(
     trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
     cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`, `backward` and
     `barrier`. `expand_collectives` runs every collective as the messages of its algorithm, and so does `contention`
-    (fair or queue), by which messages share the links of their routes; `defer_receives` posts a receive of a boundary
-    only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as
-    "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`,
-    `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and the number of the `run`
-    decide all that is random in it. A run that does not end raises `errors.Stalled`.
+    (fair or queue), by which messages share the links of their routes. `rendezvous` (megatron or torch) lets both ends
+    of a message wait for each other where nothing overlaps; `defer_receives` is the old name of "megatron".
+    `max_memory` is what this machine may spend on the run, in bytes or as "8 GB"; `ignore_memory` is about the
+    simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts as on the command line) is
+    what the cluster says, where not given; `seed` and the number of the `run` decide all that is random in it. A run
+    that does not end raises `errors.Stalled`.
 
     The `request` of a trace, asked again, gives the same: `simulate(**trace.request)`.
     """
@@ -172,7 +175,7 @@ def _assembled(request: Request, model: Model) -> Program:
     _refuse_idle(request, program)
     cluster.require(program.devices, request.schedule.name)
     request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
-    if request.defer_receives:
+    if request.rendezvous == MEGATRON:
         program = deferred(program)
     check_columns(program)
     return program
@@ -192,8 +195,11 @@ def _refuse_idle(request: Request, program: Program) -> None:
         raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
     if request.contends and not _sends(program):
         raise Untaken("contention", f"{request.schedule.name} sends no message; leave it out")
-    if request.defer_receives and not is_ever_early(program):
-        raise Untaken("defer-receives", f"no receive of {request.schedule.name} meets a busy device; leave it out")
+    if request.rendezvous and not _sends(program):
+        raise Untaken("rendezvous", f"{request.schedule.name} sends no message; leave it out")
+    if request.rendezvous and NONE not in request.cluster.overlaps(program.devices):
+        problem = "devices that overlap messages with tasks do not wait for each other's"
+        raise Untaken("rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"')
     if request.expand_collectives and not request.contends and not ops:
         raise Untaken("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
 
@@ -214,15 +220,18 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
     cluster, collective = request.cluster, request.collective
     costs = price(program, model, cluster, collective)
     overlaps = cluster.overlaps(program.devices)
-    turn = posted(program) if set(overlaps) != {FULL} else None
+    whole, origin = program, np.arange(program.nodes)
     if request.expands:
         refuse_large_expansion(program, costs, request.weighed, request.max_memory, slots=request.in_slots)
-        turn = turn if turn is None else turn[origins(program, costs)]
+        origin = origins(program, costs)
         program = expand(program, costs)
         check_columns(program)
         costs = price(program, model, cluster, collective, request.contention)
-    if turn is not None:
-        program = streamed(program, overlaps, turn)
+    if request.rendezvous:
+        program = met(program, overlaps, posted(whole)[origin])
+    else:
+        program = streamed(program, overlaps, whole, origin)
+        costs = with_parts(program, costs)
     return program, disturbed(program, costs, request.disorder, request.seed, request.run)
 
 

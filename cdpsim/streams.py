@@ -1,244 +1,211 @@
-"""Streams: what a device's messages wait for beyond their data, where compute and communication do not overlap fully.
+"""Streams: what messages take of their devices, where compute and communication do not overlap fully.
 
-Messages are posted, by both of their ends, where a run of the program would begin them in which every task takes one
-slot and messages none. That is how torch's pipelining places a receive: a greedy simulation of the schedule puts it
-where its sender is due (`_add_send_recv` in torch/distributed/pipelining/schedules.py), and what is posted behind it
-waits for it, though its data may be long in coming (pytorch issues #172668 and #188833, pull request #165664). What is
-left to chance there is not here: all devices post in one order, so that they cannot wait for each other in a circle.
+A message takes its sender for its time when the sender's own order comes to it: after the task that made it. It takes
+its receiver for as long directly before the task that reads it, though not before its bytes begin to arrive. A member
+that gives something to a collective takes part as a sender does, one that only receives as a receiver does. These are
+the *parts* of devices in messages. Where a device's overlap is "none", parts stand in its lane, between its tasks;
+where it is "stream", beside its tasks: what it sends in one row, what it receives in another, each in the lane's order.
+
+Neither end waits for the other. A sender's part waits for its row alone, and its message begins no earlier. A
+receiver's part is over when its row has had the time for it and the message is there; what comes next waits for both.
+So new edges close no circle, and messages that take no time slow no run. Whatever a sender's part waits for is no later
+than the task that it stands behind, for which its message waits anyway; and whatever a receiver's part waits for comes
+before its reader anyway. All that "stream" lets a node wait for, "none" does, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cdpsim.check import refuse_deadlock
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.devices import FULL, NONE
-from cdpsim.paths import longest
-from cdpsim.program import Content, Edge, Edges, Op, Program
+from cdpsim.paths import in_lanes, successors
+from cdpsim.program import Edge, Op, Parts, Program
+
+_AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
+
+Flags = NDArray[np.bool_]
+Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
 
-def deferred(program: Program) -> Program:
-    """Post receives of activations and their gradients only when the task before their reader has ended.
+class Ends(NamedTuple):
+    """Messages, as nodes, with each of their devices, and whether that gives something to the message."""
 
-    This closes no circle. From such a message the only way on is to its reader; the new edge begins at the task
-    before the reader in its lane. A circle through the message would remain one if it went from that task straight to
-    the reader, along the lane, and so it would have been there before.
-    """
-    task, message = late_receives(program)
-    return _linked(program, task, message, Edge.ROOM)
+    message: Ints
+    device: Ints
+    sends: Flags
 
 
-def late_receives(program: Program) -> tuple[Ints, Ints]:
-    """Give each activation and gradient that arrives at a task, and the task before that one in its lane."""
-    edges, first = program.edges, len(program.tasks)
-    boundary = np.zeros(program.nodes, dtype=np.bool_)
-    boundary[first:] = program.messages.content <= Content.ACTIVATION_GRADIENT
-    read = np.flatnonzero(boundary[edges.before])
-    previous = np.full(first, -1, dtype=np.int32)
-    earlier, later = program.lane_edges
-    previous[later] = earlier
-    task = previous[edges.after[read]]
-    return task[task >= 0], edges.before[read][task >= 0]
+class Line(NamedTuple):
+    """Parts in the order of lanes: places are those of `lane_tasks`, or what comes before the first of a lane."""
+
+    ends: Ends
+    place: Ints
+    at: Ints  # what it is at its place
 
 
-def is_ever_early(program: Program) -> bool:
-    """Whether a receive may be posted before the task that its deferral lets it wait for has ended.
+def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints) -> Program:
+    """Let messages take the lanes and streams of their devices; `overlaps` has a word for each device.
 
-    It may not where the sender waits for that task anyway: where a later task of the same pass stands before the sender
-    in its lane, or is the sender.
-    """
-    task, message = late_receives(program)
-    messages, tasks, n = program.messages, program.tasks, program.n
-    row = message - len(tasks)
-    stage = messages.stage[row].astype(np.int64)
-    phase = np.where(messages.content[row] == Content.ACTIVATION, stage, 2 * n - 1 - stage)
-    sender = (messages.step[row].astype(np.int64) * program.m + messages.micro_batch[row]) * program.phases + phase
-    place = np.empty(program.nodes, dtype=np.int64)
-    place[program.lane_tasks] = np.arange(len(program.lane_tasks))
-    begin, own = np.divmod(task, program.phases)
-    waits = np.zeros(len(task), dtype=np.bool_)
-    passes = np.flatnonzero((task < program.compute) & (own < 2 * n))  # no update, and no weights' part of a backward
-    for later in (stage, 2 * n - 1 - stage):
-        other, by = (begin * program.phases + later)[passes], sender[passes]
-        same = (tasks.device[other] == tasks.device[by]) & (tasks.lane[other] == tasks.lane[by])
-        waits[passes] |= same & (later[passes] > own[passes]) & (place[other] <= place[by])
-    return not waits.all()
-
-
-def posted(program: Program) -> Ints:
-    """Give each node its turn: lower ones are posted first, messages of equal turn by both ends together.
-
-    Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
-    collectives one by one, in the order of their numbers. Point-to-point messages that begin at one moment are one
-    batch (as torch's `batch_isend_irecv` makes it): were each posted by itself, a ring in which all devices send and
-    receive at once would go round one after another. Of those with the same two ends the second is in another batch.
-
-    No edge of the program leads to a lower turn, and none but from an update keeps one: what waits for a task, which
-    takes a slot, comes in a later one; what waits for a message comes later, or is deeper in the same slot, or a task.
-    """
-    time, depth = _unit_run(program)
-    messages, first = program.messages, len(program.tasks)
-    among = np.zeros(program.nodes, dtype=np.int64)
-    single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
-    among[first + together] = len(messages) + together
-    ends = (time[first + single], depth[first + single], messages.src[single], messages.dst[single])
-    order = sort_by(*ends, single)
-    begins = heads(*(column[order] for column in ends))
-    among[first + single[order]] = np.arange(len(single)) - begins[runs(begins, len(single))]
-    order = sort_by(time, depth, among)
-    turn = np.empty(program.nodes, dtype=np.int64)
-    turn[order] = runs(heads(time[order], depth[order], among[order]), len(order))
-    return turn
-
-
-def _unit_run(program: Program) -> tuple[Ints, Ints]:
-    """When each node begins if a task takes a slot and nothing else any time, and after how many messages of then."""
-    compute, edges = program.compute, program.edges
-    waits = [share * program.phases for _, share in program.releases]
-    slot = lcm(*(wait.denominator for wait in waits))  # so that all moments are whole
-    duration, earliest = np.zeros(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
-    duration[:compute] = slot
-    for (task, _), wait in zip(program.releases, waits, strict=True):
-        earliest[task] = int(wait * slot)
-    time, _, reached = longest(edges.before, edges.after, duration, earliest, program.lane_tasks, program.lane_start)
-    if reached < program.nodes:
-        refuse_deadlock(program)
-    before, after = program.waits()
-    inside = (before >= compute) & (after >= compute) & (time[before] == time[after])
-    counted = np.zeros(program.nodes, dtype=np.int64)
-    # An update is no post of its own; with a place in a lane it comes behind what it waits for all the same.
-    counted[len(program.tasks) :] = 2
-    counted[compute : len(program.lane_tasks)] = 1
-    depth, _, _ = longest(before[inside], after[inside], counted, np.zeros_like(counted))
-    depth[:compute] = depth.max(initial=0) + 1
-    return time, depth
-
-
-def streamed(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
-    """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
-
-    `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
-    their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower
-    turn (`posted`; those inside a collective keep it), and all new ones lead to higher ones.
+    `whole` is the program with each collective in one piece, and `origin` the node there of each node.
     """
     own = np.array([word != FULL for word in overlaps])
     if not own.any():
         return program
-    batches = _Batches(program, own, turn)
-    before, after = batches.in_turn()
-    alone = np.array([word == NONE for word in overlaps])
-    if alone.any():
-        of_tasks = batches.beside_tasks(program, alone, turn)
-        before, after = np.concatenate([before, of_tasks[0]]), np.concatenate([after, of_tasks[1]])
-    # The same two collectives follow each other on all their members.
-    both = np.sort(before.astype(np.int64) * program.nodes + after)
-    both = both[heads(both)]
-    return _linked(program, both // program.nodes, both % program.nodes, Edge.STREAM)
-
-
-class _Batches:
-    """What devices with streams post: rows of a message and one of its devices, by device and turn.
-
-    Of those of a batch, which are one device's of one turn, only the last ones are waited for, and only the first
-    ones wait: the rest comes after or before them anyway.
-    """
-
-    def __init__(self, program: Program, own: np.ndarray, turn: Ints) -> None:
-        message, device = _ends(program, own)
-        order = sort_by(device, turn[message], message)
-        self.message, self.device = message[order], device[order]
-        self.head = heads(self.device, turn[self.message])
-        self.batch = runs(self.head, len(order))
-        self.span = int(turn.max(initial=0)) + 1
-        self.key = self.device[self.head].astype(np.int64) * self.span + turn[self.message[self.head]]
-        self.is_first, self.is_last = self._bounds(program, turn)
-
-    def _bounds(self, program: Program, turn: Ints) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows wait for no other of their batch, and which are waited for by none."""
-        first, last = (np.ones(len(self.message), dtype=np.bool_) for _ in range(2))
-        edges, count = program.edges, len(program.tasks)
-        inside = (edges.before >= count) & (edges.after >= count) & (turn[edges.before] == turn[edges.after])
-        before, after = edges.before[inside], edges.after[inside]
-        row = {}  # of the sender's end and of the receiver's end of each message
-        messages = program.messages
-        for name in ("src", "dst"):
-            row[name] = np.full(program.nodes, -1, dtype=np.int64)
-            mine = np.flatnonzero(self.device == getattr(messages, name)[self.message - count])
-            row[name][self.message[mine]] = mine
-        for left in row.values():
-            for right in row.values():
-                one, other = left[before], right[after]
-                same = (one >= 0) & (other >= 0)
-                same[same] = self.device[one[same]] == self.device[other[same]]
-                last[one[same]] = False
-                first[other[same]] = False
-        return first, last
-
-    def in_turn(self) -> tuple[Ints, Ints]:
-        """Edges from each batch to the next one of its device."""
-        batch = np.arange(len(self.head) - 1)
-        batch = batch[self.device[self.head[:-1]] == self.device[self.head[1:]]]
-        follows = np.full(len(self.head), -1, dtype=np.int64)
-        follows[batch + 1] = batch
-        waits = np.flatnonzero(self.is_first & (follows[self.batch] >= 0))
-        before, which = self._all_last(follows[self.batch[waits]])
-        return before, self.message[waits[which]]
-
-    def beside_tasks(self, program: Program, alone: np.ndarray, turn: Ints) -> tuple[Ints, Ints]:
-        """Edges from the batch before each task to it, and from it to the next, where only its lane does not say so."""
-        lane = runs(program.lane_start[:-1], len(program.lane_tasks))
-        mine = np.flatnonzero(alone[program.tasks.device[program.lane_tasks]])
-        task, lane = program.lane_tasks[mine], lane[mine]
-        device = program.tasks.device[task].astype(np.int64)
-        after = np.searchsorted(self.key, device * self.span + turn[task])  # the next batch, maybe another device's
-        first = np.append(True, (lane[1:] != lane[:-1]) | (after[1:] != after[:-1]))[: len(task)]
-        final = np.append(first[1:], True)[: len(task)]
-        home = np.append(self.device[self.head], -1)
-        waits = np.flatnonzero(first & (after > 0) & (home[after - 1] == device))
-        before, which = self._all_last(after[waits] - 1)
-        blocks = np.flatnonzero(final & (home[after] == device))
-        next_ones, of = self._all_first(after[blocks])
-        return np.concatenate([before, task[blocks[of]]]), np.concatenate([task[waits[which]], next_ones])
-
-    def _all_last(self, batch: Ints) -> tuple[Ints, Ints]:
-        return _members(self.message, self.batch, self.is_last, batch)
-
-    def _all_first(self, batch: Ints) -> tuple[Ints, Ints]:
-        return _members(self.message, self.batch, self.is_first, batch)
-
-
-def _members(message: Ints, batch: Ints, chosen: np.ndarray, wanted: Ints) -> tuple[Ints, Ints]:
-    """The chosen messages of each wanted batch, one batch after another, and which of the wanted each belongs to."""
-    some = np.flatnonzero(chosen)
-    low, high = (np.searchsorted(batch[some], wanted, side=side) for side in ("left", "right"))
-    count = high - low
-    which = np.repeat(np.arange(len(wanted)), count)
-    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - low, count)
-    return message[some[place]], which
-
-
-def _ends(program: Program, own: np.ndarray) -> tuple[Ints, Ints]:
-    """All messages with each device that sends or receives them, or is a member: those devices that are asked for."""
-    messages, first = program.messages, len(program.tasks)
-    single = np.flatnonzero(messages.op == Op.P2P)
-    together = np.flatnonzero(messages.op != Op.P2P)
-    size = np.array([len(members) for members in program.groups], dtype=np.int64)
-    members = [program.groups[group] for group in messages.dst[together].tolist()]
-    message = np.concatenate([single, single, np.repeat(together, size[messages.dst[together]] if len(size) else 0)])
-    device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int32)
-    some = np.flatnonzero(own[device])
-    return (first + message[some]).astype(np.int32), device[some]
-
-
-def _linked(program: Program, before: Ints, after: Ints, kind: Edge) -> Program:
-    """Add edges of a kind."""
-    edges = program.edges
-    more = (before, after, np.full(len(before), kind))
-    old = (edges.before, edges.after, edges.kind)
-    columns = (
-        np.concatenate(pair).astype(own.dtype) for pair, own in zip(zip(old, more, strict=True), old, strict=True)
+    line, first = lined_up(whole, ends_of(whole, own)), program.nodes
+    rows = _in_lanes(whole, line, first, overlaps), *_in_streams(whole, line, first, overlaps)
+    before, after = (np.concatenate(ends) for ends in zip(*rows, strict=True))
+    part, message, sends = _pieces(program, origin, line.ends, own)
+    waits = _with_messages(before - first, after - first, line.ends.sends, part, message)
+    arrived = _with_messages(after - first, before - first, ~line.ends.sends, part[~sends], message[~sends])
+    linked = program.linked(
+        np.concatenate([before, first + waits[0], arrived[1]]),
+        np.concatenate([after, waits[1], first + arrived[0]]),
+        Edge.STREAM,
     )
-    return replace(program, edges=Edges(*columns))
+    return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends))
+
+
+def ends_of(program: Program, own: Flags) -> Ends:
+    """All messages with those of their devices that have no full overlap."""
+    messages, first = program.messages, len(program.tasks)
+    single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
+    size = np.array([*map(len, program.groups)], dtype=np.int64)[messages.dst[together]]
+    members = [program.groups[group] for group in messages.dst[together].tolist()]
+    message = np.concatenate([single, single, np.repeat(together, size)])
+    device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int64)
+    sends = np.where(np.isin(messages.op[message], (Op.P2P, Op.BROADCAST)), messages.src[message] == device, True)
+    some = own[device]
+    return Ends(first + message[some], device[some], sends[some])
+
+
+def lined_up(program: Program, ends: Ends) -> Line:
+    """Give each part its place: behind the task that made its message, or before the one that reads it.
+
+    What a device passes on comes behind its nearest task before that in the program. What no later task of its device
+    needs, as the run ends before, takes no part of it.
+    """
+    forth = program.edges.before, program.edges.after
+    place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))
+    for rows, edges, last in ((ends.sends, forth[::-1], True), (~ends.sends, forth, False)):
+        place[rows], away[rows] = _nearest(program, edges, ends.message[rows], ends.device[rows], last=last)
+    at = np.where(ends.sends, _SENDS, _RECEIVES)
+    new = ends.sends & (place < 0)  # what was there at the start
+    place[new], at[new] = _first_places(program)[ends.device[new]], _AT_HEAD
+    away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
+    together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
+    order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
+    order = order[place[order] >= 0]
+    return Line(Ends(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
+
+
+def _first_places(program: Program) -> Ints:
+    """The place at which the first lane of each device begins."""
+    lanes = program.lane_start[:-1][::-1]
+    place = np.zeros(program.devices, dtype=np.int64)
+    place[program.tasks.device[program.lane_tasks[lanes]]] = lanes
+    return place
+
+
+def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, last: bool) -> Pairs:
+    """The places of the nearest tasks of those devices that edges lead to, through what is no compute task.
+
+    Of several as near, the last or the first; -1 where there is none. Also how many edges lead there.
+    """
+    _, first, reach = successors(*edges, program.nodes)
+    place, home = (np.full(program.nodes, -1, dtype=np.int64) for _ in range(2))
+    place[program.lane_tasks] = np.arange(len(program.lane_tasks))
+    home[program.lane_tasks] = program.tasks.device[program.lane_tasks]
+    sign = 1 if last else -1
+    unknown = np.iinfo(np.int64).min
+    found, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
+    row, node = np.arange(len(message)), message
+    for steps in range(1, program.nodes + 1):
+        which, at = _ranges(first[node], first[node + 1])
+        row, node = row[which], reach[at]
+        mine = home[node] == device[row]
+        np.maximum.at(found, row[mine], sign * place[node[mine]])
+        away[row[mine]] = steps
+        on = (node >= program.compute) & (found[row] == unknown)
+        reached = np.sort(row[on] * np.int64(program.nodes) + node[on])
+        row, node = np.divmod(reached[heads(reached)], program.nodes)
+        if not len(row):
+            break
+    return np.where(found == unknown, -1, sign * found), away
+
+
+def _ranges(low: Ints, high: Ints) -> Pairs:
+    """All numbers from each `low` up to its `high`: which of these they are for, and the numbers."""
+    many = high - low
+    which = np.repeat(np.arange(len(low)), many)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(many) - many - low, many)
+
+
+def _in_lanes(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> Pairs:
+    """Which part or task comes behind which in lanes of devices without overlap; parts are nodes from `first` on."""
+    alone = np.array([word == NONE for word in overlaps])
+    task = program.lane_tasks
+    here, place = np.flatnonzero(alone[line.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
+    order = merged(line, here, place)
+    node = np.concatenate([first + here, task[place]])[order]
+    lane = runs(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
+    before, after = in_lanes(node, np.append(heads(lane), len(lane)))
+    new = (before >= first) | (after >= first)
+    return before[new], after[new]
+
+
+def merged(line: Line, parts: Ints, places: Ints) -> Ints:
+    """Sort some parts, and tasks at some places, by the order of lanes; parts are the first rows, tasks the others."""
+    key = np.concatenate([4 * line.place[parts] + line.at[parts], 4 * places + _TASK])
+    return np.argsort(key, kind="stable")
+
+
+def _in_streams(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> list[Pairs]:
+    """Which part comes behind which in the streams of devices, and which task before or behind it."""
+    beside = np.array([word != NONE for word in overlaps])[line.ends.device]
+    lane = runs(program.lane_start[:-1], len(program.lane_tasks))[line.place]
+    task, found = program.lane_tasks[line.place], []
+    for sends in (True, False):
+        rows = np.flatnonzero(beside & (line.ends.sends == sends))
+        found.append(in_lanes(first + rows, np.append(heads(lane[rows]), len(rows))))
+        rows = rows[line.at[rows] != _AT_HEAD]
+        found.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
+    return found
+
+
+def _pieces(program: Program, origin: Ints, ends: Ends, own: Flags) -> tuple[Ints, Ints, Flags]:
+    """The messages of each part, as nodes of the program that runs, and whether its device sends them."""
+    pieces, devices = ends_of(program, own), len(own)
+    part, row = _matches(
+        ends.message.astype(np.int64) * devices + ends.device,
+        origin[pieces.message].astype(np.int64) * devices + pieces.device,
+    )
+    return part, pieces.message[row], pieces.sends[row]
+
+
+def _with_messages(one: Ints, other: Ints, chosen: Flags, part: Ints, message: Ints) -> Pairs:
+    """Give each one of a pair of chosen parts with the messages of the other one."""
+    some = np.flatnonzero((one >= 0) & (other >= 0))
+    some = some[chosen[one[some]] & chosen[other[some]]]
+    which, row = _matches(other[some], part)
+    return one[some[which]], message[row]
+
+
+def _matches(have: Ints, want: Ints) -> Pairs:
+    """All pairs of equal numbers, by their rows."""
+    order = np.argsort(want, kind="stable")
+    low, high = (np.searchsorted(want[order], have, side=side) for side in ("left", "right"))
+    which, at = _ranges(low, high)
+    return which, order[at]
+
+
+def _parts(program: Program, line: Line, part: Ints, message: Ints, sends: Flags) -> Parts:
+    """Let each part take the time of what its device receives, or of what it sends where that is more."""
+    many = [np.bincount(part[some], minlength=len(line.place)) for some in (sends, ~sends)]
+    mine = sends == (many[0] > many[1])[part]
+    step = program.tasks.step[program.lane_tasks[line.place]]
+    ends = (column.astype(np.int32) for column in (part[mine], message[mine]))
+    return Parts(line.ends.device.astype(np.int32), step, line.ends.sends, *ends)

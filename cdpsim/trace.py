@@ -15,6 +15,7 @@ import numpy as np
 
 from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
+from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.files import read_text, write_folder
 from cdpsim.metrics import communication, memory, staleness, utilisation
@@ -80,7 +81,7 @@ class Trace:
         `dst` is a column of integers where every message goes point to point, else of text: members joined by `|`.
         """
         program, first = self._run.program, len(self._run.program.tasks)
-        messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
+        messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
         single, order = messages.op == Op.P2P, self.message_nodes - first
         columns = {name: getattr(messages, name)[order] for name in MESSAGES[2:8]}
         columns["op"] = _names(Op)[messages.op[order]]
@@ -93,6 +94,10 @@ class Trace:
         columns["rounds"] = self._run.costs.rounds[order]
         return {name: columns[name] for name in MESSAGES}
 
+    @property
+    def _times(self) -> tuple[Times, Times]:
+        return self._run.start, self._run.end
+
     @cached_property
     def task_nodes(self) -> Ints:
         """The program's node behind each row of `tasks`."""
@@ -103,7 +108,7 @@ class Trace:
     def message_nodes(self) -> Ints:
         """The program's node behind each row of `messages`."""
         program, first = self._run.program, len(self._run.program.tasks)
-        messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
+        messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
         dst, together = messages.dst.copy(), messages.op != Op.P2P
         dst[together] = _places(program.groups)[dst[together]]
         by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)

@@ -14,7 +14,7 @@ from cdpsim.assemble.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.devices import OVERLAPS
-from cdpsim.request import Untaken
+from cdpsim.request import RENDEZVOUS, Untaken
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
@@ -58,7 +58,7 @@ def in_seconds(n: int) -> Model:
     return Model(stages=Model.unit(n, split=True).stages)
 
 
-IDLE = ("overlap_all_reduce", "collective", "expand_collectives", "contention", "defer_receives")
+IDLE = ("overlap_all_reduce", "collective", "expand_collectives", "contention", "rendezvous")
 CHANCES = ("jitter", "link_jitter", "seed", "run")
 
 
@@ -69,7 +69,10 @@ def _untaken(
     """Name an option that such a run refuses because it would change nothing."""
     asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": steps}
     if model is not None:
-        asked |= {"model": model, "cluster": Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0))}
+        asked |= {
+            "model": model,
+            "cluster": Cluster(devices=(Devices(speed=1e12, overlap="none"),), link=Link(latency=1.0)),
+        }
     try:
         simulate(schedule, shape.n, **asked, **dict(options))
     except Untaken as error:
@@ -85,6 +88,8 @@ def taken(asked: dict[str, Any]) -> dict[str, Any]:
     shape = Shape(n, m, chunks, asked.get("replicas", 1))
     if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= m:
         asked.pop("slot_order", None)
+    if cluster.devices[0].overlap != "none":
+        asked.pop("rendezvous", None)
     model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(n)
     while True:
         options = tuple((name, asked[name]) for name in (*IDLE, *CHANCES) if name in asked)
@@ -230,7 +235,7 @@ def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
         msgspec.structs.replace(group, overlap=word) for group, word in zip(cluster.devices, overlaps, strict=False)
     ]
     request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
-    request["defer_receives"] = draw(st.booleans())
+    request["rendezvous"] = draw(st.sampled_from([None, *RENDEZVOUS]))
     return taken(request)
 
 

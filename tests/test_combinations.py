@@ -17,6 +17,7 @@ from cdpsim.collectives import COLLECTIVES
 from cdpsim.compare import measure
 from cdpsim.devices import OVERLAPS
 from cdpsim.invariants import violations
+from cdpsim.request import RENDEZVOUS
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.simulate import reopen
 from cdpsim.units import Work
@@ -53,7 +54,7 @@ def trained(draw: st.DrawFn) -> dict[str, Any]:
     overlap = draw(st.sampled_from(OVERLAPS))
     group = Devices(speed=draw(st.sampled_from([1e13, 3e14])), lanes=lanes, overlap=overlap)
     asked["cluster"] = Cluster(devices=(group,), topology=draw(topologies()), host=draw(hosts))
-    asked["defer_receives"] = draw(st.booleans())
+    asked["rendezvous"] = draw(st.sampled_from([None, *RENDEZVOUS]))
     if asked["schedule"].order is CYCLIC:
         asked["rule"] = draw(st.sampled_from(["cdp-v1", "cdp-v2"]))
     return asked

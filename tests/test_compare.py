@@ -307,7 +307,7 @@ REFUSALS = {
     "compare multi-dp 1f1b --seed 2 -n 4": ["seed: seed=2, and nothing is random; leave it out, or give --jitter"],
     "compare -n 3 --run 2": ["run: run=2, and nothing is random"],
     "compare -n 3 --contention fair": ["contention: messages take no time; give a --cluster with links"],
-    "compare pp-cdp mp-cdp -n 3 --defer-receives": ["defer-receives: in slots messages take no time; give a --model"],
+    "compare pp-cdp mp-cdp -n 3 --defer-receives": ["rendezvous: in slots messages take no time; give a --model"],
 }
 
 

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link
 from cdpsim.compare import measure
+from cdpsim.devices import OVERLAPS
 from cdpsim.invariants import violations
 from cdpsim.montecarlo import spread
 from cdpsim.pictures import timeline
+from cdpsim.request import RENDEZVOUS
 from cdpsim.simulate import reopen
 from tests.conftest import Command, examples
 from tests.patterns import joined
@@ -58,6 +61,13 @@ def test_a_collective_that_uses_a_card_twice_waits_for_itself(contention: str) -
     assert makespan(**wanted, contention=contention, collective="hierarchical") == 8 + 1
 
 
+def with_overlap(name: str, overlap: str) -> Cluster:
+    """One of the clusters, whose devices overlap messages and tasks in that way."""
+    cluster = CLUSTERS[name]
+    groups = (structs.replace(group, overlap=overlap) for group in cluster.devices)
+    return structs.replace(cluster, devices=tuple(groups))
+
+
 @st.composite
 def contended(draw: st.DrawFn) -> dict[str, Any]:
     """Keywords for `simulate`: any schedule on links that its messages are likely to meet on."""
@@ -69,10 +79,10 @@ def contended(draw: st.DrawFn) -> dict[str, Any]:
         wanted
         | {
             "model": Model(stages=tuple(draw(st.lists(stage, min_size=wanted["n"], max_size=wanted["n"])))),
-            "cluster": CLUSTERS[draw(st.sampled_from(sorted(CLUSTERS)))],
+            "cluster": with_overlap(draw(st.sampled_from(sorted(CLUSTERS))), draw(st.sampled_from(OVERLAPS))),
             "collective": draw(st.sampled_from(COLLECTIVES)),
             "contention": draw(st.sampled_from(HOW)),
-            "defer_receives": draw(st.booleans()),
+            "rendezvous": draw(st.sampled_from([None, *RENDEZVOUS])),
         }
     )
 

@@ -59,6 +59,7 @@ def real(schedule: str, n: int, **more: Any) -> dict[str, Any]:
     return {"schedule": schedule, "n": n, "steps": 2, "model": model(n), "cluster": cluster()} | more
 
 
+MET: dict[str, Any] = {"rendezvous": "megatron", "cluster": cluster(overlap="none")}
 RUNS: dict[str, dict[str, Any]] = {
     # In slots: messages take no time.
     "single-cdp": {"schedule": "single-cdp", "n": 3},
@@ -88,11 +89,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "multi-cdp, jitter": real("multi-cdp", 3, jitter="lognormal:0.5", link_jitter="lognormal:0.5", steps=4),
     "mp-cdp, seconds": real("mp-cdp", 3, steps=3),
     "mp-cdp, v1, prefetch": real("mp-cdp", 3, steps=3, rule="cdp-v1", prefetch=2),
-    "mp-cdp, deferred": real("mp-cdp", 3, defer_receives=True, jitter="exponential:1"),
+    "mp-cdp, deferred": real("mp-cdp", 3, **MET, jitter="exponential:1"),
     "mp-cdp, by hosts": real("mp-cdp", 3, **by_hosts(3)),
     "pp-cdp, seconds": real("pp-cdp", 4),
     "pp-cdp, v1": real("pp-cdp", 3, rule="cdp-v1", steps=3),
-    "pp-cdp, deferred": real("pp-cdp", 3, defer_receives=True, jitter="lognormal:0.5"),
+    "pp-cdp, deferred": real("pp-cdp", 3, **MET, jitter="lognormal:0.5"),
     "single-cdp, by host": real("single-cdp", 3, **by_hosts(3)),
     "pipedream": real("pipedream", 4, steps=7),
     "pipedream, vertical": real("pipedream", 3, steps=6, vertical_sync=True),
@@ -123,12 +124,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "chimera, tree": real("chimera", 4, m=4, expand_collectives=True, collective="tree"),
     # Split backwards.
     "zb-h1": real("zb-h1", 3, m=4),
-    "zbv, by hosts": real("zbv", 4, m=4, **by_hosts(4), defer_receives=True),
+    "zbv, by hosts": real("zbv", 4, m=4, **by_hosts(4)),
     "dualpipe": real("dualpipe", 4, m=8, steps=1, overlap_all_reduce=True),
     # Streams, and messages that share links.
     "multi-cdp, stream": real("multi-cdp", 3, cluster=cluster(overlap="stream"), rule="cdp-v1", steps=3, prefetch=9),
     "multi-cdp, alone": real("multi-cdp", 3, cluster=cluster(overlap="none"), prefetch=1, model=model(3, update=0.4)),
     "zero-dp, stream, in pieces": real("zero-dp", 3, cluster=cluster(overlap="stream"), expand_collectives=True),
+    "zbv, alone": real("zbv", 4, m=4, cluster=cluster(overlap="none"), rendezvous="torch"),
     "1f1b, alone, replicas": real("1f1b", 2, m=3, replicas=2, cluster=cluster(overlap="none"), expand_collectives=True),
     "multi-dp, contention": real("multi-dp", 4, cluster=nodes(), contention="fair", collective="hierarchical", steps=1),
     "pp-cdp, contention": real("pp-cdp", 3, cluster=nodes(), contention="queue", prefetch=0),

@@ -13,7 +13,7 @@ from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import Category, Edge, Edges, Program
+from cdpsim.program import Category, Edge, Edges, Program, no_parts
 from cdpsim.runs import Run
 from tests.strategies import requests
 
@@ -116,11 +116,22 @@ def overlapping_tasks() -> Run:
     return lasting(shifted(run, name, start=-0.5), name, 0.5)
 
 
-def streaming() -> Run:
+def streaming(overlap: str = "stream", **more: Any) -> Run:
     """Under cdp-v1 device 1 has both new versions at 9 s, and sends one after another, long before they are read."""
-    model, devices = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2), (Devices(overlap="stream"),)
+    model, devices = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2), (Devices(overlap=overlap),)
     cluster = Cluster(devices=devices, link=Link(latency=0.5))
-    return sound("multi-cdp", 2, model=model, cluster=cluster, rule="cdp-v1", prefetch=9)
+    return sound("multi-cdp", 2, model=model, cluster=cluster, rule="cdp-v1", prefetch=9, **more)
+
+
+def without_parts() -> Run:
+    """Messages take nothing of devices that overlap nothing."""
+    run = sound("multi-dp", model=WEIGHTLESS, cluster=Cluster(devices=(Devices(overlap="none"),)))
+    first, edges = run.program.message_nodes.stop, run.program.edges
+    rows = np.flatnonzero(edges.kind != Edge.STREAM)
+    fewer = Edges(edges.before[rows], edges.after[rows], edges.kind[rows])
+    program = replace(run.program, edges=fewer, parts=no_parts())
+    costs = replace(run.costs, duration=run.costs.duration[:first])
+    return replace(run, program=program, costs=costs, start=run.start[:first], end=run.end[:first])
 
 
 def stages_swapped() -> Run:
@@ -325,7 +336,7 @@ FAULTS: dict[str, Fault] = {
     "pulled_messages_find_room": lambda: without(sound(), "F(t=1,i=1,j=1)", "p2p parameters(t=0,j=2) 0->1"),
     "hosts_make_one_update_at_a_time": hurried_host,
     "streams_keep_their_order": lambda: without(
-        streaming(), "p2p parameters(t=0,j=0) 1->0", "p2p parameters(t=0,j=1) 1->0"
+        streaming(), "device 1's part in p2p parameters(t=0,j=0) 1->0", "p2p parameters(t=0,j=1) 1->0"
     ),
     "readers_hold_what_they_read": lambda: without_buffer(sound(), Category.PARAMETERS, device=1, stage=0, version=0),
     "senders_hold_what_they_send": dropped_while_sent,
@@ -373,7 +384,7 @@ def optimizer_elsewhere() -> Run:
 
 def turned_lane() -> Run:
     """A lane is to do its last task first."""
-    run = streaming()
+    run = streaming("none", rendezvous="torch")
     order = run.program.lane_tasks.copy()
     order[[0, -1]] = order[[-1, 0]]
     return replace(run, program=replace(run.program, lane_tasks=order))
@@ -414,6 +425,7 @@ def another_algorithm() -> Run:
             "gradients_are_summed_once",
             "p2p gradient.* takes gradients from a device that has none",
         ),
+        (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
         (turned_lane, "streams_keep_their_order", "wait for each other in a circle"),
         (another_algorithm, "collectives_go_round_by_round", "goes by no algorithm that it may"),
     ],

@@ -36,6 +36,9 @@ NEVER_REFUSED = {
     "model": "what is trained",
     "cluster": "what it runs on",
 }
+ALONE: list[dict[str, Any]] = [
+    {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)
+]
 # Values of each option, with what else they need to be asked for.
 JITTER = {"jitter": "lognormal:0.2"}
 VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
@@ -51,7 +54,8 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling", "best")],
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
     "contention": [({}, "fair"), ({}, "queue")],
-    "defer_receives": [({}, True)],
+    "rendezvous": [({"cluster": alone}, how) for alone in ALONE for how in ("megatron", "torch")],
+    "defer_receives": [({"cluster": alone}, True) for alone in ALONE],
     "seed": [({}, 1), (JITTER, 1), ({"link_jitter": "uniform:0.5"}, 1)],
     "run": [({}, 1), (JITTER, 1), ({"link_jitter": "uniform:0.5"}, 1)],
     "slow": [({}, ["0:2"])],
@@ -63,16 +67,21 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "recompute": [({}, "full"), ({}, "sqrt")],
     "offload": [({}, "activations"), ({"optimizer": "adam"}, "all")],
 }
-# Options that are refused by another word, too: a rule for what it does to a timing, and what slots have no bytes for.
+# Options that are refused by another word, too: their new name, a rule for what it does to a timing, and what slots
+# have no bytes for.
 OTHER = {
+    "defer_receives": ["rendezvous"],
     "optimizer": ["training"],
     "mixed_precision": ["training"],
     "recompute": ["training"],
     "offload": ["training"],
 }
-# What a schedule does anyway is accepted. Recursive doubling is the best way between two devices.
+# What a schedule does anyway is accepted. Recursive doubling is the best way between two devices. The devices of
+# multi-dp are alike here, so they come to their all-reduces together, whether they wait for each other or not.
 ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
 ALREADY |= {("collective", "best"): {"dualpipe", "chimera", "gems"}}
+ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
+ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 
 
 @cache

@@ -25,6 +25,7 @@ LAYER = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=100, bo
 LAYERS = Model(stages=(LAYER,) * 8, precision="bf16")
 BOX = Cluster(link=Link(latency=0.25, bandwidth=40.0), host=Link(latency=0.5, bandwidth=50.0))
 REAL: dict[str, Any] = {"model": LAYERS, "cluster": BOX}
+ALONE = Cluster(devices=(Devices(overlap="none"),), link=Link(latency=0.5))
 JITTER = {"jitter": "lognormal:0.2", "seed": 3, "run": 2}
 DISORDER = Disorder(link_jitter="uniform:0.3", slow=(Slow(device=0, factor=1 / 3),))
 # Beside slots and plain costs: requests for each option, each with all that a record must say of it.
@@ -40,7 +41,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "expanded": REAL | {"expand_collectives": True, "replicas": 2},
     "ring": REAL | {"collective": "ring"},
     "at once": REAL | {"overlap_all_reduce": True, "replicas": 2},
-    "late": REAL | {"defer_receives": True},
+    "met": REAL | {"cluster": ALONE, "rendezvous": "torch"},
     "early": REAL | {"prefetch": 2},
     "crowded": REAL | {"cluster": Cluster(devices=(Devices(memory=150),)), "ignore_memory": True},
     "one rule": {"rule": "cdp-v1"},

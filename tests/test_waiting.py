@@ -14,7 +14,7 @@ from cdpsim.compare import measure
 from cdpsim.engine import fast
 from cdpsim.metrics import utilisation, waiting
 from cdpsim.metrics.waiting import Reason
-from cdpsim.program import Edge, Kind
+from cdpsim.program import Edge, Kind, Program
 from cdpsim.runs import Run
 from cdpsim.units import Work
 from tests.conftest import examples
@@ -235,7 +235,14 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
             parts[0] = (low, parts[0][1], reason)
         elif low < high:
             parts.insert(0, (low, high, int(reason)))
-    return parts, int(last) if ended(last) > since else -1
+    messages = {count + len(program.messages) + part: count + row for part, row in _rows_of_parts(program)}
+    return parts, messages.get(int(last), int(last)) if ended(last) > since else -1
+
+
+def _rows_of_parts(program: Program) -> list[tuple[int, int]]:
+    """Each device's part in a message, with the first of its messages."""
+    pairs = zip(program.parts.part.tolist(), program.parts.message.tolist(), strict=True)
+    return sorted(pairs, reverse=True)
 
 
 def lane_before(run: Run, task: int) -> int:

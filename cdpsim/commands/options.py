@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # What these options ask for, beside n.
 RUN = ("steps", "engine", "collective", "max_memory")
 REQUEST = (
-    *("model", "cluster", "expand_collectives", "contention", "defer_receives", "ignore_memory"),
+    *("model", "cluster", "expand_collectives", "contention", "rendezvous", "ignore_memory"),
     *("rule", "m", "chunks", "replicas", "overlap_all_reduce", "vertical_sync", "prefetch", "slot_order"),
 )
 # How many steps are simulated where no number is given.
@@ -71,10 +71,19 @@ def add_request(parser: argparse.ArgumentParser, *, must_fit: bool = True, prefe
     parser.add_argument(
         "--expand-collectives", action="store_true", help="run every collective as the messages of its algorithm"
     )
-    parser.add_argument(
+    meeting = parser.add_mutually_exclusive_group()
+    meeting.add_argument(
+        "--rendezvous",
+        metavar="HOW",
+        help="where nothing overlaps, let both ends of a message wait for each other: megatron (a receive stands right "
+        "before the task that reads it) or torch (where its _add_send_recv places it); default: neither end waits",
+    )
+    meeting.add_argument(
         "--defer-receives",
-        action="store_true",
-        help="post a receive of an activation or its gradient only right before the task that reads it",
+        action="store_const",
+        const="megatron",
+        dest="rendezvous",
+        help="the old name of --rendezvous megatron",
     )
     parser.add_argument(
         "--contention",
@@ -347,7 +356,7 @@ def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: in
         collective=options.collective,
         expand_collectives=options.expand_collectives,
         contention=options.contention,
-        defer_receives=options.defer_receives,
+        rendezvous=options.rendezvous,
         seed=whole("seed", options.seed, at_least=0),
         run=whole("run", options.run, at_least=0),
         slow=options.slow,

@@ -58,6 +58,7 @@ class _Run:
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.compute, self.tasks, self.left = len(program.lane_tasks), len(program.tasks), program.nodes
+        self.parts = program.message_nodes.stop
         self.env = simpy.Environment(initial_time=costs.duration.dtype.type(0).item())
         self.duration: list[float] = costs.duration.tolist()
         # The order of a lane is in its process: here are the dependencies alone.
@@ -90,8 +91,8 @@ class _Run:
             self.work[task], self.duration[task] = self.duration[task], 0
 
     def carry(self, node: int) -> None:
-        """Hand a message to what carries it; an update that takes no lane is over after its time."""
-        if node < self.tasks:
+        """Hand a message to what carries it; a device's part in one, or an update without a lane, only takes time."""
+        if not self.tasks <= node < self.parts:
             self.env.timeout(self.duration[node], node).callbacks.append(self.arrived)
         else:
             self.take(node)

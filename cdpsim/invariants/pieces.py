@@ -51,7 +51,7 @@ def put_together(program: Program, pieces: Ints, start: Times, end: Times) -> Wh
     count, messages = len(program.tasks), program.messages
     number = _numbers(messages, pieces)
     kept = np.setdiff1d(np.arange(len(messages)), pieces)
-    part_of = np.arange(program.nodes)
+    part_of = np.arange(program.message_nodes.stop)
     part_of[count + kept] = count + np.arange(len(kept))
     part_of[count + pieces] = count + len(kept) + number
     many = int(number.max()) + 1

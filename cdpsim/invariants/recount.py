@@ -73,7 +73,7 @@ class Recount:
             )
             if len(pieces):
                 return put_together(program, pieces, self.start, self.end)
-        return Whole(program, np.arange(program.nodes), self.start, self.end, self.end[:0, None])
+        return Whole(program, np.arange(program.message_nodes.stop), self.start, self.end, self.end[:0, None])
 
     @cached_property
     def replicas(self) -> int:

@@ -1,24 +1,32 @@
 """Turns: when there is room for a message, a device's stream has come to it, or a host to an update.
 
-They follow from the request: how early messages are pulled, whether receives are deferred, and what overlaps. That
-messages in streams are posted in the order of the unit-cost run is the definition of a stream (`cdpsim.streams`): that
-order is asked of it, of the dependencies that are recounted here instead of the program's own.
+They follow from the request: how early messages are pulled, whether both ends of messages meet, and what overlaps. In
+which order messages take a lane or a stream is the definition of a stream (`cdpsim.streams`), or of a rendezvous
+(`cdpsim.rendezvous`): that order is asked of these, of the dependencies that are recounted here instead of the
+program's own.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
+from cdpsim.costs import Times
 from cdpsim.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import gradients, passes, states, versions
 from cdpsim.invariants.needs import Columns, Needs, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.program import Content, Edge, Edges, Kind, Op
-from cdpsim.streams import posted
+from cdpsim.program import Content, Edge, Edges, Kind, Op, Program, no_parts
+from cdpsim.rendezvous import posted
+from cdpsim.streams import Line, ends_of, lined_up, merged
+
+Words = NDArray[np.str_]
 
 
 def _ahead(run: Recount, message: Ints, place: Ints, lane: Ints) -> Needs:
@@ -80,7 +88,7 @@ def _for_tasks(run: Recount, needs: Needs) -> Needs:
 
 
 def _deferred(run: Recount) -> Needs:
-    """Receives of boundaries are posted when the task before their reader has ended."""
+    """With Megatron's rendezvous receives of boundaries are posted when the task before their reader has ended."""
     program = run.whole.program
     message, reader = passes.boundaries(program)
     earlier, later = program.lane_edges
@@ -99,7 +107,7 @@ def rooms(run: Recount) -> Needs:
         found.append(_for_tasks(run, versions.broadcasts(run)))
     elif not run.together:
         found.append(_pulled(run))
-    if run.request.get("defer_receives"):
+    if run.request.get("rendezvous") == "megatron":
         found.append(_deferred(run))
     return joined(*found, Needs(run.updates[:0], run.updates[:0]))
 
@@ -147,8 +155,75 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
         return
     found = needs(run)
     edges = Edges(found.before, found.after, np.full(len(found.before), Edge.DATA))
+    program = replace(run.whole.program, edges=edges, parts=no_parts())
+    yield from (_met if run.request.get("rendezvous") else _taken)(run, program, overlap)
+
+
+def _taken(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
+    """Nothing starts before its lane, or its stream, has had the time for the parts in messages that come before it."""
+    own = overlap != FULL
+    line = lined_up(program, ends_of(program, own))
+    parts = run.program.parts
+    if not all(np.array_equal(*pair) for pair in ((parts.device, line.ends.device), (parts.sends, line.ends.sends))):
+        yield "messages do not take the lanes and streams of their devices"
+        return
+    times = _parts(run, line, own)
+    for low, high in pairwise(program.lane_start.tolist()):
+        rows, places = np.flatnonzero((line.place >= low) & (line.place < high)), np.arange(low, high)
+        sends, alone = line.ends.sends[rows], overlap[program.tasks.device[program.lane_tasks[low]]] == NONE
+        for mine in filter(len, [rows] if alone else [rows[sends], rows[~sends]]):
+            node = _too_early(run, line, mine, places, times)
+            yield from run.names(node, "starts before its device has had the time for the messages before it")
+
+
+class _PartTimes(NamedTuple):
+    """Of devices' parts in messages: when they or their messages begin, when all has come, and how long they take."""
+
+    begin: Times
+    came: Times
+    takes: Times
+
+
+def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
+    """Recount the times of parts from messages; a device is busy with what it receives, or with what it sends."""
+    pieces, many = ends_of(run.program, own), len(line.place)
+    part, row = matches(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
+    message, sends = pieces.message[row], pieces.sends[row]
+    begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
+    gives = line.ends.sends[part]
+    np.minimum.at(begin, part[gives], run.start[message[gives]])
+    np.maximum.at(came, part[~gives], run.end[message[~gives]])
+    count, takes = np.zeros((2, many), dtype=np.int64), np.zeros((2, many), dtype=run.start.dtype)
+    for sent in (0, 1):
+        some = sends == bool(sent)
+        np.add.at(count[sent], part[some], 1)
+        np.add.at(takes[sent], part[some], run.costs.duration[message[some]])
+    return _PartTimes(begin, came, np.where(count[1] > count[0], takes[1], takes[0]))
+
+
+def _too_early(run: Recount, line: Line, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
+    """Follow a lane, or what its device sends or receives beside it, and give the first node that is too early."""
+    task, sends = run.program.lane_tasks[places], line.ends.sends[rows]
+    begin, end, nothing = run.start[task], run.end[task], np.zeros_like(run.end[task])
+    if sends.all():  # beside the tasks, which do not wait for it
+        begin = np.maximum(begin, run.end.max(initial=0) + times.takes[rows].sum())
+    order = merged(line, rows, places)
+    node = np.concatenate([run.program.message_nodes.stop + rows, task])[order]
+    begin = np.concatenate([times.begin[rows], begin])[order]
+    takes = np.concatenate([times.takes[rows], nothing])[order]
+    until = np.concatenate([times.came[rows], end if sends.any() else nothing])[order]
+    free = 0
+    for row, (begins, add, least) in enumerate(zip(begin.tolist(), takes.tolist(), until.tolist(), strict=True)):
+        if begins < free:
+            return node[row : row + 1]
+        free = max(free + add, least)
+    return node[:0]
+
+
+def _met(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
+    """Nothing starts before what its device's stream has before it, whose order both ends of a message keep."""
     try:
-        turn = posted(replace(run.whole.program, edges=edges))[run.whole.part_of]
+        turn = posted(program)[run.whole.part_of]
     except RequestError:
         yield "tasks and messages wait for each other in a circle"
         return

@@ -83,7 +83,7 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
     """
     if not len(program.messages):
         return 0
-    compute, count = program.compute, program.nodes - program.compute
+    compute, count = program.compute, program.message_nodes.stop - program.compute
     edges = program.edges
     data = edges.kind == Edge.DATA
     before, after = edges.before[data].astype(np.int64), edges.after[data].astype(np.int64)

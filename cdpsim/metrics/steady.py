@@ -39,14 +39,18 @@ def step_ends(program: Program, end: Times) -> Times:
 
 
 def needed_in(program: Program) -> Ints:
-    """The step of each node: of a message, that of the first task or update which waits for it, if any does."""
+    """The step of each node: of a message, that of the first task or update which waits for it, if any does.
+
+    A device's part in a message is of the message's step, or of that of the task which it stands before or behind if
+    that is later: so of the steps of a run, all parts are there.
+    """
     edges, first = program.edges, len(program.tasks)
     step = np.concatenate([program.tasks.step, np.full(len(program.messages), program.steps, dtype=np.int32)])
     rows = np.flatnonzero((edges.before >= first) & (edges.after < first) & (edges.kind == Edge.DATA))
     np.minimum.at(step, edges.before[rows], program.tasks.step[edges.after[rows]])
     passed_on = first + np.flatnonzero(step[first:] == program.steps)
     step[passed_on] = np.maximum(program.messages.step[passed_on - first], 0)
-    return step
+    return np.concatenate([step, np.maximum(step[program.first_messages], program.parts.step)])
 
 
 def back(program: Program, step: Ints) -> tuple[int, int]:
@@ -130,19 +134,20 @@ class _Rows:
 
 def _names(program: Program, step: Ints) -> Ints:
     """A number for what each node is, whatever its step and its device; of a message also how old its content is."""
-    tasks, messages = program.tasks, program.messages
+    tasks, messages, whole = program.tasks, program.messages, slice(program.message_nodes.stop)
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
         np.concatenate([tasks.kind, messages.op]),
         np.concatenate([np.zeros_like(tasks.kind), messages.content]),
         np.concatenate([tasks.stage, messages.stage]) + 1,
         np.concatenate([tasks.micro_batch, messages.micro_batch]) + 1,
-        step - np.concatenate([tasks.step, messages.step]),
+        step[whole] - np.concatenate([tasks.step, messages.step]),
     )
-    name = np.zeros(program.nodes, dtype=np.int64)
+    name = np.zeros(whole.stop, dtype=np.int64)
     for column in columns:
         name = name * (int(column.max(initial=0)) + 1) + column
-    return name
+    parts = 3 * name[program.first_messages] + 1 + program.parts.sends
+    return np.concatenate([3 * name, parts])
 
 
 def undisturbed(program: Program, step: Ints, found: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
@@ -154,7 +159,8 @@ def undisturbed(program: Program, step: Ints, found: Certificate, start: Times, 
     """
     low = end[step < max(found.first, program.fill + 1)].max(initial=0).item()
     high = low + found.later
-    begins = start[step > found.last].min(initial=high)
+    nodes = program.message_nodes.stop  # a device's part begins when there is room for it, and holds nothing
+    begins = start[:nodes][step[:nodes] > found.last].min(initial=high)
     tasks = program.tasks
     made = (tasks.kind == Kind.U) & (tasks.step == program.steps - 1 - program.fill)
     if begins < high or not made.any() or end[: len(tasks)][made].min() < high:

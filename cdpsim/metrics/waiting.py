@@ -69,8 +69,13 @@ def waits_for(program: Program, start: Times, end: Times) -> Ints:
         node[own] = critical[node[own]]
         own = own[_own_update(program, node[own], task[own]) & ~lasts[node[own]]]
     result = np.full(len(program.lane_tasks), -1, dtype=np.int64)
-    result[task] = np.where(end[node] > begin, node, -1)
+    result[task] = np.where(end[node] > begin, _behind(program)[node], -1)
     return result
+
+
+def _behind(program: Program) -> Ints:
+    """The node that is shown in place of each, a message in place of a device's part in it; and -1 for none."""
+    return np.concatenate([np.arange(program.message_nodes.stop), program.first_messages, [-1]])
 
 
 def _gaps(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times]:

@@ -142,7 +142,7 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
     device, y = _places(trace, rows)
     # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
     seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (Edge.DATA, Edge.BARRIER))
-    update = np.append(program.tasks.kind == Kind.U, np.zeros(len(program.messages), dtype=bool))
+    update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
     for gid, width, size, before, after in (
         ("needed", 0.4, 1.5, edges.before[seen], edges.after[seen]),
@@ -157,7 +157,7 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
 def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:
     """Where each node of the program stands: its device (-1: none), and the middle of its row."""
     assert trace.run is not None
-    device, y = np.full(trace.run.program.nodes, -1), np.empty(trace.run.program.nodes)
+    device, y = np.full(trace.run.program.nodes, -1), np.zeros(trace.run.program.nodes)
     first, last = rows.device_lane[:-1], rows.device_lane[1:] - 1
     middle = (rows.lane_top[first] + rows.lane_top[last] + LANE) / 2
     device[trace.task_nodes] = trace.tasks["device"]

@@ -254,11 +254,14 @@ def _waits(trace: Trace, tasks: Ints, messages: Ints) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
     program, start, end = trace.run.program, trace.run.start, trace.run.end
     nodes = np.concatenate([trace.task_nodes[tasks], trace.message_nodes[messages]])
-    bar = np.empty(len(nodes), dtype=np.int64)
+    bar = np.empty(program.nodes, dtype=np.int64)
     bar[nodes] = np.arange(len(nodes))
+    bar[len(nodes) :] = bar[program.first_messages]  # a device's part in a message has none of its own
     away = np.zeros(len(nodes), dtype=np.int64)
     before, after = program.waits()
-    last = np.flatnonzero(end[before] == start[after])[::-1]  # dependencies come first, and so have the last word
+    last = np.flatnonzero((end[before] == start[after]) & (after < len(nodes)))[
+        ::-1
+    ]  # dependencies come first, and so have the last word
     away[bar[after[last]]] = bar[before[last]] - bar[after[last]]
     return away
 

@@ -1,0 +1,147 @@
+"""Messages that take their devices' lanes or streams, played event by event: what `cdpsim.streams` must come to.
+
+Written from the rules alone: who needs whom is taken from a program where everything overlaps. A device is a list of
+things to do; of a message it sends something, which takes it the message's time, or receives it, which takes as long
+from when it has come to it and the message has begun. Nobody waits along an edge that stands for that.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from cdpsim.program import Op
+from cdpsim.runs import Run
+
+
+class Doing(NamedTuple):
+    """What a device does: a task, or its part in a message."""
+
+    what: str  # task, send or receive
+    node: int
+
+
+def play(run: Run, overlaps: Sequence[str]) -> tuple[dict[int, float], dict[int, float]]:
+    """When every node of a run without streams starts and ends if its messages take their devices' time."""
+    return _Play(run, overlaps).times()
+
+
+class _Play:
+    """Who needs whom, and what each device does in which order."""
+
+    def __init__(self, run: Run, overlaps: Sequence[str]) -> None:
+        self.program, self.overlaps, self.count = run.program, overlaps, len(run.program.tasks)
+        self.duration = run.costs.duration.tolist()
+        self.release = dict(zip((task for task, _ in run.program.releases), run.costs.release.tolist(), strict=True))
+        self.needs: dict[int, set[int]] = defaultdict(set)
+        self.needed: dict[int, set[int]] = defaultdict(set)
+        edges = run.program.edges
+        for before, after in zip(edges.before.tolist(), edges.after.tolist(), strict=True):
+            self.needs[after].add(before)
+            self.needed[before].add(after)
+        starts = run.program.lane_start.tolist()
+        self.lanes = [run.program.lane_tasks[a:b].tolist() for a, b in pairwise(starts)]
+        self.lane_of = {task: k for k, lane in enumerate(self.lanes) for task in lane}
+        self.read: dict[int, float | None] = {}  # when a stream has received all for a task
+        self.rows = [row for k in range(len(self.lanes)) for row in self._rows(k)]
+        self.free = [0.0] * len(self.rows)
+        self.senders = Counter(doing.node for _, row in self.rows for doing in row if doing.what == "send")
+        self.may_go: dict[int, list[float]] = defaultdict(list)  # when senders have come to a message
+        self.start: dict[int, float] = {}
+        self.end: dict[int, float] = {}
+
+    def ends(self, message: int) -> list[tuple[int, str]]:
+        """The devices of a message, and what each does for it: who gives something sends."""
+        messages, row = self.program.messages, message - self.count
+        src, dst = int(messages.src[row]), int(messages.dst[row])
+        if messages.op[row] == Op.P2P:
+            return [(src, "send"), (dst, "receive")]
+        gives: Callable[[int], bool] = (lambda d: d == src) if messages.op[row] == Op.BROADCAST else lambda d: True
+        return [(int(d), "send" if gives(int(d)) else "receive") for d in self.program.groups[dst]]
+
+    def _nearest(self, message: int, device: int, ways: dict[int, set[int]]) -> tuple[int, list[tuple[int, int]]]:
+        """How many steps away along those ways the first tasks of a device are, and those, by lane and place."""
+        reached, steps = {message}, 0
+        while reached:
+            steps += 1
+            reached = {other for node in reached for other in ways[node]}
+            mine = [task for task in reached if task in self.lane_of and self.program.tasks.device[task] == device]
+            if mine:
+                return steps, [(self.lane_of[task], self.lanes[self.lane_of[task]].index(task)) for task in mine]
+            reached = {node for node in reached if node >= self.program.compute}
+        return 0, []
+
+    def _rows(self, lane: int) -> list[tuple[str, list[Doing]]]:
+        """What stands in a row with a lane's tasks, or in rows beside it."""
+        tasks = self.lanes[lane]
+        device = int(self.program.tasks.device[tasks[0]])
+        word = self.overlaps[device]
+        if word == "full":
+            return [("lane", [Doing("task", task) for task in tasks])]
+        placed: list[tuple[tuple[float, int, bool, int], Doing]] = []
+        for message in range(self.count, self.count + len(self.program.messages)):
+            together = self.program.messages.op[message - self.count] != Op.P2P
+            for end, what in self.ends(message):
+                if end != device:
+                    continue
+                steps, near = self._nearest(message, device, self.needs if what == "send" else self.needed)
+                if what == "send":
+                    place = max(near)[1] + 0.75 if near else -0.5
+                    placed.append(((place, steps, bool(together), message), Doing(what, message)))
+                elif near:
+                    placed.append(((min(near)[1] - 0.125, -steps, bool(together), message), Doing(what, message)))
+        tasked = [((float(place), 0, False, 0), Doing("task", task)) for place, task in enumerate(tasks)]
+        whole = [doing for _, doing in sorted(placed + tasked)]
+        if word == "none":
+            return [("lane", whole)]
+        beside = [(what, [doing for doing in whole if doing.what in ("task", what)]) for what in ("send", "receive")]
+        self.read.update(dict.fromkeys(tasks))
+        return [("lane", [Doing("task", task) for task in tasks]), *beside]
+
+    def times(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Go on with whatever can be timed, until everything is."""
+        at, moved = [0] * len(self.rows), True
+        while moved:
+            moved = False
+            for node in range(self.program.nodes):
+                if node not in self.start and node not in self.lane_of and self._is_ready(node):
+                    self._time(node, max([0.0, *self.may_go[node]]))
+                    moved = True
+            for k, (kind, row) in enumerate(self.rows):
+                while at[k] < len(row) and self._do(kind, k, row[at[k]]):
+                    at[k] += 1
+                    moved = True
+        return self.start, self.end
+
+    def _is_ready(self, node: int) -> bool:
+        """Whether all that a node needs has been timed, and all its senders have come to it."""
+        return all(before in self.end for before in self.needs[node]) and len(self.may_go[node]) == self.senders[node]
+
+    def _time(self, node: int, earliest: float) -> None:
+        """Let a node begin when all that it needs is over."""
+        self.start[node] = max([earliest, *(self.end[before] for before in self.needs[node])])
+        self.end[node] = self.start[node] + self.duration[node]
+
+    def _do(self, kind: str, k: int, doing: Doing) -> bool:
+        """Go on in a row, if what comes next can be timed."""
+        node, now = doing.node, self.free[k]
+        if doing.what == "send":
+            self.may_go[node].append(now)
+            self.free[k] = now + self.duration[node]
+        elif doing.what == "receive":
+            if node not in self.start:
+                return False
+            self.free[k] = max(now, self.start[node]) + self.duration[node]
+        elif kind == "receive":
+            self.read[node] = now
+        elif kind == "send":
+            if node not in self.end:
+                return False
+            self.free[k] = max(now, self.end[node])
+        else:
+            read = self.read.get(node, 0.0)
+            if read is None or not self._is_ready(node):
+                return False
+            self._time(node, max(now, read, self.release.get(node, 0.0)))
+            self.free[k] = self.end[node]
+        return True
