@@ -158,6 +158,7 @@ class Program:
     flushes: bool = False  # whether a training step ends for all micro-batches before the next one begins
     sharded: bool = False  # whether a stage's state is in one place
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
+    untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of (micro-batch, stage): its gradient leaves after its weights' part
 
     @property

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
+from msgspec.structs import replace
+
 from cdpsim import fileform
 from cdpsim.errors import RequestError
 from cdpsim.fileform import Cost, Seconds, Size
@@ -84,6 +86,31 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     def passing(self) -> int:
         """Say what a forward that keeps nothing for a backward holds at most, its input included."""
         return self.activation + self.forward_transient if self.inference is None else self.inference
+
+
+class Tie(fileform.Table, frozen=True, kw_only=True):
+    """One tensor that several stages have as a part of their parameters, and what it weighs in each of them."""
+
+    stages: tuple[int, ...]
+    parameters: Size
+    gradients: Size | None = None  # None: as parameters
+    optimizer: Size = 0
+    host_optimizer: Size = 0
+    factored: Size = 0
+
+    @property
+    def summed(self) -> int:
+        """Say what its gradient weighs."""
+        return self.parameters if self.gradients is None else self.gradients
+
+
+def without(stage: Stage, tie: Tie) -> Stage:
+    """Take a tied tensor off a stage, because another stage counts it."""
+    own = stage.parameters if stage.gradients is None else stage.gradients
+    alike = stage.gradients is None and tie.gradients is None
+    kinds = ("parameters", "optimizer", "host_optimizer", "factored")
+    less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
+    return replace(stage, gradients=None if alike else own - tie.summed, **less)
 
 
 def merged(layers: Sequence[Stage], given: int) -> Stage:

@@ -99,7 +99,8 @@ def _program(program: Program, pieces: Ints, number: Ints, kept: Ints) -> Progra
     update = np.arange(program.compute, len(tasks))
     made = find((tasks.stage[update],), (columns["stage"],))
     gradient = columns["content"] == Content.GRADIENT
-    alone = np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps
+    of_stage = columns["stage"] >= 0  # what is of none sums the gradient of a tied tensor
+    alone = of_stage & (np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps)
     columns["src"] = np.where(alone, tasks.device[update[made]], -1)
     columns["op"] = np.where(gradient, np.where(alone, Op.REDUCE, Op.ALL_REDUCE), Op.BROADCAST)
     columns["dst"] = len(program.groups) + np.arange(len(first))
