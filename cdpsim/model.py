@@ -54,6 +54,13 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
         if self.mixed_precision and not self.optimizer:
             raise RequestError("mixed_precision", "what is kept in fp32 depends on the optimizer; name one")
 
+    @property
+    def words(self) -> list[str]:
+        """Say it in words, from what is not by default."""
+        ways = {"recompute": self.recompute, "offload": self.offload}
+        parts = [self.optimizer or "", "mixed precision" * self.mixed_precision]
+        return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
+
 
 class _Run(Stage, frozen=True, kw_only=True):
     repeat: Annotated[int, msgspec.Meta(ge=1, le=MOST_STAGES)] = 1
@@ -311,9 +318,10 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
             try:
                 left[j] = without(left[j], tie)
             except RequestError as error:
-                has = getattr(left[j], error.subject) or 0
-                problem = f"stages {list(tie.stages)} differ in size: of the tied {error.subject}, stage {j} has {has:,}"
-                raise RequestError(f"tied[{k}]", f"{problem} bytes, which is less; tie what they share") from None
+                has, wants = (getattr(one, error.subject) or 0 for one in (left[j], tie))
+                sizes = f"stage {j} has {has:,} bytes of the {wants:,} that are tied"
+                problem = f"stages {list(tie.stages)} differ in size: {sizes}; give what all of them have"
+                raise RequestError(f"tied[{k}].{error.subject}", problem) from None
 
 
 @lru_cache(maxsize=32)  # asked for every schedule that is compared

@@ -41,7 +41,7 @@ WIDE = 4  # bytes of a number of the master copy and of the state beside it
 def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
     """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
 
-    Cuts are the model's own, whatever the recipe.
+    Its name says the recipe. Cuts are the model's own, whatever the recipe.
     """
     recipe = model.training if recipe is None else recipe
     n = model.n if n is None else n
@@ -64,7 +64,8 @@ def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> M
     tied = model.tied_groups(n)
     if recipe.offload in ("optimizer", "all"):
         tied = tuple(map(_optimizer_of_tie_on_host, tied))
-    return replace(model, stages=_offloaded(stages, recipe.offload), tied=tied, training=Recipe())
+    name = ", ".join(filter(None, [model.name, *recipe.words]))
+    return replace(model, name=name, stages=_offloaded(stages, recipe.offload), tied=tied, training=Recipe())
 
 
 def state_bytes(stage: Stage | Tie, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:

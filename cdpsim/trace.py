@@ -147,7 +147,8 @@ class Trace:
         sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
-        apart = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        apart |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         return {
             "cdpsim": __version__,
             "request": dict(run.request),

@@ -3,11 +3,11 @@
 Where every micro-batch passes all tied stages on one device, the tensor belongs to the first of them. The others read
 the version that their micro-batch read there, and their part of the gradient goes where the first stage's goes.
 
-Where steps are flushed and the stages are on several devices, each of these has one copy, and one all-reduce a step sums
-the tensor's gradient over all of them. Megatron-LM (`finalize_model_grads`) and DeepSpeed (`ReduceTiedGrads`) do so over
-the first and the last stage of each pipeline; with replicas they sum over these by a message of their own, before or
-after; here the two sums are one. Of sharded states each owner of a tied stage has a copy, and as every device passes all
-stages, what is reduced to each owner is all of the tensor's gradient.
+Where steps are flushed and the stages are on several devices, each of these has one copy, and one all-reduce a step
+sums the tensor's gradient over all of them. Megatron-LM (`finalize_model_grads`) and DeepSpeed (`ReduceTiedGrads`) do
+so over the first and the last stage of each pipeline; they sum over replicas by another message, after or before that,
+where here one message sums over all. Of sharded states each owner of a tied stage has a copy: every device passes all
+stages, and sends to each owner its sum of the tensor's whole gradient.
 
 Everywhere else a copy of one stage would be updated with gradients that the other one has yet to make: such stages are
 not tied.

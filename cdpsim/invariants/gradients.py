@@ -22,7 +22,7 @@ class _Ends(NamedTuple):
 
 def _ends(run: Recount, op: tuple[Op, ...], end: str) -> _Ends:
     """Messages of gradients that travel in one of some ways, each with its source, its destination or all members."""
-    messages, first = run.whole.program.messages, len(run.program.tasks)
+    messages = run.whole.program.messages
     rows = np.flatnonzero((messages.content == Content.GRADIENT) & np.isin(messages.op, op))
     return _with_devices(run, rows, end)
 

@@ -79,7 +79,8 @@ def profile(
         training = cut(architecture, cuts, device=device)
         found = tie_up(profile_stages(training, own, block), training, architecture.tied, own)
         peak = whole_peak(architecture, device, block)
-    name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}{', mixed precision' * mixed_precision}"
+    state = bool(found.size("optimizer").any())
+    name = ", ".join([model[:100], *[optimizer] * state])  # as a recipe adds it to a name
     found = replace(found, name=name, precision=PRECISIONS[dtype], samples=batch, training=recipe)
     return Profile(found, cuts, count, peak)
 

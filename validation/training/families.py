@@ -294,7 +294,7 @@ Tied = list[tuple[nn.Parameter, ...]]
 
 
 def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
-    """The embedding's weights and the output layer's, if the configuration, or its kind where it is silent, ties them."""
+    """The weights of embedding and output layer, if the configuration ties them, or its kind where that is silent."""
     usual = _transformers(kind)().tie_word_embeddings
     return [(tokens.weight, head.weight)] if described.fields.get("tie_word_embeddings", usual) else []
 

@@ -23,6 +23,7 @@ from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORIES
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
+from cdpsim.setting import BUT
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _one(trace: Trace) -> "Figure":
 
 
 def _what(shared: Frame) -> str:
-    return "stages' worth" if shared.in_slots else "memory"
+    return "stages' worth" if shared.in_slots else f"memory, {BUT}"
 
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:
