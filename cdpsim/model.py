@@ -318,7 +318,8 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
             try:
                 left[j] = without(left[j], tie)
             except RequestError as error:
-                has, wants = (getattr(one, error.subject) or 0 for one in (left[j], tie))
+                kind = "summed" if error.subject == "gradients" else error.subject
+                has, wants = (getattr(one, kind) for one in (left[j], tie))
                 sizes = f"stage {j} has {has:,} bytes of the {wants:,} that are tied"
                 problem = f"stages {list(tie.stages)} differ in size: {sizes}; give what all of them have"
                 raise RequestError(f"tied[{k}].{error.subject}", problem) from None

@@ -78,6 +78,11 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
         return bool(self.host_optimizer)
 
     @property
+    def summed(self) -> int:
+        """Say what its gradients weigh."""
+        return self.parameters if self.gradients is None else self.gradients
+
+    @property
     def hands_back(self) -> bool:
         """Whether its backward has a part for its input: that of a model's first stage has none."""
         return self.weight_backward is None or self.weight_backward < self.backward
@@ -106,11 +111,10 @@ class Tie(fileform.Table, frozen=True, kw_only=True):
 
 def without(stage: Stage, tie: Tie) -> Stage:
     """Take a tied tensor off a stage, because another stage counts it."""
-    own = stage.parameters if stage.gradients is None else stage.gradients
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", "optimizer", "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
-    return replace(stage, gradients=None if alike else own - tie.summed, **less)
+    return replace(stage, gradients=None if alike else stage.summed - tie.summed, **less)
 
 
 def merged(layers: Sequence[Stage], given: int) -> Stage:
@@ -125,7 +129,6 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
     backward = total([layer.backward for layer in layers])
     updates = [layer.update for layer in layers if layer.update is not None]
-    gradients = [layer.parameters if layer.gradients is None else layer.gradients for layer in layers]
     return Stage(
         forward=total([layer.forward for layer in layers]),
         backward=backward,
@@ -133,7 +136,7 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
         kept_output=layers[-1].kept_output,
         boundary=layers[-1].boundary,
         parameters=sum(layer.parameters for layer in layers),
-        gradients=None if all(layer.gradients is None for layer in layers) else sum(gradients),
+        gradients=None if all(layer.gradients is None for layer in layers) else sum(layer.summed for layer in layers),
         optimizer=sum(layer.optimizer for layer in layers),
         update=total(updates) if updates else None,
         offloaded=sum(layer.offloaded for layer in layers),
