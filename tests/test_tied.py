@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, Trace, presets, simulate
+from cdpsim import Cluster, Model, Stage, Tie, Trace, presets, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import Devices, Link
 from cdpsim.compare import measure
 from cdpsim.invariants import violations
-from cdpsim.model import Recipe, Tie
+from cdpsim.model import Recipe
 from cdpsim.recipe import apply
 from cdpsim.runs import Run
 from cdpsim.superpose import worker_curve

@@ -80,6 +80,7 @@ def _of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
         ties = [tie for tie in run.shared for _ in tie.stages]
         return [(tie, first + rows[np.argsort(messages.step[rows])]) for tie, rows in zip(ties, of, strict=True)]
     rows = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage < 0))
+    rows = rows[: len(rows) - len(rows) % steps]
     rows = rows[sort_by(np.arange(len(rows)) // steps, messages.step[rows])]
     return list(zip(run.shared, first + rows.reshape(-1, steps), strict=False))
 
