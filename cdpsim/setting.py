@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-BUT = "without the CUDA context and what the allocator keeps"
+BUT = "without CUDA context and allocator reserve"
 UNCOUNTED = f"memory is {BUT}"
 
 

@@ -28,8 +28,8 @@ LLAMA = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 
 
 
 def model(*ties: Tie, **more: Any) -> Model:
-    times = {"forward": 1.0, "backward": 2.0, "weight_backward": 1.0, "boundary": 1, "activation": 5}
-    stages = [Stage(**times, **more, parameters=own, optimizer=2 * own) for own in PARAMETERS]  # type: ignore[arg-type]
+    times: dict[str, Any] = {"forward": 1.0, "backward": 2.0, "weight_backward": 1.0, "boundary": 1, "activation": 5}
+    stages = [Stage(**{**times, **more}, parameters=own, optimizer=2 * own) for own in PARAMETERS]
     return Model(stages=tuple(stages), tied=ties)
 
 
@@ -38,7 +38,7 @@ APART = model()
 SLOW = Cluster(devices=(Devices(),), link=Link(latency=0.5, bandwidth=20.0))
 
 # Of each schedule that flushes, what each device of a run in four stages has: its stages' bytes, less a second copy.
-COUNTED: dict[str, tuple[dict[str, int], list[int]]] = {
+COUNTED: dict[str, tuple[Any, list[int]]] = {
     "single-dp": ({}, [180]),
     "multi-dp": ({"m": 2}, [180, 180]),  # 100 + 30 + 40 + 10
     "mp-dp": ({"m": 2}, [100, 30, 40, 70] * 2),
@@ -52,7 +52,14 @@ COUNTED: dict[str, tuple[dict[str, int], list[int]]] = {
     "chimera": ({"m": 4}, [100 + 10, 30 + 40, 30 + 40, 100 + 10]),
     "gems": ({"m": 4}, [100 + 10, 30 + 40, 30 + 40, 100 + 10]),
 }
-UNTIED = {"pp-cdp": {}, "mp-cdp": {}, "zero-cdp": {}, "pipedream": {}, "pipedream-2bw": {"replicas": 2}, "pipemare": {}}
+UNTIED: dict[str, Any] = {
+    "pp-cdp": {},
+    "mp-cdp": {},
+    "zero-cdp": {},
+    "pipedream": {},
+    "pipedream-2bw": {"replicas": 2},
+    "pipemare": {},
+}
 
 
 def run_of(trace: Trace) -> Run:
@@ -78,7 +85,7 @@ def sums(trace: Trace, step: int = 0) -> list[tuple[int, str, int]]:
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_devices_have_is_counted_by_hand(name: str) -> None:
     asked, expected = COUNTED[name]
-    trace = simulate(name, 4, model=HEAD, **asked)  # type: ignore[arg-type]
+    trace = simulate(name, 4, model=HEAD, **asked)
     assert peaks(trace, "parameters") == expected
     assert peaks(trace, "optimizer") == [2 * own for own in expected]
     if name not in ("single-dp", "interleaved-1f1b"):  # where a stage is updated before others have all gradients
@@ -206,12 +213,12 @@ def test_without_a_flush_stages_are_untied(name: str) -> None:
 def test_engines_agree_and_invariants_hold(name: str, stages: list[int], contention: str, update: float | None) -> None:
     asked = COUNTED[name][0] if name in COUNTED else UNTIED.get(name, {})
     tied = model(Tie(stages=tuple(stages), parameters=30, gradients=20), gradients=25, update=update)
-    traces = [simulate(name, 4, model=tied, cluster=SLOW, engine=engine, **asked) for engine in ("fast", "simpy")]  # type: ignore[arg-type]
+    traces = [simulate(name, 4, model=tied, cluster=SLOW, engine=engine, **asked) for engine in ("fast", "simpy")]
     assert (traces[0].tasks["start"] == traces[1].tasks["start"]).all()
     assert (traces[0].messages["end"] == traces[1].messages["end"]).all()
     run = run_of(traces[0])
     if contention != "none" and len(run.program.messages):
-        run = run_of(simulate(name, 4, model=tied, cluster=SLOW, contention=contention, **asked))  # type: ignore[arg-type]
+        run = run_of(simulate(name, 4, model=tied, cluster=SLOW, contention=contention, **asked))
     assert not violations(run)
 
 
@@ -303,8 +310,8 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
 WORDS = ["compare", "multi-dp", "pipedream", "gpipe", "-n", "4", "--columns", "memory"]
 WORDS += ["--model", "gpt2", "--cluster", "h100-node"]
 ABOUT = (
-    "gpt2, adam, mixed precision, 8 samples a micro-batch, bf16, h100-node; memory is without the CUDA context and "
-    "what the allocator keeps"
+    "gpt2, adam, mixed precision, 8 samples a micro-batch, bf16, h100-node; memory is without CUDA context and "
+    "allocator reserve"
 )
 LINE = "tied stages 0 and 3 are untied in pipedream: steps are not flushed there, and each has a tensor of its own"
 
