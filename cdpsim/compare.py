@@ -30,7 +30,8 @@ class Measured:
     the most of one stage's parameters that a device holds at once, `staleness` how many steps old what forwards read is
     on average. `messages` are those of one training step, `sent` is what they put on the wire, and `rounds`, in slots,
     how many of them must fit between two slots. `rate` is the micro-batches per unit of time, and `samples` the
-    samples, where the model says how many a micro-batch has.
+    samples, where the model says how many a micro-batch has. `setting` is what is trained, how and on what; `untied`
+    are stages that the model ties and this schedule does not.
     """
 
     schedule: str
@@ -56,8 +57,8 @@ class Measured:
     rate: float
     samples: float | None
     steps: dict[str, float] | None = None  # of many runs, the quantiles of `step`
-    setting: str = ""  # model, optimizer, samples, precision and cluster; nothing in the slot model
-    untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and this schedule does not
+    setting: str = ""  # nothing in the slot model
+    untied: tuple[tuple[int, ...], ...] = ()
 
     def to_builtins(self) -> dict[str, Any]:
         """Give all of it by name."""

@@ -19,6 +19,7 @@ from cdpsim.model import Recipe
 from cdpsim.recipe import apply
 from cdpsim.runs import Run
 from cdpsim.superpose import worker_curve
+from tests.drawn import read
 
 # Four stages, the first and the last of which share a tensor of 60 bytes; an optimizer keeps twice as much of each.
 PARAMETERS = (100, 30, 40, 70)
@@ -325,6 +326,23 @@ def test_a_table_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, *WORDS, "--format", "json")[0])
     assert [row.get("untied") for row in rows] == [None, [[0, 3]], None]
     assert {row["setting"] for row in rows} == {ABOUT.split(";")[0]}
+
+
+def test_pictures_say_what_they_are_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Above bars and points, in titles, and where memory is drawn what it leaves out."""
+    model, memory = ABOUT.split("; memory is ")
+    for style in ("bars", "points"):
+        printed(capsys, *WORDS, "--style", style, "-o", str(tmp_path / f"{style}.svg"))
+        said = " ".join(read((tmp_path / f"{style}.svg").read_bytes()).said())
+        assert ABOUT in said
+        assert LINE in said
+    asked = ["gpipe", *WORDS[4:6], *WORDS[-4:], "-o"]
+    printed(capsys, "plot", "memory", *asked, str(tmp_path / "memory.svg"))
+    said = " ".join(read((tmp_path / "memory.svg").read_bytes()).said())
+    assert f"gpipe, n = 4, dp, {model}" in said
+    assert f"Held by all devices together, {memory}" in said
+    printed(capsys, "timeline", *asked, str(tmp_path / "gantt.svg"))
+    assert f"gpipe, n = 4, dp, {model}" in " ".join(read((tmp_path / "gantt.svg").read_bytes()).said())
 
 
 def test_what_ships_is_undone_by_options(capsys: pytest.CaptureFixture[str]) -> None:
