@@ -88,7 +88,10 @@ class Tasks:
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch."""
+    """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch.
+
+    The stage of a gradient of the k-th shared tensor is -1 - k.
+    """
 
     op: Ints
     content: Ints

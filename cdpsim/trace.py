@@ -83,6 +83,7 @@ class Trace:
         messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
         single, order = messages.op == Op.P2P, self.message_nodes - first
         columns = {name: getattr(messages, name)[order] for name in MESSAGES[2:8]}
+        columns["stage"] = np.maximum(columns["stage"], -1)
         columns["op"] = _names(Op)[messages.op[order]]
         columns["content"] = _names(Content)[messages.content[order]]
         if not single.all():
@@ -106,7 +107,8 @@ class Trace:
         messages, start, end = program.messages, self._run.start[first:], self._run.end[first:]
         dst, together = messages.dst.copy(), messages.op != Op.P2P
         dst[together] = _places(program.groups)[dst[together]]
-        by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)
+        stage = np.maximum(messages.stage, -1)
+        by = (messages.op, messages.content, stage, messages.micro_batch, messages.step, messages.src, dst)
         return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
 
     @property

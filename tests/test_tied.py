@@ -181,6 +181,19 @@ def test_bidirectional_pipelines_sum_it_once() -> None:
     assert sums(trace) == expected
 
 
+@pytest.mark.parametrize("contention", ["none", "fair"])
+def test_each_of_several_tensors_is_summed_by_itself(contention: str) -> None:
+    """In one piece and as messages; messages.csv has no stage for either."""
+    tied = model(Tie(stages=(0, 3), parameters=30), Tie(stages=(0, 1, 3), parameters=20))
+    trace = simulate("gpipe", 4, m=4, model=tied, cluster=SLOW, contention=contention)
+    stages, op = trace.messages["stage"], trace.messages["op"]
+    if contention == "none":
+        assert sums(trace) == [(-1, "0|1|3", 20), (-1, "0|3", 30)]
+    assert set(stages[(stages < 0) | (op == "all_reduce")].tolist()) == {-1}
+    assert not violations(run_of(trace))
+    assert run_of(trace).at_rest.period_is == "certified"
+
+
 def test_it_may_be_summed_before_the_step_ends() -> None:
     """Stages 1 and 3 of an interleaved pipeline are through before stage 0 is."""
     tied = model(Tie(stages=(1, 2), parameters=30))

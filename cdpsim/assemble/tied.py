@@ -113,20 +113,20 @@ def _shared(grid: Grid, model: Model) -> tuple[Tie, ...]:
 
 def sum_shared(grid: Grid, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
     """Sum the gradient of each shared tensor over all devices that have it, before they update its stages."""
-    for tie in _shared(grid, model):
+    for k, tie in enumerate(_shared(grid, model)):
         copies = _copies(grid, tie)
-        message = _all_reduce(grid, tie, copies, build, at_once)
+        message = _all_reduce(grid, k, tie, copies, build, at_once)
         build.link(message[updates.step[copies.row]], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
         hold_from_the_first(grid, [tie], build)
 
 
-def _all_reduce(grid: Grid, tie: Tie, copies: _Copies, build: Builder, at_once: bool) -> Ints:
+def _all_reduce(grid: Grid, number: int, tie: Tie, copies: _Copies, build: Builder, at_once: bool) -> Ints:
     """One message a step, after all backwards of the tied stages, and after the step unless it goes at once."""
     holders, steps = grid.holders, np.arange(grid.steps)
     group = build.group(np.unique(holders.device[copies.row]))
-    columns = {"stage": -1 + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
+    columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
     message = build.send(Op.ALL_REDUCE, Content.GRADIENT, step=steps, src=-1, **columns)
     gives = grid.last[:, :, list(tie.stages)]
     build.link(gives.ravel(), np.repeat(message, gives[0].size))

@@ -71,18 +71,15 @@ def sums(run: Recount) -> Needs:
 def _of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
     """Each shared tensor with the messages that sum its gradient, one for each step, and more where states are sharded.
 
-    These are of no stage, in the order of ties and steps; of sharded states they are those of the tied stages.
+    Of sharded states these are the messages of the tied stages.
     """
-    messages, first, steps = run.whole.program.messages, len(run.program.tasks), run.program.steps
-    if run.program.sharded:
-        summed = np.flatnonzero(messages.op == Op.REDUCE)
-        of = (summed[messages.stage[summed] == j] for tie in run.shared for j in tie.stages)
-        ties = [tie for tie in run.shared for _ in tie.stages]
-        return [(tie, first + rows[np.argsort(messages.step[rows])]) for tie, rows in zip(ties, of, strict=True)]
-    rows = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage < 0))
-    rows = rows[: len(rows) - len(rows) % steps]
-    rows = rows[sort_by(np.arange(len(rows)) // steps, messages.step[rows])]
-    return list(zip(run.shared, first + rows.reshape(-1, steps), strict=False))
+    messages, first = run.whole.program.messages, len(run.program.tasks)
+    gradients = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.op != Op.P2P))
+    ties = [(tie, tie.stages if run.program.sharded else (-1 - k,)) for k, tie in enumerate(run.shared)]
+    found = ((tie, gradients[messages.stage[gradients] == stage]) for tie, stages in ties for stage in stages)
+    return [
+        (tie, first + rows[np.argsort(messages.step[rows])]) for tie, rows in found if len(rows) == run.program.steps
+    ]
 
 
 def _pairs(run: Recount, nodes: Ints, tie: Tie, messages: Ints) -> tuple[Ints, Ints]:
