@@ -2,7 +2,7 @@
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.model import Model, Stage
+from cdpsim.model import Model, Stage, Tie
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.simulate import simulate
 from cdpsim.table1 import table1
@@ -17,6 +17,7 @@ __all__ = [
     "Schedule",
     "Stage",
     "Stalled",
+    "Tie",
     "Trace",
     "__version__",
     "load",

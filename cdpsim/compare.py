@@ -1,5 +1,6 @@
 """Schedules side by side: time, idleness, memory, bytes, devices."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,7 @@ from cdpsim.metrics.waiting import Reason, idle
 from cdpsim.montecarlo import spread
 from cdpsim.program import Category
 from cdpsim.runs import Rest
+from cdpsim.setting import UNCOUNTED, setting, untied
 from cdpsim.trace import Trace
 from cdpsim.units import Number
 
@@ -28,7 +30,8 @@ class Measured:
     the most of one stage's parameters that a device holds at once, `staleness` how many steps old what forwards read is
     on average. `messages` are those of one training step, `sent` is what they put on the wire, and `rounds`, in slots,
     how many of them must fit between two slots. `rate` is the micro-batches per unit of time, and `samples` the
-    samples, where the model says how many a micro-batch has.
+    samples, where the model says how many a micro-batch has. `setting` is what is trained, how and on what; `untied`
+    are stages that the model ties and this schedule does not.
     """
 
     schedule: str
@@ -54,10 +57,20 @@ class Measured:
     rate: float
     samples: float | None
     steps: dict[str, float] | None = None  # of many runs, the quantiles of `step`
+    setting: str = ""  # nothing in the slot model
+    untied: tuple[tuple[int, ...], ...] = ()
 
     def to_builtins(self) -> dict[str, Any]:
         """Give all of it by name."""
-        return {name: value for name, value in asdict(self).items() if name != "steps" or value is not None}
+        empty = {"steps": None, "setting": "", "untied": ()}
+        return {name: value for name, value in asdict(self).items() if name not in empty or value != empty[name]}
+
+
+def notes(measured: Sequence[Measured]) -> list[str]:
+    """Say what rows of a table are of, which of them leave tied stages untied, and what their memory leaves out."""
+    words = [f"{words}; {UNCOUNTED}" for words in dict.fromkeys(one.setting for one in measured) if words]
+    apart = dict.fromkeys(stages for one in measured for stages in one.untied)
+    return words + [untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart]
 
 
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
@@ -95,6 +108,8 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
         rate=rate,
         samples=rate * each if each else None,
         steps=None if runs is None else spread(trace, runs).summary()["period"],
+        setting="" if trace.in_slots else ", ".join(setting(trace.request)),
+        untied=program.untied,
     )
 
 

@@ -103,12 +103,17 @@ it was ready to go. Collectives run as their messages.
 A model with more stages than -n asks for is cut into N groups of its stages, of
 which the largest has as few FLOP, or seconds, as can be. How it is trained may also
 stand in its file: [training] with optimizer, mixed_precision = true, recompute,
-offload. A stage may say what its update takes: update = "5 ms" on its device, which
-does nothing else meanwhile, host_update = "30 ms" on the host. What is offloaded
-crosses the cluster's [host] link (latency, bandwidth) beside computing: a forward or
-backward takes the longer of both, an update its gradients' way, its own time, and its
-parameters' way; summary.json then has host_memory. A stage's file may state a time
-itself: transfer = "20 ms".
+offload; language models ship with Adam in mixed precision. A stage may say what its
+update takes: update = "5 ms" on its device, which does nothing else meanwhile,
+host_update = "30 ms" on the host. What is offloaded crosses the cluster's [host] link
+(latency, bandwidth) beside computing: a forward or backward takes the longer of both,
+an update its gradients' way, its own time, and its parameters' way; summary.json then
+has host_memory. A stage's file may state a time itself: transfer = "20 ms".
+
+Stages that share a tensor are tied in the file: [[tied]] with stages = [0, 13] and
+parameters = "77.2 MB", which each of them has among its own. A device with both stages
+counts it once. On several devices each has a copy where steps are flushed, and an
+all-reduce a step sums its gradient; without a flush the stages are untied.
 
 Where overlap = "none" (`cdpsim clusters --help`), a message takes its sender for its
 time right after the task that made it, and its receiver for as long right before the
@@ -284,8 +289,9 @@ examples:
   cdpsim superpose toy.toml -n 4 --axis measured
 """
 MODELS = """For one micro-batch, summed over stages: the work of its forward and backward, the
-parameters, and the activations that it leaves from forward to backward. `about` has
-the command that made the file.
+parameters, their bytes (`weights`), and the activations that it leaves from forward to
+backward. A tensor that stages share ([[tied]]) counts once. `about` has the command
+that made the file.
 
 examples:
   cdpsim models

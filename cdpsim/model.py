@@ -1,5 +1,6 @@
 """What is trained: the time and the bytes of one micro-batch through each stage."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
@@ -16,10 +17,10 @@ from cdpsim import fileform
 from cdpsim.errors import RequestError, choose
 from cdpsim.fileform import Name
 from cdpsim.partition import Cuts, balanced, check_stages
-from cdpsim.stage import SIZES, Stage, merged
+from cdpsim.stage import SIZES, Stage, Tie, merged, without
 from cdpsim.units import MOST_SECONDS, Work
 
-__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage"]
+__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage", "Tie"]
 
 UNIT_MODELS = ("unit", "unit-split")  # the slot model, and the one in which backwards are split and take two slots
 MOST_STAGES = 1_000_000
@@ -53,6 +54,13 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
         if self.mixed_precision and not self.optimizer:
             raise RequestError("mixed_precision", "what is kept in fp32 depends on the optimizer; name one")
 
+    @property
+    def words(self) -> list[str]:
+        """Say it in words, from what is not by default."""
+        ways = {"recompute": self.recompute, "offload": self.offload}
+        parts = [self.optimizer or "", "mixed precision" * self.mixed_precision]
+        return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
+
 
 class _Run(Stage, frozen=True, kw_only=True):
     repeat: Annotated[int, msgspec.Meta(ge=1, le=MOST_STAGES)] = 1
@@ -66,6 +74,7 @@ class _ModelFile(fileform.Table, frozen=True, kw_only=True):
     precision: str = ""
     samples: Samples | None = None
     training: Recipe = Recipe()
+    tied: tuple[Tie, ...] = ()
     stages: Annotated[tuple[_Run, ...], msgspec.Meta(min_length=1)]
 
 
@@ -78,6 +87,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     precision: str = ""  # one of PRECISIONS: what its bytes and its FLOP are in
     samples: Samples | None = None  # of a micro-batch, such as images or sequences; None: nobody says
     training: Recipe = Recipe()  # what `cdpsim.recipe.apply` adds to its stages
+    tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters
 
     def __post_init__(self) -> None:
         fileform.Table.__post_init__(self)
@@ -87,6 +97,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             raise RequestError("stages", "some are updated on their device and some on its host; give all in one way")
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
+        _check_ties(self.tied, self.stages)
         for kind in SIZES:
             if self._column(kind, np.float64).sum() > MOST_BYTES_IN_ALL:
                 raise RequestError("stages", f"{kind} sums to more than 9 PB; check the units and `repeat`")
@@ -145,15 +156,38 @@ class Model(fileform.Table, frozen=True, kw_only=True):
 
     def groups(self, n: int) -> list[tuple[int, tuple[Stage, ...]]]:
         """Give the stages of each group, and what the stage before sends it."""
+        stages = self.once(self.tied, self._group_of(n)).stages if self.tied else self.stages
         ends = pairwise((0, *self.cuts(n), self.n))
-        return [(self.stages[begin - 1].boundary if begin else 0, self.stages[begin:end]) for begin, end in ends]
+        return [(stages[begin - 1].boundary if begin else 0, stages[begin:end]) for begin, end in ends]
 
     def grouped(self, n: int) -> Self:
         """Make n consecutive stages of the model's own, as one device would run each."""
         if n == self.n:
             return self
         stages = tuple(merged(layers, given) for given, layers in self.groups(n))
-        return msgspec.structs.replace(self, stages=stages)
+        return msgspec.structs.replace(self, stages=stages, tied=self.tied_groups(n))
+
+    def tied_groups(self, n: int) -> tuple[Tie, ...]:
+        """Give what ties n groups of stages; a tensor of stages of one group ties it to no other."""
+        group = self._group_of(n)
+        ties = ((tie, tuple(sorted({group[j] for j in tie.stages}))) for tie in self.tied)
+        return tuple(msgspec.structs.replace(tie, stages=groups) for tie, groups in ties if len(groups) > 1)
+
+    def once(self, ties: Sequence[Tie], places: Sequence[int] | None = None) -> Self:
+        """Count tied tensors in the first of their stages at each place alone, where all are at one unless said."""
+        stages = list(self.stages)
+        for tie in ties:
+            seen: set[int] = set()
+            for j in tie.stages:
+                place = 0 if places is None else places[j]
+                stages[j] = without(stages[j], tie) if place in seen else stages[j]
+                seen.add(place)
+        others = tuple(tie for tie in self.tied if tie not in ties)
+        return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
+
+    def _group_of(self, n: int) -> list[int]:
+        """Give the group of each stage, of n."""
+        return [k for k, (begin, end) in enumerate(pairwise((0, *self.cuts(n), self.n))) for _ in range(begin, end)]
 
     def forward_time(self, speed: float | None) -> npt.NDArray[Any]:
         """Say what each stage's forward takes on a device of that speed: seconds, or int64 slots.
@@ -191,6 +225,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         return self._column(kind, np.int64)
 
     @property
+    def bytes_of_parameters(self) -> int:
+        """Say what all parameters weigh, each tied tensor counted once."""
+        return int(self.size("parameters").sum()) - sum((len(tie.stages) - 1) * tie.parameters for tie in self.tied)
+
+    @property
     def boundary_held(self) -> npt.NDArray[np.int64]:
         """What each boundary weighs in memory: 0 in the slot model, though 1 as a message."""
         return np.zeros(self.n, np.int64) if self.is_unit else self.size("boundary")
@@ -216,12 +255,12 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Make a model of a file's content; errors begin with `subject`."""
-        form = fileform.decode(content, _ModelFile, subject, (_Run, _ModelFile))
+        form = fileform.decode(content, _ModelFile, subject, (_Run, _ModelFile, Tie))
         if sum(run.repeat for run in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
         try:
-            top = {name: getattr(form, name) for name in ("name", "precision", "samples", "training")}
+            top = {name: getattr(form, name) for name in ("name", "precision", "samples", "training", "tied")}
             return cls(stages=tuple(stages), **top)
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
@@ -230,6 +269,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         """Give what a file says of this model."""
         said: dict[str, object] = {"name": self.name, "precision": self.precision, "samples": self.samples}
         said["training"] = fileform.encode(self.training)
+        said["tied"] = [fileform.encode(tie) for tie in self.tied]
         top = {key: value for key, value in said.items() if value}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
         return top | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}
@@ -262,6 +302,27 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
             raise RequestError(f"stage {slow.argmax()}", problem)
         return times
+
+
+def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
+    """Refuse ties of stages that do not exist, or that have less than the tied tensors."""
+    left = dict(enumerate(stages))
+    for k, tie in enumerate(ties):
+        if len(tie.stages) < 2 or list(tie.stages) != sorted(set(tie.stages)):
+            problem = f"{list(tie.stages)} must be at least two stages, each once and in order"
+            raise RequestError(f"tied[{k}].stages", f"{problem}; leave the tie out, or mend it")
+        for j in tie.stages:
+            if j not in left:
+                problem = f"stage {j} does not exist; the model's stages are 0 to {len(stages) - 1}"
+                raise RequestError(f"tied[{k}].stages", problem)
+            try:
+                left[j] = without(left[j], tie)
+            except RequestError as error:
+                kind = "summed" if error.subject == "gradients" else error.subject
+                has, wants = (getattr(one, kind) for one in (left[j], tie))
+                sizes = f"stage {j} has {has:,} bytes of the {wants:,} that are tied"
+                problem = f"stages {list(tie.stages)} differ in size: {sizes}; give what all of them have"
+                raise RequestError(f"tied[{k}].{error.subject}", problem) from None
 
 
 @lru_cache(maxsize=32)  # asked for every schedule that is compared

@@ -44,7 +44,6 @@ def _timed(stage: Stage, host: Link | None, name: str) -> Stage:
     if stage.offloaded and not stage.transfer:
         stage = replace(stage, transfer=host.latency + stage.offloaded / host.bandwidth)
     if stage.on_host:
-        gradients = stage.parameters if stage.gradients is None else stage.gradients
-        there, back = (host.latency + size / host.bandwidth for size in (gradients, stage.parameters))
+        there, back = (host.latency + size / host.bandwidth for size in (stage.summed, stage.parameters))
         stage = replace(stage, host_update=there + stage.host_update + back)
     return stage

@@ -90,7 +90,10 @@ class Tasks:
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch."""
+    """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch.
+
+    The stage of a gradient of the k-th shared tensor is -1 - k.
+    """
 
     op: Ints
     content: Ints
@@ -189,6 +192,7 @@ class Program:
     flushes: bool = False  # whether a training step ends for all micro-batches before the next one begins
     sharded: bool = False  # whether a stage's state is in one place
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
+    untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of (micro-batch, stage): its gradient leaves after its weights' part
     parts: Parts = field(default_factory=no_parts)
 

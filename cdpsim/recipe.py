@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.stage import Stage, merged, total
+from cdpsim.stage import Stage, Tie, merged, total
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 
@@ -41,7 +41,7 @@ WIDE = 4  # bytes of a number of the master copy and of the state beside it
 def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
     """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
 
-    Cuts are the model's own, whatever the recipe.
+    Its name says the recipe. Cuts are the model's own, whatever the recipe.
     """
     recipe = model.training if recipe is None else recipe
     n = model.n if n is None else n
@@ -56,13 +56,23 @@ def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> M
             replace(stage, optimizer=state_bytes(stage, recipe, scale, f"stage {j}"))
             for j, stage in enumerate(model.stages)
         )
-        model = replace(model, stages=weighed, training=Recipe())
+        tied = tuple(
+            replace(tie, optimizer=state_bytes(tie, recipe, scale, f"tied[{k}]")) for k, tie in enumerate(model.tied)
+        )
+        model = replace(model, stages=weighed, tied=tied, training=Recipe())
     stages = tuple(_stage(layers, given, recipe.recompute, j) for j, (given, layers) in enumerate(model.groups(n)))
-    return replace(model, stages=_offloaded(stages, recipe.offload), training=Recipe())
+    tied = model.tied_groups(n)
+    if recipe.offload in ("optimizer", "all"):
+        tied = tuple(map(_optimizer_of_tie_on_host, tied))
+    name = ", ".join(filter(None, [model.name, *recipe.words]))
+    return replace(model, name=name, stages=_offloaded(stages, recipe.offload), tied=tied, training=Recipe())
 
 
-def state_bytes(stage: Stage, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
-    """Say what an optimizer keeps of a stage, each number `scale` times as large as one of its parameters."""
+def state_bytes(stage: Stage | Tie, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
+    """Say what an optimizer keeps of a stage or of a tied tensor.
+
+    Each number is `scale` times as large as one of the parameters.
+    """
     assert recipe.optimizer is not None, "without one, stages say it themselves"
     parameters = stage.parameters
     if recipe.optimizer == "adafactor" and parameters and not stage.factored:
@@ -87,6 +97,11 @@ def _optimizer_on_host(stage: Stage) -> Stage:
     if not stage.optimizer:
         return stage
     return replace(stage, host_optimizer=stage.host_optimizer + stage.optimizer, optimizer=0, update=None)
+
+
+def _optimizer_of_tie_on_host(tie: Tie) -> Tie:
+    """A tied tensor whose stages are updated by their hosts."""
+    return replace(tie, host_optimizer=tie.host_optimizer + tie.optimizer, optimizer=0)
 
 
 def _activations_on_host(stage: Stage) -> Stage:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.assemble import assemble
+from cdpsim.assemble import assemble, counted_once
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import DEFAULT, is_named
@@ -34,6 +34,7 @@ from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.stage import Tie
 from cdpsim.stalled import refuse_stalled
 from cdpsim.streams import streamed
 from cdpsim.trace import TABLES, Columns, Trace, load
@@ -116,8 +117,10 @@ def simulate(
 def _run(request: Request) -> Run:
     """Do what is asked."""
     _checked("request")
-    done, model = ticker(3, "simulate"), timed(request.model, request.cluster.host)
-    program = _assembled(request, model)
+    done = ticker(3, "simulate")
+    counted, once = counted_once(request.schedule, request.shape, request.rule, request.model)
+    model = timed(counted, request.cluster.host)
+    program = _assembled(request, model, once)
     request = request.settled(sends=_sends(program), devices=program.devices)
     done(1)
     program, costs = _costed(request, program, model)
@@ -128,7 +131,7 @@ def _run(request: Request) -> Run:
     if not request.ignore_memory:
         refuse_overflow(program, start, end, request.cluster)
     done(0)
-    on_hosts = _on_hosts(program, start, end, request.model)
+    on_hosts = _on_hosts(program, start, end, counted)
     return Run(
         program,
         costs,
@@ -157,7 +160,7 @@ def _settles(request: Request, program: Program, costs: Costs) -> bool:
     return not turns(program) or (not disorder.slow and cluster.sized(program.devices).is_alike(program.devices))
 
 
-def _assembled(request: Request, model: Model) -> Program:
+def _assembled(request: Request, model: Model, once: tuple[Tie, ...]) -> Program:
     """The program of what is asked, for devices that are there."""
     cluster = request.cluster
     program = assemble(
@@ -171,6 +174,7 @@ def _assembled(request: Request, model: Model) -> Program:
         forward_first=request.slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
         speed=reached(cluster, 1, model)[0],
+        once=once,
     )
     _refuse_idle(request, program)
     cluster.require(program.devices, request.schedule.name)

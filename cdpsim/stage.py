@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
+from msgspec.structs import replace
+
 from cdpsim import fileform
 from cdpsim.errors import RequestError
 from cdpsim.fileform import Cost, Seconds, Size
@@ -76,6 +78,11 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
         return bool(self.host_optimizer)
 
     @property
+    def summed(self) -> int:
+        """Say what its gradients weigh."""
+        return self.parameters if self.gradients is None else self.gradients
+
+    @property
     def hands_back(self) -> bool:
         """Whether its backward has a part for its input: that of a model's first stage has none."""
         return self.weight_backward is None or self.weight_backward < self.backward
@@ -84,6 +91,30 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     def passing(self) -> int:
         """Say what a forward that keeps nothing for a backward holds at most, its input included."""
         return self.activation + self.forward_transient if self.inference is None else self.inference
+
+
+class Tie(fileform.Table, frozen=True, kw_only=True):
+    """One tensor that several stages have as a part of their parameters, and what it weighs in each of them."""
+
+    stages: tuple[int, ...]
+    parameters: Size
+    gradients: Size | None = None  # None: as parameters
+    optimizer: Size = 0
+    host_optimizer: Size = 0
+    factored: Size = 0
+
+    @property
+    def summed(self) -> int:
+        """Say what its gradient weighs."""
+        return self.parameters if self.gradients is None else self.gradients
+
+
+def without(stage: Stage, tie: Tie) -> Stage:
+    """Take a tied tensor off a stage, because another stage counts it."""
+    alike = stage.gradients is None and tie.gradients is None
+    kinds = ("parameters", "optimizer", "host_optimizer", "factored")
+    less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
+    return replace(stage, gradients=None if alike else stage.summed - tie.summed, **less)
 
 
 def merged(layers: Sequence[Stage], given: int) -> Stage:
@@ -98,7 +129,6 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
     backward = total([layer.backward for layer in layers])
     updates = [layer.update for layer in layers if layer.update is not None]
-    gradients = [layer.parameters if layer.gradients is None else layer.gradients for layer in layers]
     return Stage(
         forward=total([layer.forward for layer in layers]),
         backward=backward,
@@ -106,7 +136,7 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
         kept_output=layers[-1].kept_output,
         boundary=layers[-1].boundary,
         parameters=sum(layer.parameters for layer in layers),
-        gradients=None if all(layer.gradients is None for layer in layers) else sum(gradients),
+        gradients=None if all(layer.gradients is None for layer in layers) else sum(layer.summed for layer in layers),
         optimizer=sum(layer.optimizer for layer in layers),
         update=total(updates) if updates else None,
         offloaded=sum(layer.offloaded for layer in layers),

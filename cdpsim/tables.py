@@ -134,6 +134,17 @@ FORMATS: Mapping[str, Callable[..., str]] = {
 }
 
 
+def noted(table: str, form: str, notes: Sequence[str]) -> str:
+    """Add lines to a table for people, in LaTeX as comments; leave a table for programs as it is."""
+    lines = [one_line(note) for note in notes]
+    if form == "latex":
+        return "".join(f"% {line}\n" for line in lines) + table
+    if form not in ("text", "markdown") or not lines:
+        return table
+    ends = "\n" if form == "text" else "\n\n"
+    return f"{table}\n{ends.join(lines if form == 'text' else map(_markdown_text, lines))}\n"
+
+
 def check_format(name: str) -> str:
     """Refuse a format that there is not."""
     if name not in FORMATS:

@@ -84,6 +84,7 @@ class Trace:
         messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
         single, order = messages.op == Op.P2P, self.message_nodes - first
         columns = {name: getattr(messages, name)[order] for name in MESSAGES[2:8]}
+        columns["stage"] = np.maximum(columns["stage"], -1)
         columns["op"] = _names(Op)[messages.op[order]]
         columns["content"] = _names(Content)[messages.content[order]]
         if not single.all():
@@ -111,7 +112,8 @@ class Trace:
         messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
         dst, together = messages.dst.copy(), messages.op != Op.P2P
         dst[together] = _places(program.groups)[dst[together]]
-        by = (messages.op, messages.content, messages.stage, messages.micro_batch, messages.step, messages.src, dst)
+        stage = np.maximum(messages.stage, -1)
+        by = (messages.op, messages.content, stage, messages.micro_batch, messages.step, messages.src, dst)
         return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
 
     @property
@@ -152,7 +154,8 @@ class Trace:
         sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
-        apart = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        apart |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         return {
             "cdpsim": __version__,
             "request": dict(run.request),

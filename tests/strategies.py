@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
 from cdpsim.assemble.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
@@ -137,9 +137,18 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
 
 @st.composite
 def models(draw: st.DrawFn, n: int) -> Model:
-    """A model of n uneven stages."""
+    """A model of n uneven stages, some of which may share a tensor."""
     work, updated = draw(st.booleans()), draw(st.sampled_from(["at once", "by its device", "by the host"]))
-    return Model(stages=tuple(draw(stages(work, updated)) for _ in range(n)))
+    made = tuple(draw(stages(work, updated)) for _ in range(n))
+    tied = draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted))
+    return Model(stages=made, tied=(_tie(made, tuple(tied)),) if len(tied) > 1 else ())
+
+
+def _tie(made: tuple[Stage, ...], tied: tuple[int, ...]) -> Tie:
+    """The largest tensor that these stages can share."""
+    sharing = [made[j] for j in tied]
+    sizes = {name: min(getattr(stage, name) for stage in sharing) for name in ("parameters", "optimizer")}
+    return Tie(stages=tied, gradients=min(stage.summed for stage in sharing), **sizes)
 
 
 latencies = st.just(0.0) | seconds

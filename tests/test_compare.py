@@ -258,6 +258,8 @@ def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path)
     plain, known = (json.loads(command(*asked, name, "--format", "json").out) for name in ("toy.toml", "known.toml"))
     assert [one["samples"] for one in plain] == [None, None]
     for one, same in zip(known, plain, strict=True):
+        assert one.pop("setting") == "toy, 24 samples a micro-batch, box"
+        assert same.pop("setting") == "toy, box"
         assert one | {"samples": None} == same
         assert one["samples"] == pytest.approx(24 * 3 / one["step"])
     for form in ("text", "csv", "markdown", "latex"):
@@ -283,8 +285,10 @@ def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path
     found = json.loads(command(*lines, "--format", "json").out)
     assert [one["fits"] for one in found] == [one["memory"] <= 9e9 for one in found]
     assert [one["fits"] for one in found] == [False, True, True]
-    cells = [re.split("  +", line) for line in command(*lines).out.splitlines()]
+    table, about = command(*lines).out.split("\n\n")
+    cells = [re.split("  +", line) for line in table.splitlines()]
     assert [row[cells[0].index("fits")] for row in cells[2:]] == ["no", "yes", "yes"]
+    assert about.endswith("a cluster; memory is without CUDA context and allocator reserve\n")
 
 
 REFUSALS = {

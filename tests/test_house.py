@@ -22,12 +22,12 @@ DRAWN = """
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
     assemble.build assemble.causal assemble.listing assemble.grid assemble.passes assemble.update
-    assemble.replicated assemble.sharded assemble
+    assemble.tied assemble.replicated assemble.sharded assemble
     costs disturb expand rendezvous streams
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    runs stalled trace
+    runs stalled trace setting
     invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
     invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
     pyramid limits request simulate montecarlo

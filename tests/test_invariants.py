@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from cdpsim import Cluster, Model, Stage, simulate
+from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
@@ -300,6 +300,25 @@ def no_room_for_what_comes() -> Run:
     return without_buffer(run, Category.COMMUNICATION, device=1, stage=0, version=2)
 
 
+def tying() -> Run:
+    """The first and the last stage of a pipeline share a tensor."""
+    stages = (Stage(forward=1.0, backward=1.0, parameters=5),) * 4
+    return sound("chimera", 4, m=4, model=Model(stages=stages, tied=(Tie(stages=(0, 3), parameters=4),)))
+
+
+def summed_elsewhere() -> Run:
+    """The gradient of a shared tensor is summed over devices that do not have it."""
+    run = tying()
+    row = message(run, "all_reduce gradient(t=1,j=1)")
+    return column(run, "messages", "dst", message(run, "all_reduce gradient(t=1)"), run.program.messages.dst[row])
+
+
+def one_sum_less() -> Run:
+    """A shared tensor's sum says that it is of a stage."""
+    run = tying()
+    return column(run, "messages", "stage", message(run, "all_reduce gradient(t=1)"), 0)
+
+
 SLOW_LINKS = Cluster(link=Link(latency=0.5))
 FAULTS: dict[str, Fault] = {
     "links_carry_no_more_than_they_can": unhindered,
@@ -323,6 +342,9 @@ FAULTS: dict[str, Fault] = {
         unhurried("multi-cdp"), "B(t=2,i=0,j=0)", "p2p gradient(t=2,j=0) 0->1"
     ),
     "gradients_are_summed_once": given_twice,
+    "tied_gradients_are_summed_once": lambda: column(
+        run := tying(), "messages", "size", message(run, "all_reduce gradient(t=1)"), 3
+    ),
     "updates_come_after_all_their_gradients": updated_before_the_sum,
     "barriers_hold": lambda: without(sound(rule="cdp-v1"), "B(t=2,i=2,j=0)", "U(t=2,j=2)"),
     "versions_are_made_in_order": versions_swapped,
@@ -426,6 +448,12 @@ def another_algorithm() -> Run:
             "p2p gradient.* takes gradients from a device that has none",
         ),
         (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
+        (summed_elsewhere, "tied_gradients_are_summed_once", r"all_reduce gradient\(t=1\) leaves out a device"),
+        (
+            one_sum_less,
+            "tied_gradients_are_summed_once",
+            "^2 messages sum gradients of tied tensors, where 3 are needed",
+        ),
         (turned_lane, "streams_keep_their_order", "wait for each other in a circle"),
         (another_algorithm, "collectives_go_round_by_round", "goes by no algorithm that it may"),
     ],

@@ -98,7 +98,7 @@ def expected_slices(trace: Trace) -> list[tuple[str, str, str, int, int]]:
         start, end = whole(trace, message["start"]), whole(trace, message["end"])
         name = message["content"] if message["op"] == "p2p" else f"{message['op']} {message['content']}"
         i, j = message["micro_batch"], message["stage"]
-        name += f" {i}.{j}" if i >= 0 else f" of stage {j}"
+        name += f" {i}.{j}" if i >= 0 else f" of stage {j}" if j >= 0 else " of all"
         link = link_name(message["src"], str(message["dst"]), message["op"])
         result.append(("links", link, name, start, end - start))
     return result

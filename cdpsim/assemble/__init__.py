@@ -11,6 +11,7 @@ from cdpsim.assemble.grid import Grid, releases
 from cdpsim.assemble.passes import pass_through_stages
 from cdpsim.assemble.replicated import all_reduce, pass_along
 from cdpsim.assemble.sharded import broadcast_for_use, carry_state
+from cdpsim.assemble.tied import counted_once, hold_from_the_first
 from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
 from cdpsim.model import Model
@@ -19,6 +20,9 @@ from cdpsim.schedules import Schedule, State
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.stage import Tie
+
+__all__ = ["assemble", "counted_once"]
 
 
 def assemble(
@@ -33,12 +37,13 @@ def assemble(
     forward_first: bool = True,
     lanes: int = 1,
     speed: float | None = None,
+    once: tuple[Tie, ...] = (),
 ) -> Program:
     """Derive the program of a schedule.
 
     Its `shape` is the schedule's own, where not given; `at_once` lets all-reduces not wait for the end of their step;
     `lanes` is what a device does side by side; `speed`, where the model states work instead of times, tells a placement
-    how long its stages take.
+    how long its stages take. `once` are tied tensors that the `model` counts in one stage alone (`counted_once`).
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive:
@@ -56,6 +61,7 @@ def assemble(
         all_reduce(grid, updates, model, build, at_once)
     else:
         pass_along(grid, updates, model, build, prefetch)
+    hold_from_the_first(grid, once, build)
     if model.updates_take_time and not updates.in_lanes:
         take_turns(grid, updates, build)
     lane_tasks, lane_start = lanes_with(grid, updates)
@@ -77,6 +83,7 @@ def assemble(
         flushes=schedule.order.flush,
         sharded=schedule.state is State.SHARDED,
         barrier=grid.rule.barrier,
+        untied=() if schedule.order.flush else tuple(tie.stages for tie in model.tied),
         undivided=np.tile(grid.listing.whole, (shape.replicas, 1)) if grid.listing and grid.splits else None,
     )
 

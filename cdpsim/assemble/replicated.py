@@ -4,6 +4,7 @@ import numpy as np
 
 from cdpsim.assemble.build import Builder, end, start
 from cdpsim.assemble.grid import Grid
+from cdpsim.assemble.tied import own_gradients, sizes_of, sum_shared
 from cdpsim.assemble.update import Updates, beside_old
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
@@ -18,23 +19,24 @@ def all_reduce(grid: Grid, updates: Updates, model: Model, build: Builder, at_on
     holders, node = grid.holders, updates.node
     in_step = len(holders) // grid.steps
     assert (holders.device.reshape(grid.steps, -1) == holders.device[:in_step]).all(), "a stage stays on its devices"
-    taker = _all_reduces(grid, updates, model.size("gradients"), build, at_once)
+    sizes = sizes_of(grid, model)
+    taker = _all_reduces(grid, updates, own_gradients(grid, model), build, at_once)
     build.link(grid.last.ravel(), taker[holders.row.ravel()])
+    sum_shared(grid, updates, model, build, at_once)
     if not grid.schedule.order.flush:  # an update needs what it replaces; with a flush the next step's tasks see to it
         build.link(node[:-in_step], node[in_step:])
     if updates.barrier is not None:
         build.link(updates.barrier, node, Edge.BARRIER)
     of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
-    gradients, parameters = model.size("gradients")[holders.stage], model.size("parameters")[holders.stage]
-    build.hold(Category.GRADIENTS, size=gradients, begin=start(holders.first_task), end=end(node), **of)
+    build.hold(Category.GRADIENTS, size=sizes.gradients, begin=start(holders.first_task), end=end(node), **of)
     made = np.append(np.full(in_step, -1), end(node[:-in_step]))
     if model.updates_take_time and not grid.schedule.order.flush:
         made[in_step:] -= beside_old(grid, updates)[:-in_step]
-    copies = build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
+    copies = build.hold(Category.PARAMETERS, size=sizes.parameters, begin=made, end=end(node), **of)
     _read(grid, updates, copies, build)
     last = {name: column[-in_step:] for name, column in of.items()}
     final, always = node[-in_step:], np.full(in_step, -1)
-    build.hold(Category.OPTIMIZER, size=model.size("optimizer")[last["stage"]], begin=always, end=end(final), **last)
+    build.hold(Category.OPTIMIZER, size=sizes.optimizer[-in_step:], begin=always, end=end(final), **last)
 
 
 def _read(grid: Grid, updates: Updates, copies: Ints, build: Builder) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from cdpsim.assemble.build import Builder, end, start
 from cdpsim.assemble.grid import Grid
+from cdpsim.assemble.tied import give_shared, own_gradients
 from cdpsim.assemble.update import Updates, owner, uses
 from cdpsim.columns import Ints
 from cdpsim.model import Model
@@ -21,7 +22,7 @@ def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder
         build.link(np.repeat(updates.node[: -grid.n], grid.m), grid.forward[1:].transpose(0, 2, 1).ravel())
     else:
         _broadcast(grid, updates, groups, model.size("parameters"), build, prefetch)
-    _reduce(grid, updates, groups, model.size("gradients"), alone, build)
+    _reduce(grid, updates, groups, model, alone, build)
     _hold_owned(grid, updates, model, build)
 
 
@@ -51,10 +52,10 @@ def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, bui
     build.land(message[each], **of)
 
 
-def _reduce(grid: Grid, updates: Updates, groups: Ints, gradients: Ints, alone: bool, build: Builder) -> None:
+def _reduce(grid: Grid, updates: Updates, groups: Ints, model: Model, alone: bool, build: Builder) -> None:
     """One reduction to the owner a stage and step, as soon as all its backwards are done."""
     t, j, node = updates.step, updates.stage, updates.node
-    taker = node
+    taker, gradients, own = node, model.size("gradients"), own_gradients(grid, model)
     if not alone:
         size = gradients[j]
         taker = build.send(Op.REDUCE, Content.GRADIENT, stage=j, step=t, src=updates.device, dst=groups[j], size=size)
@@ -62,9 +63,10 @@ def _reduce(grid: Grid, updates: Updates, groups: Ints, gradients: Ints, alone: 
     build.link(grid.backward.transpose(0, 2, 1).ravel(), np.repeat(taker, grid.m))
     holders = grid.holders
     row = holders.step * grid.n + holders.stage
-    of = {"device": holders.device, "stage": holders.stage, "version": holders.step, "size": gradients[holders.stage]}
+    of = {"device": holders.device, "stage": holders.stage, "version": holders.step, "size": own[holders.stage]}
     summed = np.where(holders.device == updates.device[row], end(node[row]), end(taker[row]))
     build.hold(Category.GRADIENTS, begin=start(holders.first_task), end=summed, **of)
+    give_shared(grid, model, taker, summed, build)
 
 
 def _hold_owned(grid: Grid, updates: Updates, model: Model, build: Builder) -> None:

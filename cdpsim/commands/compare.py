@@ -120,11 +120,12 @@ def _serve_compare(options: argparse.Namespace) -> int:
 
 def _table(measured: Sequence["Measured"], columns: Sequence[tuple[str, str, str]], form: str, in_slots: bool) -> str:
     from cdpsim import tables
+    from cdpsim.compare import notes
 
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
     cell = cell_of(form, in_slots=in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
-    return tables.FORMATS[form](header, rows)
+    return tables.noted(tables.FORMATS[form](header, rows), form, notes(measured))
 
 
 def cell_of(form: str, *, in_slots: bool) -> Callable[["Measured", str, str], Any]:

@@ -149,9 +149,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", metavar="NAME", help="whose state is held: sgd, momentum, adam or adafactor")
     group.add_argument(
         "--mixed-precision",
-        action="store_true",
-        default=None,
-        help="hold a copy of the parameters and the optimizer's state in fp32; the model is in bf16 or fp16",
+        action=argparse.BooleanOptionalAction,
+        help="hold a copy of the parameters and the optimizer's state in fp32, of a model in bf16 or fp16; or do not",
     )
     group.add_argument(
         "--recompute",

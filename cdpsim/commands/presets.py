@@ -68,14 +68,17 @@ def _serve(options: argparse.Namespace, kind: str, row: Callable[[str], Row]) ->
 
 
 def _model_row(name: str, model: "Model") -> Row:
-    """What a micro-batch does in a model and leaves there, summed over stages."""
+    """What a micro-batch does in a model and leaves there, summed over stages; a tied tensor counts once."""
+    from cdpsim.model import PRECISIONS as BYTES
+
     return {
         "name": name,
         "stages": model.n,
         "precision": model.precision,
         "forward_flop": sum(float(stage.forward) for stage in model.stages),
         "backward_flop": sum(float(stage.backward) for stage in model.stages),
-        "parameters_bytes": int(model.size("parameters").sum()),
+        "parameter_count": model.bytes_of_parameters // BYTES[model.precision],
+        "parameters_bytes": model.bytes_of_parameters,
         "activations_bytes": int(model.size("activation").sum()),
     }
 
@@ -115,6 +118,10 @@ def _shown(row: Row) -> dict[str, str]:
             cells |= {precision: "-" if peak is None else f"{peak / 1e12:g}" for precision, peak in value.items()}
         elif key == "links":
             cells["links"] = ", ".join(_link(link) for link in value)
+        elif key == "parameter_count":
+            cells["parameters"] = f"{value / 1e6:,.1f} M"
+        elif key == "parameters_bytes":
+            cells["weights"] = _amount(value, "B")
         elif key.endswith("_bytes"):
             cells[key.removesuffix("_bytes")] = _amount(value, "B")
         elif key.endswith("_flop"):

@@ -30,6 +30,7 @@ def add_simulate(commands: Any) -> None:
 def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim import files
     from cdpsim.invariants import INVARIANTS, violations
+    from cdpsim.setting import untied
     from cdpsim.trace import FILES, RUNS
 
     runs = runs_of(options)
@@ -44,6 +45,8 @@ def _serve_simulate(options: argparse.Namespace) -> int:
         if found:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
+    for stages in trace.run.program.untied if trace.run is not None else ():
+        say(untied(stages, [trace.request["schedule"]]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
         from cdpsim.montecarlo import spread
@@ -72,7 +75,7 @@ def add_import(commands: Any) -> None:
 
 def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim import files, tables
-    from cdpsim.compare import measure
+    from cdpsim.compare import measure, notes
     from cdpsim.schedules import imported
     from cdpsim.trace import FILES
 
@@ -89,5 +92,6 @@ def _serve_import(options: argparse.Namespace) -> int:
         return 0
     cell = cell_of(form, in_slots=trace.in_slots)
     rows = [(heading, cell(measured, field, unit)) for field, unit, heading in COLUMNS]
-    write(tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)]))
+    table = tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)])
+    write(tables.noted(table, form, notes([measured])))
     return 0

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from cdpsim.display import one_line
@@ -74,6 +75,15 @@ def label(name: str, longest: int = _LONGEST) -> str:
 def line(name: str, longest: int = _LONGEST) -> str:
     """Return a name that a user chose as one line: printable, not long."""
     return one_line(name, longest)
+
+
+def caption(figure: "Figure", lines: Sequence[str]) -> None:
+    """Say above a figure what all of it is of, and make it higher by that."""
+    width, height = figure.get_size_inches()
+    wrapped = [part for text in lines for part in wrap(label(text, 1000), int(15 * width))]
+    if wrapped:
+        figure.set_size_inches(width, height + 0.14 * len(wrapped))
+        figure.suptitle("\n".join(wrapped), x=0.012, ha="left", fontsize=7.5, color=GREY)
 
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:

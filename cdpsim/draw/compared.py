@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdpsim.compare import Measured
-from cdpsim.draw.canvas import GREY, INK, label, plain
+from cdpsim.compare import Measured, notes
+from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     other = "rate" if any(one.samples for one in measured) else "samples"
     shown = [panel for panel in PANELS if panel[0] != other]
     figure = Figure(figsize=(12.5, 0.9 + 0.28 * len(measured)), layout="constrained")
+    caption(figure, notes(measured))
     panels = figure.subplots(1, len(shown), sharey=True)
     for k, (axes, (field, title, unit)) in enumerate(zip(panels, shown, strict=True)):
         plain(axes, title, size=9)

@@ -11,6 +11,7 @@ from cdpsim.disorder import recorded_disorder
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
+from cdpsim.setting import setting
 from cdpsim.trace import Trace
 
 
@@ -38,17 +39,14 @@ def plain_title(trace: Trace) -> str:
 
 
 def names(trace: Trace) -> list[str]:
-    """What a trace is of: its schedule, size and rule, and the names of its model and cluster, as they were given."""
+    """What a trace is of: its schedule, size and rule, its model, how that is trained, and its cluster."""
     request = trace.request
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
-    for part in ("model", "cluster"):
-        given = request.get(part)
-        words += [str(given.get("name") or f"a {part}")] if isinstance(given, dict) else []
-    return words + disturbances(request)
+    return words + setting(request) + disturbances(request)
 
 
 def disturbances(request: Mapping[str, Any]) -> list[str]:

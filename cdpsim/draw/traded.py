@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdpsim.compare import Measured
-from cdpsim.draw.canvas import GREY, INK, label, plain
+from cdpsim.compare import Measured, notes
+from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def traded(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     points = sorted(at)
     best = _best(points)
     figure = Figure(figsize=(9.0, max(4.2, 0.8 + 0.19 * len(points))), layout="constrained")
+    caption(figure, notes(measured))
     axes = figure.subplots()
     plain(axes, "share of time idle, over the memory of the fullest device", size=10)
     axes.set_xscale("log")

@@ -38,6 +38,7 @@ INVARIANTS: dict[str, Invariant] = {
         messages.collectives_go_round_by_round,
         gradients.gradients_are_sent_after_they_are_made,
         gradients.gradients_are_summed_once,
+        gradients.tied_gradients_are_summed_once,
         gradients.updates_come_after_all_their_gradients,
         gradients.barriers_hold,
         versions.versions_are_made_in_order,

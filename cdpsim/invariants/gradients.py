@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Content, Op
+from cdpsim.stage import Tie
 
 
 class _Ends(NamedTuple):
@@ -21,8 +22,14 @@ class _Ends(NamedTuple):
 
 def _ends(run: Recount, op: tuple[Op, ...], end: str) -> _Ends:
     """Messages of gradients that travel in one of some ways, each with its source, its destination or all members."""
-    messages, first = run.whole.program.messages, len(run.program.tasks)
+    messages = run.whole.program.messages
     rows = np.flatnonzero((messages.content == Content.GRADIENT) & np.isin(messages.op, op))
+    return _with_devices(run, rows, end)
+
+
+def _with_devices(run: Recount, rows: Ints, end: str) -> _Ends:
+    """These messages, each with its source, its destination or all members."""
+    messages, first = run.whole.program.messages, len(run.program.tasks)
     if end == "members":
         rows, device = members(run.whole.program, rows)
     else:
@@ -49,21 +56,61 @@ def _sent(run: Recount) -> _Ends:
 
 
 def sums(run: Recount) -> Needs:
-    """A sum leaves after all gradients of its sender, and what has been sent to that; a collective's of all members."""
+    """A sum leaves after all gradients of its sender, and what has been sent to that; a collective's of all members.
+
+    That of a tied tensor leaves after those of all its stages.
+    """
     giver, sent, came = run.givers, _sent(run), _ends(run, (Op.P2P,), "dst")
     own, to = matches(_of_tasks(run, giver), sent.key)
     part, on = matches(came.key, sent.key)
     other = came.node[part] != sent.node[on]
-    return joined(Needs(giver[own], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]]))
+    apart = Needs(giver[own], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]])
+    return joined(*apart, *(Needs(*_pairs(run, giver, tie, nodes)) for tie, nodes in _of_ties(run)))
+
+
+def _of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
+    """Each shared tensor with the messages that sum its gradient, one for each step, and more where states are sharded.
+
+    Of sharded states these are the messages of the tied stages.
+    """
+    messages, first = run.whole.program.messages, len(run.program.tasks)
+    gradients = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.op != Op.P2P))
+    ties = [(tie, tie.stages if run.program.sharded else (-1 - k,)) for k, tie in enumerate(run.shared)]
+    found = ((tie, gradients[messages.stage[gradients] == stage]) for tie, stages in ties for stage in stages)
+    return [
+        (tie, first + rows[np.argsort(messages.step[rows])]) for tie, rows in found if len(rows) == run.program.steps
+    ]
+
+
+def _pairs(run: Recount, nodes: Ints, tie: Tie, messages: Ints) -> tuple[Ints, Ints]:
+    """Pair tasks of a tied tensor's stages with its message of their step."""
+    nodes = nodes[np.isin(run.program.tasks.stage[nodes], tie.stages)]
+    return nodes, messages[run.program.tasks.step[nodes]]
 
 
 def updates(run: Recount) -> Needs:
-    """An update comes after the gradients of its own device and all messages that bring some to that."""
+    """An update comes after the gradients of its own device and all messages that bring some to that.
+
+    Of stages that share a tensor on a device, the first one's update makes it for the others'.
+    """
     giver, update = run.givers, run.updates
     came = _join(_ends(run, (Op.P2P,), "dst"), _ends(run, (Op.REDUCE,), "src"), _ends(run, (Op.ALL_REDUCE,), "members"))
     own, to = matches(_of_tasks(run, giver), _of_tasks(run, update))
     part, into = matches(came.key, _of_tasks(run, update))
-    return joined(Needs(giver[own], update[to]), Needs(came.node[part], update[into]))
+    found = [Needs(giver[own], update[to]), Needs(came.node[part], update[into])]
+    for tie, nodes in [] if run.program.sharded else _of_ties(run):
+        found += Needs(*reversed(_pairs(run, update, tie, nodes))), _makers(run, tie)
+    return joined(*found)
+
+
+def _makers(run: Recount, tie: Tie) -> Needs:
+    """The updates of other tied stages on a device, after that of the first."""
+    tasks = run.program.tasks
+    update = run.updates[np.isin(tasks.stage[run.updates], tie.stages)]
+    update = update[sort_by(tasks.step[update], tasks.device[update], tasks.stage[update])]
+    first = heads(tasks.step[update], tasks.device[update])
+    maker = update[first][runs(first, len(update))]
+    return Needs(maker[maker != update], update[maker != update])
 
 
 def steps_end(run: Recount) -> Needs:
@@ -101,6 +148,29 @@ def barriers_hold(run: Recount) -> Iterator[str]:
     yield from run.unmet(steps_end(run), "has reached the barrier")
 
 
+def _of_stages(ends: _Ends) -> _Ends:
+    """Leave out messages of no stage, which sum tied tensors."""
+    some = ends.key[1] >= 0
+    return _Ends(ends.node[some], tuple(column[some] for column in ends.key))
+
+
+def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
+    """Each step sums the gradient of each shared tensor once, over all devices that have one of its stages."""
+    program, tasks, giver = run.whole.program, run.program.tasks, run.givers
+    count = np.count_nonzero(program.messages.stage < 0)
+    expected = 0 if program.sharded else len(run.shared) * program.steps
+    if count != expected:
+        yield f"{count} messages sum gradients of tied tensors, where {expected} are needed"
+    for tie, nodes in _of_ties(run):
+        holds = np.unique(tasks.device[giver[np.isin(tasks.stage[giver], tie.stages)]])
+        for node in nodes.tolist():
+            row, member = members(program, np.array([node - len(tasks)]))
+            if not np.array_equal(np.sort(member), holds):
+                yield f"{program.describe(node)} leaves out a device that has a tied stage"
+            elif not len(run.whole.arrived) and program.messages.size[row[0]] < tie.summed:
+                yield f"{program.describe(node)} does not carry the tied tensor's gradient"
+
+
 def gradients_are_summed_once(run: Recount) -> Iterator[str]:
     """Each device that has gradients of a stage gives their sum away exactly once, or makes the update itself.
 
@@ -109,7 +179,8 @@ def gradients_are_summed_once(run: Recount) -> Iterator[str]:
     """
     if run.travels:
         return
-    update, sent, summed = _of_tasks(run, run.updates), _sent(run), _ends(run, _SUMS, "members")
+    update, summed = _of_tasks(run, run.updates), _ends(run, _SUMS, "members")
+    sent = _of_stages(_sent(run))
     step, stage, device = np.unique(np.stack(_of_tasks(run, run.givers), axis=1), axis=0).T
     giver = find((step, stage, device), sent.key)
     for node in sent.node[giver < 0][:1].tolist():

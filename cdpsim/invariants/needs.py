@@ -44,9 +44,10 @@ def find(rows: Columns, wanted: Columns) -> Ints:
 
 
 def _keys(rows: Columns, wanted: Columns) -> tuple[Ints, Ints]:
-    """Numbers that are equal where all columns are; no value of a column is below -1."""
+    """Numbers that are equal where all columns are."""
     have, want = (np.zeros(len(columns[0]), dtype=np.int64) for columns in (rows, wanted))
     for left, right in zip(rows, wanted, strict=True):
-        span = int(max(left.max(initial=0), right.max(initial=0))) + 2
-        have, want = have * span + left + 1, want * span + right + 1
+        least = min(left.min(initial=-1), right.min(initial=-1))
+        span = int(max(left.max(initial=0), right.max(initial=0)) - least) + 1
+        have, want = have * span + (left - least), want * span + (right - least)
     return have, want

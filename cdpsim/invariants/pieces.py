@@ -72,7 +72,7 @@ def put_together(program: Program, pieces: Ints, start: Times, end: Times) -> Wh
 def _numbers(messages: Messages, pieces: Ints) -> Ints:
     """The number of each piece's collective, in the order of their first pieces."""
     of = tuple(getattr(messages, name)[pieces] for name in ("content", "stage", "step"))
-    order = sort_by(*(column + 1 for column in of))
+    order = sort_by(*(column - column.min() for column in of))
     group = runs(first := heads(*(column[order] for column in of)), len(order))
     size = np.diff(np.append(first, len(order)))[group]
     twice = of[0][order] == Content.PARAMETERS
@@ -99,7 +99,8 @@ def _program(program: Program, pieces: Ints, number: Ints, kept: Ints) -> Progra
     update = np.arange(program.compute, len(tasks))
     made = find((tasks.stage[update],), (columns["stage"],))
     gradient = columns["content"] == Content.GRADIENT
-    alone = np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps
+    of_stage = columns["stage"] >= 0  # else it sums the gradient of a tied tensor
+    alone = of_stage & (np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps)
     columns["src"] = np.where(alone, tasks.device[update[made]], -1)
     columns["op"] = np.where(gradient, np.where(alone, Op.REDUCE, Op.ALL_REDUCE), Op.BROADCAST)
     columns["dst"] = len(program.groups) + np.arange(len(first))

@@ -15,7 +15,8 @@ from cdpsim.cluster import Cluster
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.invariants.pieces import Whole, put_together
-from cdpsim.program import Content, Op
+from cdpsim.model import Model, Tie
+from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.shape import Shape
@@ -94,6 +95,14 @@ class Recount:
     def cluster(self) -> Cluster:
         """What it ran on."""
         return Cluster.from_builtins(self.request["cluster"], "cluster")
+
+    @cached_property
+    def shared(self) -> list[Tie]:
+        """The tied tensors that several devices have for different stages; sharded states' owners always have."""
+        model, program = self.request["model"], self.program
+        ties = Model.from_builtins(model, "model").tied if isinstance(model, dict) and program.flushes else ()
+        device = program.tasks.device[program.of_kind(Kind.F)]
+        return [t for t in ties if program.sharded or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:

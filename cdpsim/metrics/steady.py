@@ -135,11 +135,12 @@ class _Rows:
 def _names(program: Program, step: Ints) -> Ints:
     """A number for what each node is, whatever its step and its device; of a message also how old its content is."""
     tasks, messages, whole = program.tasks, program.messages, slice(program.message_nodes.stop)
+    stage = np.concatenate([tasks.stage, messages.stage])
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
         np.concatenate([tasks.kind, messages.op]),
         np.concatenate([np.zeros_like(tasks.kind), messages.content]),
-        np.concatenate([tasks.stage, messages.stage]) + 1,
+        stage - stage.min(initial=0),
         np.concatenate([tasks.micro_batch, messages.micro_batch]) + 1,
         step[whole] - np.concatenate([tasks.step, messages.step]),
     )

@@ -1,5 +1,6 @@
 """Profiles against torch's own tracker, real runs and hand counts; and the command."""
 
+import json
 import subprocess
 import sys
 from functools import cache
@@ -19,7 +20,7 @@ from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from cdpsim.cli import main
 from cdpsim.console import dispatch, parser_of
 from cdpsim.errors import RequestError
-from cdpsim.model import Model, Stage
+from cdpsim.model import Model, Recipe, Stage, Tie
 from cdpsim.units import Work
 from validation.profile.command import add_parser, profile, without_weights
 from validation.profile.cuts import layer_times
@@ -214,6 +215,75 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
         profile("mlp", 2, device="cuda")
 
 
+# Tied tensors
+
+
+class Product(nn.Module):
+    """An output layer whose weights may be another layer's."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(6), weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x) @ self.weight.T
+        return y
+
+
+OWN = """
+import torch
+from torch import nn
+from tests.validation.test_profile import Product
+
+def tied(batch):
+    embedding, block = nn.Embedding(10, 6), nn.Linear(6, 6)
+    x = torch.randint(10, (batch, 3))
+    return [embedding, block, block, Product(embedding.weight)], x, x
+"""
+
+
+def test_parameters_of_several_layers_are_tied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding of 10 x 6 numbers is the output layer too, and one linear layer of 6 x 6 + 6 is there twice."""
+    (tmp_path / "own_tied.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    found = profile("own_tied:tied", batch=2, optimizer="adam").model
+    assert found.size("parameters").tolist() == [240, 168, 168, 240 + 48]
+    rows = {tie.stages: tie for tie in found.tied}
+    assert rows == {
+        (0, 3): Tie(stages=(0, 3), parameters=240, optimizer=480, factored=4 * (10 + 6)),
+        (1, 2): Tie(stages=(1, 2), parameters=168, optimizer=336, factored=4 * (6 + 6 + 6)),
+    }
+    halves = profile("own_tied:tied", 2, partition="2", batch=2).model
+    assert halves.size("parameters").tolist() == [240 + 168, 168 + 288]
+    (tie,) = halves.tied
+    assert (tie.stages, tie.parameters) == ((0, 1), 240 + 168)
+    whole = profile("own_tied:tied", 1, batch=2).model
+    assert (whole.size("parameters").tolist(), whole.tied) == ([240 + 168 + 48], ())
+
+
+def test_language_models_are_tied_as_their_configurations_say(tmp_path: Path) -> None:
+    """GPT-2's and 64 x 32 of a Qwen2 that says so; a Llama's, which is silent, are not."""
+    pytest.importorskip("transformers")
+    assert profile("gpt2-mini", batch=1).model.tied[0].parameters == 64 * 32 * 4
+    assert profile("llama-mini", batch=1).model.tied == ()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    fields = {"model_type": "qwen2", "vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 16} | sizes
+    for says, ties in ((True, [(0, 3)]), (False, []), (None, [])):
+        own = fields | ({} if says is None else {"tie_word_embeddings": says})
+        (tmp_path / "config.json").write_text(json.dumps(own))
+        assert [tie.stages for tie in profile(str(tmp_path / "config.json"), batch=1).model.tied] == ties
+
+
+def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
+    asked: dict[str, Any] = {"batch": 1, "optimizer": "adam", "mixed_precision": True}
+    found = profile("transformer", 2, dtype="bfloat16", **asked).model
+    assert found.training == Recipe(optimizer="adam", mixed_precision=True)
+    assert not found.size("optimizer").any()
+    assert found.name == "transformer"
+    with pytest.raises(RequestError, match=r"mixed_precision: keeps the weights .* take --dtype bfloat16 or float16"):
+        profile("transformer", 2, **asked)
+
+
 # The command
 
 
@@ -231,7 +301,7 @@ def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == HEADER
     assert "peak activations of the whole model in one piece" in out
-    assert Model.load(model).name == "transformer, batch 8, float32, adam"
+    assert Model.load(model).name == "transformer, adam"
     traces = str(tmp_path / "traces")
     assert main(["simulate", "multi-cdp", "-n", "4", "--model", str(model), "--cluster", str(box), "-o", traces]) == 0
     with pytest.raises(RequestError, match="exists"):

@@ -272,6 +272,16 @@ def test_what_is_missing_is_named(
     check_refused(Outcome(main(words), *capsys.readouterr()), rf"{what}: (is|are) missing; see .* --help")
 
 
+def test_tied_stages_are_refused(replay: Replay) -> None:
+    """A replay trains the parameters of each stage by themselves."""
+    saved_stages("two.toml")
+    tie = '[[tied]]\nstages = [0, 1]\nparameters = "4 B"\n'
+    Path("tied.toml").write_text(Path("two.toml").read_text() + tie)
+    problem = "ties stages [0, 1], and a replay trains each by itself; leave [[tied]] out"
+    done = replay("--stages", "tied.toml")
+    assert (done.code, done.err) == (2, f"cdpsim: error: tied.toml: {problem}\n")
+
+
 def test_stages_of_another_number_are_refused(replay: Replay) -> None:
     saved_stages("two.toml")
     done = replay("--stages", "two.toml", n="3")

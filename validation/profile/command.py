@@ -13,17 +13,19 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from quantiphy import Quantity
 
 from cdpsim import files, tables
 from cdpsim.console import add_command, write
 from cdpsim.errors import RequestError, choose
-from cdpsim.model import Model, Stage
+from cdpsim.model import Model, Recipe, Stage
 from cdpsim.partition import Cuts
 from cdpsim.request import whole
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak
+from validation.profile.ties import separated, tie_up
 from validation.profile.tracker import granularity
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
@@ -50,29 +52,44 @@ def profile(
     batch: int = 4,
     dtype: str = "float32",
     optimizer: str = "sgd",
+    mixed_precision: bool = False,
     device: str = "cpu",
     ready: Callable[[], object] = lambda: None,
     **sizes: Any,
 ) -> Profile:
     """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is.
 
-    `ready` is called when all that is asked for has been checked.
+    With `mixed_precision` stages say nothing of the optimizer: the model's recipe does. `ready` is called when all that
+    is asked for has been checked.
     """
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    recipe = Recipe()
+    if mixed_precision:
+        check_mixed(dtype)
+        recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
     block = granularity(check_device(device))
     with refusing(model):
-        architecture = without_weights(model, n or 1, batch=batch, dtype=kind, **sizes)
+        architecture = separated(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
         count = len(architecture.layers)
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
         else:
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
-        stages = profile_stages(cut(architecture, cuts, device=device), own, block).stages
+        training = cut(architecture, cuts, device=device)
+        found = tie_up(profile_stages(training, own, block), training, architecture.tied, own)
         peak = whole_peak(architecture, device, block)
-    name = f"{model[:100]}, batch {batch}, {dtype}, {optimizer}"
-    found = Model(name=name, stages=stages, precision=PRECISIONS[dtype], samples=batch)
+    state = bool(found.size("optimizer").any())
+    name = ", ".join([model[:100], *[optimizer] * state])  # as a recipe adds it to a name
+    found = replace(found, name=name, precision=PRECISIONS[dtype], samples=batch, training=recipe)
     return Profile(found, cuts, count, peak)
+
+
+def check_mixed(dtype: str) -> None:
+    """Refuse mixed precision of numbers that are not half as wide as float32."""
+    if TYPES[dtype].itemsize != 2:
+        problem = f"keeps the weights of a model of two bytes a number in float32 as well; {dtype} has another width"
+        raise RequestError("mixed_precision", f"{problem}, take --dtype bfloat16 or float16")
 
 
 @contextmanager
@@ -121,12 +138,12 @@ MORE = """MODEL is one of these:
                          up to a sliding window; an image of a resnet 224.
   module:function        your own; the module is looked for in the working folder, too.
                          function(batch) gives three things: a list of layers, each a
-                         torch module from one tensor to one tensor with parameters of
-                         its own; an example input of so many samples; and an example
-                         target. Real numbers are drawn normally, whole ones below the
-                         largest in the example plus one. The loss is the mean square
-                         of output minus target where targets are real numbers, and
-                         cross entropy where they are whole ones (classes come last).
+                         torch module from one tensor to one tensor with parameters; an
+                         example input of so many samples; and an example target. Real
+                         numbers are drawn normally, whole ones below the largest in the
+                         example plus one. The loss is the mean square of output minus
+                         target where targets are real numbers, and cross entropy where
+                         they are whole ones (classes come last).
 
 PARTITION cuts layers into N consecutive stages:
   flops    the largest stage's forward and backward have as few FLOP as can be
@@ -138,7 +155,8 @@ PARTITION cuts layers into N consecutive stages:
 
 Storages are counted to the byte, FLOP as torch counts them: two for a multiplication
 with its addition, none for what is no product of matrices, and causal attention as if
-it were not.
+it were not. A tensor that several layers have as one, such as the weights of an
+embedding and an output layer, is [[tied]] in the file and counts once.
 
 examples:
   python -m validation profile vit-b16 --batch 32 -o vit.toml
@@ -157,6 +175,11 @@ def add_parser(commands: Any) -> ArgumentParser:
     parser.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
     parser.add_argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)")
     parser.add_argument("--optimizer", default="sgd", metavar="NAME", help="sgd (default), momentum or adam")
+    parser.add_argument(
+        "--mixed-precision",
+        action="store_true",
+        help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
+    )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda")
     parser.add_argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers")
     parser.add_argument(
@@ -176,6 +199,7 @@ def serve(options: Namespace) -> int:
         batch=whole("batch", options.batch, at_least=1),
         dtype=options.dtype,
         optimizer=options.optimizer,
+        mixed_precision=options.mixed_precision,
         device=options.device,
         ready=partial(files.check_writable, options.output, force=options.force),
         **read_sizes(options.size),

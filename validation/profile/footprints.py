@@ -229,10 +229,12 @@ def factored(stage: nn.Module) -> int:
 
     Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
     """
-    return sum(
-        parameter.element_size() * (parameter.numel() if parameter.dim() < 2 else _sums(parameter))
-        for parameter in stage.parameters()
-    )
+    return sum(map(factored_size, stage.parameters()))
+
+
+def factored_size(parameter: nn.Parameter) -> int:
+    """Say what sums over rows and columns of one parameter weigh."""
+    return parameter.element_size() * (parameter.numel() if parameter.dim() < 2 else _sums(parameter))
 
 
 def _sums(parameter: nn.Parameter) -> int:

@@ -3,8 +3,9 @@
 Each is built from a configuration with random weights; nothing is downloaded. Composed, its layers compute what the
 model of transformers computes with the same weights, with these exceptions, all of which stages ask for:
 
-* A language model's output layer has weights of its own (163,037,184 parameters instead of GPT-2's 124,439,808):
-  stages on different devices cannot share a tensor.
+* A language model's output layer has weights of its own, also where the model ties them to its embedding's: stages on
+  different devices cannot share a tensor. `Architecture.tied` says so, and a profile counts them once (GPT-2's
+  124,439,808 parameters); a replay trains both (163,037,184).
 * BatchNorm keeps no running statistics: a forward that changes the module would not be the same one twice.
 * Every Llama block computes its rotary embedding, and with attention "eager" every block of GPT-2 and Llama holds the
   causal mask: what goes from layer to layer is one tensor.
@@ -176,7 +177,8 @@ def gpt2(described: Description) -> Build:
         blocks = [CausalBlock(block, mask) for block in model.transformer.h]
         first = TokensAndPositions(model.transformer.wte, model.transformer.wpe)
         head = nn.Sequential(model.transformer.ln_f, model.lm_head)
-        return _language_model([first, *blocks, head], batch, config.n_positions, config.vocab_size)
+        tied = _tied(described, "GPT2Config", first.tokens, model.lm_head)
+        return _language_model([first, *blocks, head], batch, config.n_positions, config.vocab_size, tied)
 
     return build
 
@@ -200,7 +202,9 @@ def llama(described: Description, family: str = "Llama") -> Build:
         own = model.model.rotary_emb
         blocks = [CausalBlock(block, mask, Rotary(own.inv_freq, own.attention_scaling)) for block in model.model.layers]
         head = nn.Sequential(_wide(model.model.norm), model.lm_head)
-        return _language_model([model.model.embed_tokens, *blocks, head], batch, length, config.vocab_size)
+        first = model.model.embed_tokens
+        tied = _tied(described, f"{family}Config", first, model.lm_head)
+        return _language_model([first, *blocks, head], batch, length, config.vocab_size, tied)
 
     return build
 
@@ -286,10 +290,19 @@ def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: 
     return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy)
 
 
-def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int) -> Architecture:
+Tied = list[tuple[nn.Parameter, ...]]
+
+
+def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
+    """The weights of embedding and output layer, if the configuration ties them, or its kind where that is silent."""
+    usual = _transformers(kind)().tie_word_embeddings
+    return [(tokens.weight, head.weight)] if described.fields.get("tie_word_embeddings", usual) else []
+
+
+def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int, tied: Tied) -> Architecture:
     """Whose targets, the next tokens, are drawn like its input."""
     tokens = Draw(Form((batch, length), torch.int64), vocabulary)
-    return Architecture(layers, tokens, tokens, cross_entropy)
+    return Architecture(layers, tokens, tokens, cross_entropy, tied)
 
 
 def _transformers(kind: str) -> Any:

@@ -42,12 +42,16 @@ class Architecture(NamedTuple):
 
     Each layer is from one tensor to one tensor, and has its parameters to itself. Its buffers must not change in a
     forward, so it keeps no running statistics; nor may it draw random numbers, so it has no dropout.
+
+    `tied` are groups of parameters, each of which the model that is meant has as one tensor. A profile counts it once;
+    a replay trains each by itself.
     """
 
     layers: Sequence[nn.Module]
     inputs: Draw
     targets: Draw
     loss: Loss
+    tied: Sequence[Sequence[nn.Parameter]] = ()
 
 
 Build = Callable[..., Architecture]  # of n, batch=..., dtype=... and the sizes that a model has
@@ -106,7 +110,7 @@ def cut(
     architecture: Architecture, cuts: Sequence[int], *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Training:
     """Make stages of consecutive layers; a cut is the number of the layer with which a stage begins."""
-    layers, inputs, targets, loss = architecture
+    layers, inputs, targets, loss, _ = architecture
     ends = [0, *cuts, len(layers)]
     if any(first >= end for first, end in pairwise(ends)):
         raise RequestError(f"cuts {list(cuts)}", f"must rise from 1 to at most {len(layers) - 1}")

@@ -187,6 +187,9 @@ def _stages(path: str, n: int) -> Model:
     model = Model.load(path)
     if model.n != n:
         raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
+    if model.tied:
+        problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
+        raise RequestError(path, problem)
     return model
 
 

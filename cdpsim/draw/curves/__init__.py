@@ -23,6 +23,7 @@ from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORIES
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
+from cdpsim.setting import BUT
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ def _one(trace: Trace) -> "Figure":
     many = len(numbers) > 1
     figure, parts = figure_of(names([trace])[0], [2.7, *[height_of(len(numbers))] * many])
     axes, lines = parts[0].subplots(), levels([trace])
-    panel(axes, "Held by all devices together" if many else "Held", shared, max(peak(total)[1], *lines.values(), 0))
+    panel(
+        axes,
+        _all("Held by all devices together" if many else "Held", shared),
+        shared,
+        max(peak(total)[1], *lines.values(), 0),
+    )
     axes.set_ylabel(_what(shared))
     pile(axes, total, LOOKS, shared, "held")
     for text, value in lines.items():
@@ -71,6 +77,11 @@ def _one(trace: Trace) -> "Figure":
 
 def _what(shared: Frame) -> str:
     return "stages' worth" if shared.in_slots else "memory"
+
+
+def _all(words: str, shared: Frame) -> str:
+    """Say what real memory that is not."""
+    return words if shared.in_slots else f"{words}, {BUT}"
 
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:
@@ -96,7 +107,7 @@ def _several(traces: Sequence[Trace]) -> "Figure":
     above, below = parts[0].subplots(2, 1, sharex=True)
     shared, lines = frame(traces), levels(traces)
     _compared(above, "Activations of all devices together", shared, activations, lines)
-    _compared(below, "Everything that all devices hold together", shared, everything, {})
+    _compared(below, _all("Everything that all devices hold together", shared), shared, everything, {})
     above.set_xlabel("")
     words = [
         f"{name}: activations {shared.peak(some)}; everything {shared.peak(everyone)}"

@@ -1,6 +1,7 @@
 """What curves over time have in common: axes with units, marked peaks, legends, a title, what cannot be drawn."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 7.2  # inches: a page's text
 CURVES = 16  # on one pair of axes
-TITLE, NAME = 80, 40  # letters for which there is room
+TITLE, NAME = 80, 40  # letters for which there is room; a title may have two lines
 
 
 class Frame(NamedTuple):
@@ -74,7 +75,7 @@ def names(traces: Sequence[Trace]) -> tuple[str, list[str]]:
     words = list(map(scene.names, traces))
     common = [word for word in words[0] if all(word in others for others in words)]
     own = [", ".join(word for word in some if word not in common) or some[0] for some in words]
-    return label(", ".join(common), TITLE), [label(text, NAME) for text in own]
+    return label(", ".join(common), 2 * TITLE), [label(text, NAME) for text in own]
 
 
 def peak(series: Series) -> tuple[float, float]:
@@ -139,8 +140,9 @@ def figure_of(heading: str, heights: Sequence[float]) -> tuple["Figure", list["S
     """A figure of a page's width with a title, and parts below each other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-    figure.suptitle(heading, x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+    lines = wrap(heading, TITLE)
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.4 + 0.2 * len(lines)), layout="constrained")
+    figure.suptitle("\n".join(lines), x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK)
     return figure, list(figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat)
 
 

@@ -1,0 +1,59 @@
+"""Tensors that several layers of a model have as one: taken apart to be profiled, counted once in what comes out."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+
+from torch import nn
+
+from cdpsim.model import Model, Tie
+from cdpsim.stage import without
+from validation.profile.footprints import factored_size
+from validation.training.forms import Form
+from validation.training.optimizer import Optimizer
+from validation.training.stages import Architecture, Training
+
+
+def separated(architecture: Architecture) -> Architecture:
+    """Give each layer parameters of its own, and say which are one tensor in the model."""
+    seen: dict[int, list[nn.Parameter]] = {}
+    layers = []
+    for layer in architecture.layers:
+        given = list(layer.parameters())
+        own = deepcopy(layer) if any(id(parameter) in seen for parameter in given) else layer
+        for parameter, copy in zip(given, own.parameters(), strict=True):
+            seen.setdefault(id(parameter), []).append(copy)
+        layers.append(own)
+    shared = [group for group in seen.values() if len(group) > 1]
+    return architecture._replace(layers=layers, tied=[*architecture.tied, *shared])
+
+
+def tie_up(model: Model, training: Training, tied: Sequence[Sequence[nn.Parameter]], optimizer: Optimizer) -> Model:
+    """Tie the stages of a profile; what is tied within one of them counts once there."""
+    stage_of = {id(parameter): j for j, stage in enumerate(training.stages) for parameter in stage.parameters()}
+    stages, ties = list(model.stages), defaultdict[tuple[int, ...], list[Tie]](list)
+    for group in tied:
+        places = [stage_of[id(parameter)] for parameter in group]
+        tie = _weighed(group[0], optimizer)
+        for k, j in enumerate(places):
+            stages[j] = without(stages[j], tie) if j in places[:k] else stages[j]
+        ties[tuple(sorted(set(places)))].append(tie)
+    across = tuple(_together(of, parts) for of, parts in sorted(ties.items()) if len(of) > 1)
+    return Model(name=model.name, stages=tuple(stages), tied=across)
+
+
+def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
+    """Say what one tensor weighs; a count of steps is its stage's and not its own."""
+    state = optimizer.nbytes(Form((parameter.numel(),), parameter.dtype))
+    return Tie(
+        stages=(),
+        parameters=parameter.nbytes,
+        optimizer=state - optimizer.nbytes(Form((0,), parameter.dtype)),
+        factored=factored_size(parameter),
+    )
+
+
+def _together(stages: tuple[int, ...], ties: Sequence[Tie]) -> Tie:
+    """One tie of all that the same stages share."""
+    kinds = ("parameters", "optimizer", "factored")
+    return Tie(stages=stages, **{kind: sum(getattr(tie, kind) for tie in ties) for kind in kinds})
