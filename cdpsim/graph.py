@@ -73,7 +73,7 @@ class _Draft:
         self.bandwidth.append(np.full(len(tail), bandwidth))
 
     def join(self, low: Ints, high: Ints, cable: Cable, back: Ints | None = None) -> None:
-        self.one_way(low, high, cable.latency, cable.bandwidth)
+        self.one_way(low, high, *cable.there)
         self.one_way(high, low if back is None else back, *cable.back)
 
 
@@ -117,6 +117,13 @@ def node_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
     return np.zeros(len(device), np.int64) if size is None else device.astype(np.int64) // size
 
 
+def card_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
+    """Say which of its node's network cards each device sends by: 0 where nobody says that there are several."""
+    if topology is None or topology.per_node is None:
+        return np.zeros(len(device), np.int64)
+    return device.astype(np.int64) % topology.per_node * topology.nics // topology.per_node
+
+
 def _draw_ring(draft: _Draft, points: Ints, topology: Topology) -> None:
     if len(points) > 1:
         around = slice(None) if len(points) > 2 else slice(1)
@@ -145,10 +152,10 @@ def _draw_nodes(draft: _Draft, points: Ints, topology: Topology) -> None:
             _draw_switch(draft, own, topology, f"node {node}")
         else:
             _draw_mesh(draft, own, topology)
-        share = np.arange(len(own)) * topology.nics // size
+        share = card_of(topology, own)
         names = [f"nic {node}.{c}" for c in range(int(share[-1]) + 1)]
         out, into = (np.array([draft.switch(f"{name} {way}") for name in names]) for way in ("out", "in"))
-        draft.one_way(own, out[share], topology.host.latency, topology.host.bandwidth)
+        draft.one_way(own, out[share], *topology.host.there)
         draft.one_way(into[share], own, *topology.host.back)
         cards.append((out, into))
     out, into = (np.concatenate(ends) for ends in zip(*cards, strict=True))
@@ -206,7 +213,7 @@ def _draw_edges(draft: _Draft, edges: tuple[Edge, ...]) -> None:
                 numbers[end] = draft.switch(end)
         for ends in edge.directions:
             tail, head = (np.array([end if isinstance(end, int) else numbers[end]]) for end in ends)
-            draft.one_way(tail, head, edge.latency, edge.bandwidth)
+            draft.one_way(tail, head, edge.latency, edge.reached)
 
 
 def _meshed(count: int) -> int:

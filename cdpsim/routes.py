@@ -63,6 +63,23 @@ class Routes:
             latency, bandwidth = max(latency, float(own[0].max())), min(bandwidth, float(own[1].min()))
         return latency, bandwidth
 
+    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Give the edges from devices to other devices, a row each, and their bandwidths; -1 fills rows up."""
+        steps = [self.graph.edge(src, dst)]
+        far = np.flatnonzero(steps[0] < 0)
+        for end in np.unique(dst[far]).tolist():
+            rows, hop = far[dst[far] == end], 0
+            self._find(np.array([end]))
+            self._require(self.known[end], at := src[rows], end)
+            while len(rows):
+                if hop == len(steps):
+                    steps.append(np.full(len(src), -1))
+                steps[hop][rows] = edge = self.known[end].first[at]
+                at, hop = self.graph.head[edge], hop + 1
+                rows, at = rows[at != end], at[at != end]
+        found = np.stack(steps, axis=1)
+        return found, self.graph.bandwidth[found]
+
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Give the numbers of the edges from device to device, in their order."""
         if src == dst:
