@@ -268,18 +268,17 @@ def fair(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
     All rates grow alike until an edge is full; its flows keep theirs, and the others go on.
     """
     bundle, hop = np.nonzero(edges >= 0)
-    used, edge = np.unique(edges[bundle, hop], return_inverse=True)
-    room, rate, many = bandwidth[used].copy(), np.zeros(len(edges)), flows[bundle]
-    growing = np.ones(len(bundle), np.bool_)
-    while growing.any():
-        load = np.bincount(edge, many * growing, len(room))
-        share = np.divide(room, load, out=np.full(len(room), inf), where=load > 0)
+    edge, many, room = edges[bundle, hop], flows[bundle].astype(float), bandwidth.copy()
+    rate, grows = np.zeros(len(edges)), np.ones(len(edges), np.bool_)
+    while len(bundle):
+        load = np.bincount(edge, many, len(room))
+        share = room[edge] / load[edge]
         level = share.min()
-        held = np.unique(bundle[growing & (share[edge] <= level * (1 + _SAME))])
-        rate[held] = level
-        held_here = growing & np.isin(bundle, held)
-        room -= np.bincount(edge, level * many * held_here, len(room))
-        growing &= ~held_here
+        held = bundle[share <= level * (1 + _SAME)]
+        rate[held], grows[held] = level, False
+        left = grows[bundle]
+        room -= level * (load - np.bincount(edge[left], many[left], len(room)))
+        bundle, edge, many = bundle[left], edge[left], many[left]
     return rate
 
 
