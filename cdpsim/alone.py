@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _SAME = 1e-12  # times and rates that differ by less, relatively, are one
+_SHOWN = 48  # rounds of one kind, which are to show how they repeat
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,8 @@ class Alone:
         """What it takes."""
         if not self._crowded.any():
             return self.unshared(size)
-        return float(self.times(size)[1].max())
+        found = self._repeated(size) if len(self.rounds.times) == 1 and self.rounds.times[0] > _SHOWN else None
+        return float(self.times(size)[1].max()) if found is None else found
 
     def unshared(self, size: float) -> float:
         """What it would take if no message slowed another down: the longest path."""
@@ -147,6 +149,23 @@ class Alone:
         if self._is_shared(rounds, start, start + duration):
             return _Played(self, rounds, size).run()
         return start, start + duration
+
+    def _repeated(self, size: float) -> float | None:
+        """What it takes if its one kind of round repeats itself, so much later each time, before a few have ended.
+
+        Rounds that do so until none is under way that was when they began make every later one do so, too, as long as
+        there is a next one to begin; the last ones end as those of the few do.
+        """
+        few = replace(self, rounds=replace(self.rounds, times=np.array([_SHOWN])))
+        start, end = (time.reshape(_SHOWN, -1) for time in few.times(size))
+        same = _SAME * end.max()
+        last = int((end.max(axis=1) <= start[-1].min()).sum()) - 1
+        later = start[last, 0] - start[last - 1, 0]
+        moved = np.abs(np.diff(np.concatenate([start, end], axis=1), axis=0) - later).max(axis=1) > same
+        first = int(np.flatnonzero(np.append(True, moved)[: last + 1])[-1])  # the rounds after it repeat it
+        if start[last].min() < end[first].max():
+            return None
+        return float(end.max() + (self.rounds.times[0] - _SHOWN) * later)
 
     @staticmethod
     def _advance(rounds: Rounds, rows: slice, duration: Floats, ready: Floats) -> Floats:

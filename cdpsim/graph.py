@@ -27,7 +27,12 @@ class Graph:
     head: Ints
     latency: Floats
     bandwidth: Floats
-    forwards: bool = True  # devices pass on what is for others
+    cards: Ints | None = None  # the number of each device's network card; None: devices have none
+
+    @property
+    def forwards(self) -> bool:
+        """Whether devices pass on what is for others."""
+        return self.cards is None
 
     @property
     def points(self) -> int:
@@ -84,7 +89,14 @@ def draw(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Grap
     if topology is not None:
         _DRAWERS[topology.kind](draft, np.arange(count), topology)
     _draw_edges(draft, edges)
-    return _finished(draft, forwards=topology is None or topology.kind != "nodes")
+    return _finished(draft, _cards(topology, np.arange(count)))
+
+
+def _cards(topology: Topology | None, device: Ints) -> Ints | None:
+    """Number the cards of all nodes through, for each device."""
+    if topology is None or topology.kind != "nodes":
+        return None
+    return node_of(topology, device) * topology.nics + card_of(topology, device)
 
 
 def check(topology: Topology | None, count: int) -> None:
@@ -222,13 +234,13 @@ def _meshed(count: int) -> int:
     return count
 
 
-def _finished(draft: _Draft, forwards: bool) -> Graph:
+def _finished(draft: _Draft, cards: Ints | None) -> Graph:
     empty = np.zeros(0, np.int64)
     tail, head = (np.concatenate([empty, *ends]) for ends in (draft.tail, draft.head))
     latency, bandwidth = (np.concatenate([np.zeros(0), *costs]) for costs in (draft.latency, draft.bandwidth))
     order = np.lexsort((head, tail))
     graph = Graph(
-        draft.devices, tuple(draft.switches), tail[order], head[order], latency[order], bandwidth[order], forwards
+        draft.devices, tuple(draft.switches), tail[order], head[order], latency[order], bandwidth[order], cards
     )
     again = (np.diff(graph.tail) == 0) & (np.diff(graph.head) == 0)
     if again.any():

@@ -27,8 +27,8 @@ class Routes:
     """Routes of a graph, found when they are asked for.
 
     Where several ways are equally good at a point, destinations take turns, so that not all of them crowd one core of a
-    fat tree: of c ways, the one that the destination's number has as its last digit in base c, or last but one, as
-    InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
+    fat tree: of c ways, the one that the destination's number, or that of its network card, has as its last digit in
+    base c, or last but one, as InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
     """
 
     graph: Graph
@@ -112,6 +112,7 @@ class Routes:
 def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
     """Go back from all devices at once, an edge at a time; a cell is a point's way to one of them."""
     width = len(devices)
+    host = devices if graph.cards is None else graph.cards[devices]  # of a tree, which starts one hop behind cards
     own = np.rint(graph.latency * _TICKS)
     into, begin = (
         np.argsort(graph.head, kind="stable"),
@@ -140,7 +141,7 @@ def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
         best = np.flatnonzero(cost == ticks[cell])
         best = best[np.lexsort((edge[best], cell[best]))]
         front, start, ways = np.unique(cell[best], return_index=True, return_counts=True)
-        turn = devices[front % width] // ways ** ((hops + 1) % 2) % ways
+        turn = host[front % width] // ways ** ((hops + graph.forwards) % 2) % ways
         chosen = best[start + turn]
         first[front] = edge[chosen]
         latency[front] = graph.latency[edge[chosen]] + latency[reached[chosen]]
