@@ -7,6 +7,7 @@ through the rounds; only others are played out. Neither knows of an engine: test
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _SAME = 1e-12  # times and rates that differ by less, relatively, are one
-_SHOWN = 48  # rounds of one kind, which are to show how they repeat
+_FEW = 8  # rounds, of which a look shows soon whether there is anything to share
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +121,7 @@ class Alone:
         """What it takes."""
         if not self._crowded.any():
             return self.unshared(size)
-        found = self._repeated(size) if len(self.rounds.times) == 1 and self.rounds.times[0] > _SHOWN else None
-        return float(self.times(size)[1].max()) if found is None else found
+        return float(self.times(size)[1].max())
 
     def unshared(self, size: float) -> float:
         """What it would take if no message slowed another down: the longest path."""
@@ -144,28 +144,13 @@ class Alone:
         rounds = self.rounds.written_out
         start, duration = np.zeros(len(rounds.pair)), self._durations(rounds, size)
         ready, first = np.zeros(rounds.ports), rounds.first.tolist()
-        for low, high in zip(first[:-1], first[1:], strict=True):
+        for low, high in pairwise(first):
             start[low:high] = self._advance(rounds, slice(low, high), duration, ready)
-        if self._is_shared(rounds, start, start + duration):
+        end = start + duration
+        few = rounds.first[min(_FEW, len(rounds.times))]
+        if self._is_shared(rounds, start[:few], end[:few]) or self._is_shared(rounds, start, end):
             return _Played(self, rounds, size).run()
-        return start, start + duration
-
-    def _repeated(self, size: float) -> float | None:
-        """What it takes if its one kind of round repeats itself, so much later each time, before a few have ended.
-
-        Rounds that do so until none is under way that was when they began make every later one do so, too, as long as
-        there is a next one to begin; the last ones end as those of the few do.
-        """
-        few = replace(self, rounds=replace(self.rounds, times=np.array([_SHOWN])))
-        start, end = (time.reshape(_SHOWN, -1) for time in few.times(size))
-        same = _SAME * end.max()
-        last = int((end.max(axis=1) <= start[-1].min()).sum()) - 1
-        later = start[last, 0] - start[last - 1, 0]
-        moved = np.abs(np.diff(np.concatenate([start, end], axis=1), axis=0) - later).max(axis=1) > same
-        first = int(np.flatnonzero(np.append(True, moved)[: last + 1])[-1])  # the rounds after it repeat it
-        if start[last].min() < end[first].max():
-            return None
-        return float(end.max() + (self.rounds.times[0] - _SHOWN) * later)
+        return start, end
 
     @staticmethod
     def _advance(rounds: Rounds, rows: slice, duration: Floats, ready: Floats) -> Floats:
@@ -212,13 +197,14 @@ class Alone:
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:
-        """Whether, if messages went like that, an edge would have more of them at once than it can take."""
+        """Whether, if the first messages went like that, an edge would have more of them at once than it can take."""
         if not self._crowded.any():
             return False
-        message, hop = np.nonzero((self.edges >= 0)[rounds.pair] & self._crowded[self.edges][rounds.pair])
+        rows = rounds.pair[: len(start)]
+        message, hop = np.nonzero((self.edges >= 0)[rows] & self._crowded[self.edges][rows])
         if not len(message):
             return False
-        pair = rounds.pair[message]
+        pair = rows[message]
         edge, rate, late = self.edges[pair, hop], self.fastest[pair], _SAME * end.max()
         begin, until = start[message] + self.latency[pair], end[message] - late
         flows = begin < until
@@ -324,7 +310,7 @@ def _laid_out(how: Algorithm, cluster: Cluster, group: _Group) -> Alone:
     src, dst = devices[rounds.src], devices[rounds.dst]
     edges, bandwidth = cluster.ways(src, dst)
     limited = (edges >= 0) & np.isfinite(bandwidth)
-    used, row, number = np.unique(edges[limited], return_index=True, return_inverse=True)
+    _, row, number = np.unique(edges[limited], return_index=True, return_inverse=True)
     own = np.full(edges.shape, -1)
     own[limited] = number
     own = np.take_along_axis(own, np.argsort(own < 0, axis=1, kind="stable"), axis=1)  # none before one of no limit

@@ -96,15 +96,16 @@ def simulate(
 
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. Without
     `steps`, it is two steps more than pass before all read what later steps read, and at least 3. How the model is
-    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
-    cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`, `backward` and
-    `barrier`. Without `collective`, the best way to run each is taken where the cluster has a topology, and recursive
-    doubling elsewhere. `expand_collectives` runs every collective as the messages of its algorithm, and so does
-    `contention` (fair or queue), by which messages share the links of their routes; `defer_receives` posts a receive of
-    a boundary only right before the task that reads it. `max_memory` is what this machine may spend on the run, in bytes or as
-    "8 GB"; `ignore_memory` is about the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`,
-    `stop`: texts as on the command line) is what the cluster says, where not given; `seed` and the number of the `run`
-    decide all that is random in it. A run that does not end raises `errors.Stalled`.
+    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and
+    a cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`,
+    `backward` and `barrier`. Without `collective`, the best way to run each is taken where the cluster has a
+    topology, and recursive doubling elsewhere. `expand_collectives` runs every collective as the messages of its
+    algorithm, and so does `contention` (fair or queue), by which messages share the links of their routes;
+    `defer_receives` posts a receive of a boundary only right before the task that reads it. `max_memory` is what
+    this machine may spend on the run, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices. What
+    disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts as on the command line) is what the cluster says,
+    where not given; `seed` and the number of the `run` decide all that is random in it. A run that does not end
+    raises `errors.Stalled`.
 
     The `request` of a trace, asked again, gives the same: `simulate(**trace.request)`.
     """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError
+from cdpsim.cluster import Cards
 from cdpsim.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -21,9 +22,11 @@ from cdpsim.collectives import (
     REDUCE_SCATTER_GATHER,
     SCATTER_ALL_GATHER,
     Algorithm,
+    Nodes,
     algorithm,
     candidates,
     hierarchical,
+    hierarchical_rails,
     payload,
 )
 from cdpsim.collectives import double_tree as two_trees
@@ -303,7 +306,12 @@ def test_too_many_members_for_two_trees_are_refused() -> None:
     """With the remedy; the best does without."""
     with pytest.raises(RequestError, match="at most 4096 members, not 5000; take ring or halving-doubling"):
         ALL_REDUCE["double-tree"].rounds(5000)
-    assert all(how.rounds(5000) for how in candidates(Op.ALL_REDUCE, "best", 5000, ((*range(5000),),)))
+    assert all(how.rounds(5000) for how in candidates(Op.ALL_REDUCE, "best", 5000, (((*range(5000),),),)))
+
+
+def one_card_each(nodes: Nodes) -> Cards:
+    """Nodes with a single network card."""
+    return tuple((node,) for node in nodes)
 
 
 def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
@@ -314,13 +322,15 @@ def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
     ):
         assert all(algorithm(op, name) is whole for name in ("recursive-doubling", "ring", "tree", "double-tree"))
         assert algorithm(op, "halving-doubling") is in_parts
-        assert candidates(op, "best", 8, ((*range(8),),)) == [whole, in_parts]
-        assert candidates(op, "hierarchical", 8, NODES[0]) == [whole]
+        assert candidates(op, "best", 8, (((*range(8),),),)) == [whole, in_parts]
+        assert candidates(op, "hierarchical", 8, one_card_each(NODES[0])) == [whole]
+        assert candidates(op, "hierarchical-rails", 8, one_card_each(NODES[0])) == [whole]
     assert algorithm(Op.ALL_GATHER, "ring") is ALL_GATHER["ring"]
     assert algorithm(Op.REDUCE_SCATTER, "tree") is REDUCE_SCATTER["recursive-halving"]
     assert set(ALL_REDUCE) < set(COLLECTIVES)
-    assert [how.nodes for how in candidates(Op.ALL_REDUCE, "best", 8, NODES[0])][-1] == NODES[0]
-    assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, NODES[1]))
+    in_nodes = candidates(Op.ALL_REDUCE, "best", 8, one_card_each(NODES[0]))
+    assert in_nodes[-2:] == [hierarchical(NODES[0]), hierarchical_rails(NODES[0])]
+    assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
 
 
 def test_after_a_reduce_scatter_each_has_one_of_k_parts() -> None:
