@@ -28,12 +28,21 @@ KINDS = {
 }
 
 
+def _require_bandwidth(achieved: float, *bandwidths: float | None) -> None:
+    if achieved != 1 and not any(bandwidth not in (None, inf) for bandwidth in bandwidths):
+        raise RequestError("achieved", "is a share of the bandwidth; give one")
+
+
 class Link(fileform.Table, frozen=True, kw_only=True):
     """The cost of a message between two devices: latency + size / (achieved * bandwidth)."""
 
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
     achieved: Share = 1.0  # the share of the bandwidth that messages reach
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth)
 
     @property
     def reached(self) -> float:
@@ -76,6 +85,10 @@ class Cable(fileform.Table, frozen=True, kw_only=True):
     latency_back: Seconds | None = None  # None: as the other way
     bandwidth_back: Bandwidth | None = None
 
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth, self.bandwidth_back)
+
     @property
     def there(self) -> tuple[float, float]:
         """Latency and the bandwidth that messages reach."""
@@ -111,6 +124,7 @@ class Edge(fileform.Table, frozen=True, kw_only=True):
         if beyond := next((end for end in ends if isinstance(end, int) and end >= MOST_DEVICES), None):
             raise RequestError("between", f"device {str(beyond)[:20]} is beyond any cluster; name another")
         msgspec.structs.force_setattr(self, "between", ends)
+        _require_bandwidth(self.achieved, self.bandwidth)
 
     @property
     def reached(self) -> float:

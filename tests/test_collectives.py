@@ -28,6 +28,7 @@ from cdpsim.collectives import (
     hierarchical,
     hierarchical_rails,
     payload,
+    ring_over,
 )
 from cdpsim.collectives import double_tree as two_trees
 from cdpsim.program import Op
@@ -119,6 +120,30 @@ def test_a_hierarchical_all_reduce_leaves_everyone_with_the_sum_of_all(nodes: tu
     k, how = sum(map(len, nodes)), hierarchical(nodes)
     held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
     assert all(part == everything(k) for member in held for part in member)
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=len)
+def test_rails_leave_everyone_with_the_sum_of_all(nodes: Nodes) -> None:
+    """Uneven nodes are cut into equal ones; each member sends what is least, 2 (k-1)/k of the payload."""
+    k, how = sum(map(len, nodes)), hierarchical_rails(nodes)
+    held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
+    assert all(part == everything(k) for member in held for part in member)
+    assert np.array_equal(how.sends(k) * k, np.full(k, 2 * (k - 1) * how.parts(k)))
+    check_counts(how, k)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 3])
+def test_rings_in_channels_leave_everyone_with_the_sum_of_all(cards: int) -> None:
+    """Three nodes of two members a card, and one with a card more: as many channels as all nodes have cards."""
+    first, nodes = 0, []
+    for many in (cards, cards + 1, cards):
+        nodes.append(tuple((first + 2 * card, first + 2 * card + 1) for card in range(many)))
+        first += 2 * many
+    how = ring_over(tuple(nodes))
+    held = played(how, first, own(first, how.parts(first)), sums_first(how, first))
+    assert all(part == everything(first) for member in held for part in member)
+    assert how.channels == cards
+    assert how.rounds(first) == len(how.schedule(first)) == how.carried(first) == 2 * (first - 1)
 
 
 @pytest.mark.parametrize("how", [BROADCAST, SCATTER_ALL_GATHER], ids=["whole", "in parts"])
