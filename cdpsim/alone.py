@@ -127,7 +127,7 @@ class Alone:
         """What it would take if no message slowed another down: the longest path."""
         rounds, duration, ready = self.rounds, self._durations(self.rounds, size), np.zeros(self.rounds.ports)
         first = rounds.first.tolist()
-        for low, high, left in zip(first[:-1], first[1:], rounds.times.tolist(), strict=True):
+        for (low, high), left in zip(pairwise(first), rounds.times.tolist(), strict=True):
             while left:
                 before, left = ready.copy(), left - 1
                 self._advance(rounds, slice(low, high), duration, ready)
@@ -342,9 +342,9 @@ def _fastest(op: Op, name: str, cluster: Cluster, group: _Group, size: int) -> t
     alone = [_laid_out(how, cluster, group) for how in allowed]
     bounds, best, found = [one.bound(size) for one in alone], inf, 0
     for at in np.argsort(bounds, kind="stable").tolist():
-        if bounds[at] > best:
+        if bounds[at] > best * (1 + _SAME):
             break
-        if len(allowed) > 1 and alone[at].unshared(size) > best:
+        if len(allowed) > 1 and alone[at].unshared(size) > best * (1 + _SAME):
             continue
         seconds = alone[at].seconds(size)
         if (seconds, at) < (best, found):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simpy
 
-from cdpsim import Model, Stage, simulate
+from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.alone import fair, fastest, laid_out
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.collectives import COLLECTIVES, Algorithm, candidates, ring_over
@@ -158,7 +158,7 @@ def spans(trace: Any) -> float:
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("name", ["links", "one card", "two cards", "fat tree"])
+@pytest.mark.parametrize("name", ["links", "one card", "meshes", "two cards", "fat tree"])
 def test_in_one_piece_and_in_messages_takes_as_long(name: str, collective: str) -> None:
     """Of a payload that all algorithms cut into whole bytes; with contention and without."""
     k = 12
@@ -238,3 +238,19 @@ def test_rates_are_fair_by_hand() -> None:
     edges = np.array([[0, -1], [0, 1], [1, -1]])
     assert fair(edges, np.array([1, 1, 1]), np.array([3.0, 1.0])).tolist() == [2.5, 0.5, 0.5]
     assert fair(edges, np.array([2, 1, 3]), np.array([3.0, 1.0])).tolist() == [1.375, 0.25, 0.25]
+
+
+def test_a_ring_s_messages_are_counted_in_all_channels() -> None:
+    """Before they are laid out: 2 (p-1) rounds of p members in each of four channels, in one step."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**6),))
+    with pytest.raises(RequestError, match=f"makes {2 * 15 * 16 * 4:,} messages"):
+        simulate(
+            *("multi-dp", 1),
+            m=16,
+            steps=1,
+            model=model,
+            cluster=CLUSTERS["all cards"],
+            collective="ring",
+            expand_collectives=True,
+            max_memory="200 kB",
+        )
