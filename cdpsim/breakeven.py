@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from cdpsim.cluster import Cluster
+from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.trace import Trace
 
@@ -29,10 +29,11 @@ class BreakEven:
     """What a schedule's messages cost on a cluster, and from which bandwidth on they are hidden.
 
     `free` is the time of a training step if messages took no time, `step` that on the cluster as it is, and `exposed`
-    the share of it by which it is longer. `latency` is by how much, as a share of `free`, it is longer if messages took
-    their latency alone. `bandwidth` is that of the narrowest way between two of the run's devices (None: there is one
-    device), and `break_even` what it has to be, all others scaled alike, for a step of at most (1 + share) * `free`:
-    None if no bandwidth is enough, because latency is too long, and 0 if any is. `factor` is their quotient.
+    the share of it by which it is longer. `latency` is by how much, as a share of `free`, it is longer if messages
+    took their latency alone. `bandwidth` is what messages reach (the data sheet's times `achieved`) on the narrowest
+    way between two of the run's devices (None: there is one device), and `break_even` what that has to be, all others
+    scaled alike, for a step of at most (1 + share) * `free`: None if no bandwidth is enough, because latency is too
+    long, and 0 if any is. `factor` is their quotient.
     """
 
     schedule: str
@@ -139,6 +140,8 @@ def scaled(part: Struct, factor: float, latency: float = 1) -> Struct:
             changed[name] = tuple(scaled(each, factor, latency) for each in value)
         elif name.startswith(("bandwidth", "latency")) and value is not None:
             changed[name] = value * (factor if name.startswith("bandwidth") else latency)
+        elif name == "achieved" and factor == inf and not isinstance(part, Devices):
+            changed[name] = None if value is None else 1.0  # of a bandwidth without limit there is no share
     return msgspec.structs.replace(part, **changed)
 
 

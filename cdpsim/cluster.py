@@ -16,12 +16,13 @@ from cdpsim.errors import RequestError
 from cdpsim.fileform import Name
 from cdpsim.graph import Graph
 from cdpsim.routes import Routes
-from cdpsim.star import star
+from cdpsim.star import Star, star
 from cdpsim.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
 
 Indices = npt.NDArray[np.integer[Any]]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
 
@@ -140,10 +141,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Give latency and bandwidth of each message between two different devices."""
         if self.is_joined:
             ends = (np.asarray(end, np.int64).ravel() for end in (src, dst))
-            found = (star(self.topology, self.edges) or self._routes).costs(*ends)
+            found = self._joined.costs(*ends)
             return found[0].reshape(np.shape(src)), found[1].reshape(np.shape(src))
         latency = np.full(np.shape(src), self.link.latency)
-        bandwidth = np.full(np.shape(src), self.link.bandwidth)
+        bandwidth = np.full(np.shape(src), self.link.reached)
         if self.links:
             pairs, own_latency, own_bandwidth = _own_links(self.link, self.links)
             wanted = src.astype(np.int64) * MOST_DEVICES + dst  # too large for int32
@@ -160,8 +161,8 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         if not pairs:
             return 0.0, inf
         if self.is_joined:
-            return (star(self.topology, self.edges) or self._routes).worst(members.astype(np.int64))
-        latencies, bandwidths = np.array([self.link.latency]), np.array([self.link.bandwidth])
+            return self._joined.worst(members.astype(np.int64))
+        latencies, bandwidths = np.array([self.link.latency]), np.array([self.link.reached])
         if self.links:
             own, own_latency, own_bandwidth = _own_links(self.link, self.links)
             inside = np.isin(own // MOST_DEVICES, members) & np.isin(own % MOST_DEVICES, members)
@@ -187,6 +188,33 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             if len(seen) > 1:
                 return False
         return True
+
+    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Give the edges of messages between different devices, a row each, and their bandwidths; -1 fills rows up.
+
+        Edges have other numbers here than in `graph`.
+        """
+        if self.is_joined:
+            return self._joined.ways(src, dst)
+        edge = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)[1]
+        return edge.reshape(-1, 1), self.link_costs(src, dst)[1].reshape(-1, 1)
+
+    def place(self, members: Ints) -> bytes:
+        """Give what is equal for groups of so many devices whose ways between each other are alike."""
+        if not self.is_joined and not self.links:
+            return b""
+        found = star(self.topology, self.edges)
+        return found.place(members) if found else members.tobytes()
+
+    def cards(self, members: Ints) -> Cards:
+        """Give the members, as their numbers in the group, by their nodes and, there, by the cards that they use."""
+        node, card = self.nodes(members), graph.card_of(self.topology, members)
+        return tuple(
+            tuple(
+                tuple(np.flatnonzero((node == one) & (card == each)).tolist()) for each in np.unique(card[node == one])
+            )
+            for one in np.unique(node)
+        )
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Give the edges of `graph` that a message from one device to another takes, in their order."""
@@ -244,6 +272,11 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     @property
     def _subject(self) -> str:
         return f"cluster {self.name!r}" if self.name else "cluster"
+
+    @property
+    def _joined(self) -> Star | Routes:
+        """What knows the ways of a topology."""
+        return star(self.topology, self.edges) or self._routes
 
     @property
     def _routes(self) -> Routes:
@@ -318,12 +351,8 @@ def _links_as_edges(cluster: Cluster) -> Routes:
 def _own_links(link: Link, links: tuple[PairLink, ...]) -> tuple[Ints, Floats, Floats]:
     """Give the pairs that have a link of their own, ascending, with its latency and bandwidth."""
     rows = sorted(
-        (
-            src * MOST_DEVICES + dst,
-            link.latency if pair.latency is None else pair.latency,
-            link.bandwidth if pair.bandwidth is None else pair.bandwidth,
-        )
-        for pair in links
+        (src * MOST_DEVICES + dst, own.latency, own.reached)
+        for pair, own in ((pair, pair.over(link)) for pair in links)
         for src, dst in pair.directions
     )
     pairs, latency, bandwidth = np.array(rows, np.float64).T

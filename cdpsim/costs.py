@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cdpsim.alone import fastest
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import ALL_REDUCE, Algorithm, Nodes, candidates, payload
-from cdpsim.columns import Ints, heads, sort_by
+from cdpsim.collectives import Algorithm, payload
+from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Op, Program
 from cdpsim.stops import Calendar
@@ -113,7 +114,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
 def _message_times(
     program: Program, cluster: Cluster, collective: str
 ) -> tuple[Times, Ints, tuple[Algorithm, ...], Ints]:
-    """Latency and size over bandwidth for each message; for a collective, of each round of the cheapest algorithm."""
+    """Latency and size over bandwidth for each message; for a collective, what its messages take alone."""
     messages = program.messages
     rounds = np.ones(len(messages), dtype=np.int32)
     times = np.zeros(len(messages))
@@ -122,21 +123,24 @@ def _message_times(
     latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
     times[single] = latency + messages.size[single] / bandwidth
     together = np.flatnonzero(messages.op != Op.P2P)
-    by_node = collective in ("hierarchical", "best")
     numbers: dict[Algorithm, int] = {}
-    alike = sort_by(messages.dst[together], messages.op[together])
-    first = heads(messages.dst[together[alike]], messages.op[together[alike]])
-    for rows in np.split(together[alike], first[1:]) if len(together) else []:
-        op, members = Op(int(messages.op[rows[0]])), program.groups[messages.dst[rows[0]]]
-        k = len(members)
-        allowed = candidates(op, collective, k, _nodes(cluster, members) if by_node else ())
-        costs = np.array([_fixed_and_by_byte(how, members, cluster) for how in allowed])
-        seconds = costs[:, :1] + costs[:, 1:] * (payload(op, k) * messages.size[rows])
-        best = seconds.argmin(axis=0)  # of equals, the first
-        times[rows] = seconds[best, np.arange(len(rows))]
-        rounds[rows] = np.array([how.rounds(k) for how in allowed])[best]
-        runs_by[rows] = np.array([numbers.setdefault(how, len(numbers)) for how in allowed])[best]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    columns = (messages.op, messages.dst, messages.src, messages.size)
+    for row, key in zip(
+        together.tolist(), zip(*(column[together].tolist() for column in columns), strict=True), strict=True
+    ):
+        alike.setdefault(key, []).append(row)
+    for (kind, _, _, size), rows in alike.items():
+        op, members = Op(kind), in_order(program, rows[0])
+        how, times[rows] = fastest(op, collective, cluster, members, payload(op, len(members)) * size)
+        rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
+
+
+def in_order(program: Program, row: int) -> Ints:
+    """Give the members of a collective, its root first."""
+    members, root = program.groups[program.messages.dst[row]], program.messages.src[row]
+    return members if root < 0 else np.roll(members, -int(np.flatnonzero(members == root)[0]))
 
 
 def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
@@ -162,22 +166,3 @@ def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
     first = np.concatenate([[0], np.cumsum(many)])
     edge = np.array([edge for k in which.tolist() for edge in kept[k]], dtype=np.int64)
     return Wires(contention, latency[which], messages.size.astype(np.float64), first, edge, bandwidth[limited])
-
-
-def _fixed_and_by_byte(how: Algorithm, members: Ints, cluster: Cluster) -> tuple[float, float]:
-    """What a collective takes for its rounds, and for each byte of its payload, on the slowest links that it uses."""
-    k = len(members)
-    latency, bandwidth = cluster.group_link(members)
-    if not how.nodes:
-        return how.rounds(k) * latency, how.carried(k) / how.parts(k) / bandwidth
-    ring, leaders = ALL_REDUCE["ring"], members[[node[0] for node in how.nodes]]
-    fixed, by_byte = _fixed_and_by_byte(ring, leaders, cluster)
-    inside = np.array([_fixed_and_by_byte(ALL_REDUCE["tree"], members[list(node)], cluster) for node in how.nodes])
-    slowest, narrowest = inside.max(axis=0).tolist()
-    return fixed + slowest, by_byte + narrowest
-
-
-def _nodes(cluster: Cluster, members: Ints) -> Nodes:
-    """The members in each node, as their numbers in the group."""
-    node = cluster.nodes(members)
-    return tuple(tuple(np.flatnonzero(node == one).tolist()) for one in np.unique(node))

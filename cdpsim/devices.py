@@ -6,7 +6,7 @@ import msgspec
 
 from cdpsim import fileform
 from cdpsim.errors import RequestError, choose
-from cdpsim.fileform import Bandwidth, Size, Speed
+from cdpsim.fileform import Bandwidth, Share, Size, Speed
 from cdpsim.topology import MOST_DEVICES
 
 UNLIMITED_LANES = 1_000_000_000
@@ -43,7 +43,7 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] | None = None  # None: as many as it takes
     speed: Speed | None = None  # whatever the precision
     speeds: Speeds | None = None
-    achieved: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None  # the share of either that is reached; None: all
+    achieved: Share | None = None  # the share of either that is reached; None: all
     memory: Size | None = None  # None: unlimited
     memory_bandwidth: Bandwidth | None = None  # at which it is read and written; only Fig. 4's rooflines ask for it
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device

@@ -1,8 +1,8 @@
 """Program -> program in which every collective is the messages of its algorithm, round by round.
 
 A collective begins when all of its members are ready, as it does in one piece. Then every message waits for what its
-sender has to have received for it, and for its two ends to be done with their round before. A member goes on when the
-last round that reaches it is over, which may be before the collective's last one.
+sender has to have received for it, and for its two ends to be done with their round before in its channel. A member
+goes on when the last round that reaches it is over, which may be before the collective's last one.
 """
 
 from collections import defaultdict
@@ -11,9 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from cdpsim.alone import durations
+from cdpsim.cluster import Cluster
 from cdpsim.collectives import Algorithm, payload
 from cdpsim.columns import Ints
-from cdpsim.costs import Costs
+from cdpsim.costs import Costs, Times, in_order
 from cdpsim.errors import RequestError
 from cdpsim.program import Buffers, Category, Edge, Edges, Messages, Op, Program
 
@@ -27,7 +29,7 @@ class Unrolled:
     first: Ints
     parts: Ints
     data: tuple[Ints, Ints]  # (before, after): after sends on, or adds to, what before has brought
-    room: tuple[Ints, Ints]  # an end of after was busy with before in the last of its rounds until then
+    room: tuple[Ints, Ints]  # an end of after was busy with before in the last of its channel's rounds until then
     begins: Ints  # those that wait for no other
     own: Ints  # those with nothing in them but what their sender has
     receives: tuple[Ints, ...]  # of each member, all that it receives, the last one last
@@ -41,7 +43,8 @@ def unroll(how: Algorithm, k: int) -> Unrolled:
     src, dst, first, parts = (np.concatenate(column) for column in zip(*rounds, strict=True))
     number = np.repeat(np.arange(len(rounds)), [len(one.src) for one in rounds])
     brought: dict[tuple[int, int], list[int]] = defaultdict(list)  # by member and part
-    busy: dict[int, list[int]] = defaultdict(list)
+    channel = how.channel(k, first)
+    busy: dict[tuple[int, int], list[int]] = defaultdict(list)  # by member and channel
     receives: list[list[int]] = [[] for _ in range(k)]
     data, room = set(), set()
     low = 0
@@ -51,8 +54,8 @@ def unroll(how: Algorithm, k: int) -> Unrolled:
         for at in now:
             sender, receiver = int(src[at]), int(dst[at])
             data |= {(before, at) for part in carries[at].tolist() for before in brought[sender, part]}
-            room |= {(before, at) for end in (sender, receiver) for before in busy[end]}
-        busy |= _at_either_end(now, src, dst)
+            room |= {(before, at) for end in (sender, receiver) for before in busy[end, int(channel[at])]}
+        busy |= _at_either_end(now, src, dst, channel)
         for at in now:
             receives[dst[at]].append(at)
             for part in carries[at].tolist():
@@ -74,12 +77,12 @@ def unroll(how: Algorithm, k: int) -> Unrolled:
     )
 
 
-def _at_either_end(messages: range, src: Ints, dst: Ints) -> dict[int, list[int]]:
-    """What each member sends or receives of these messages."""
-    found: dict[int, list[int]] = defaultdict(list)
+def _at_either_end(messages: range, src: Ints, dst: Ints, channel: Ints) -> dict[tuple[int, int], list[int]]:
+    """What each member sends or receives of these messages in each channel."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for at in messages:
-        found[int(src[at])].append(at)
-        found[int(dst[at])].append(at)
+        for end in (src, dst):
+            found[int(end[at]), int(channel[at])].append(at)
     return found
 
 
@@ -122,6 +125,20 @@ def expand(program: Program, costs: Costs) -> Program:
     )
 
 
+def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
+    """Give what the messages of expanded collectives take, in their order: as long as in their collective alone.
+
+    So a collective takes as long in messages as in one piece, although they share links with each other.
+    """
+    cluster, none = cluster.sized(program.devices), np.zeros(0, costs.duration.dtype)
+    parts = [none]
+    for place in _places(program, costs, is_unrolled(program)):
+        row = place.node - len(program.tasks)
+        size = int(program.messages.size[row]) * payload(place.op, len(place.members))
+        parts.append(durations(costs.algorithms[costs.runs_by[row]], cluster, place.members, size).astype(none.dtype))
+    return np.concatenate(parts)
+
+
 def origins(program: Program, costs: Costs) -> Ints:
     """The node that each node of the expanded program was, or was part of, before."""
     count, several = len(program.tasks), is_unrolled(program)
@@ -142,9 +159,7 @@ def _places(program: Program, costs: Costs, several: np.ndarray) -> list[_Place]
     count, messages = len(program.tasks), program.messages
     places, first = [], count + int((~several).sum())
     for row in np.flatnonzero(several).tolist():
-        members, root = program.groups[messages.dst[row]], messages.src[row]
-        if root >= 0:
-            members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
+        members = in_order(program, row)
         layout = unroll(costs.algorithms[costs.runs_by[row]], len(members))
         places.append(_Place(count + row, first, members, layout, Op(int(messages.op[row]))))
         first += len(layout.src)

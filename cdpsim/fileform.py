@@ -45,6 +45,7 @@ else:
     Size = _quantity(units.size_bytes, "B")
     Speed = _quantity(units.speed, "FLOPS")
     Bandwidth = _quantity(units.bandwidth, "B/s")
+Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 # Whatever somebody may call it, as long as UTF-8 can write it: who shows a name makes one short line of it.
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]

@@ -27,7 +27,12 @@ class Graph:
     head: Ints
     latency: Floats
     bandwidth: Floats
-    forwards: bool = True  # devices pass on what is for others
+    cards: Ints | None = None  # the number of each device's network card; None: devices have none
+
+    @property
+    def forwards(self) -> bool:
+        """Whether devices pass on what is for others."""
+        return self.cards is None
 
     @property
     def points(self) -> int:
@@ -73,7 +78,7 @@ class _Draft:
         self.bandwidth.append(np.full(len(tail), bandwidth))
 
     def join(self, low: Ints, high: Ints, cable: Cable, back: Ints | None = None) -> None:
-        self.one_way(low, high, cable.latency, cable.bandwidth)
+        self.one_way(low, high, *cable.there)
         self.one_way(high, low if back is None else back, *cable.back)
 
 
@@ -84,7 +89,14 @@ def draw(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Grap
     if topology is not None:
         _DRAWERS[topology.kind](draft, np.arange(count), topology)
     _draw_edges(draft, edges)
-    return _finished(draft, forwards=topology is None or topology.kind != "nodes")
+    return _finished(draft, _cards(topology, np.arange(count)))
+
+
+def _cards(topology: Topology | None, device: Ints) -> Ints | None:
+    """Number the cards of all nodes through, for each device."""
+    if topology is None or topology.kind != "nodes":
+        return None
+    return node_of(topology, device) * topology.nics + card_of(topology, device)
 
 
 def check(topology: Topology | None, count: int) -> None:
@@ -117,6 +129,13 @@ def node_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
     return np.zeros(len(device), np.int64) if size is None else device.astype(np.int64) // size
 
 
+def card_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
+    """Say which of its node's network cards each device sends by: 0 where nobody says that there are several."""
+    if topology is None or topology.per_node is None:
+        return np.zeros(len(device), np.int64)
+    return device.astype(np.int64) % topology.per_node * topology.nics // topology.per_node
+
+
 def _draw_ring(draft: _Draft, points: Ints, topology: Topology) -> None:
     if len(points) > 1:
         around = slice(None) if len(points) > 2 else slice(1)
@@ -145,10 +164,10 @@ def _draw_nodes(draft: _Draft, points: Ints, topology: Topology) -> None:
             _draw_switch(draft, own, topology, f"node {node}")
         else:
             _draw_mesh(draft, own, topology)
-        share = np.arange(len(own)) * topology.nics // size
+        share = card_of(topology, own)
         names = [f"nic {node}.{c}" for c in range(int(share[-1]) + 1)]
         out, into = (np.array([draft.switch(f"{name} {way}") for name in names]) for way in ("out", "in"))
-        draft.one_way(own, out[share], topology.host.latency, topology.host.bandwidth)
+        draft.one_way(own, out[share], *topology.host.there)
         draft.one_way(into[share], own, *topology.host.back)
         cards.append((out, into))
     out, into = (np.concatenate(ends) for ends in zip(*cards, strict=True))
@@ -206,7 +225,7 @@ def _draw_edges(draft: _Draft, edges: tuple[Edge, ...]) -> None:
                 numbers[end] = draft.switch(end)
         for ends in edge.directions:
             tail, head = (np.array([end if isinstance(end, int) else numbers[end]]) for end in ends)
-            draft.one_way(tail, head, edge.latency, edge.bandwidth)
+            draft.one_way(tail, head, edge.latency, edge.reached)
 
 
 def _meshed(count: int) -> int:
@@ -215,13 +234,13 @@ def _meshed(count: int) -> int:
     return count
 
 
-def _finished(draft: _Draft, forwards: bool) -> Graph:
+def _finished(draft: _Draft, cards: Ints | None) -> Graph:
     empty = np.zeros(0, np.int64)
     tail, head = (np.concatenate([empty, *ends]) for ends in (draft.tail, draft.head))
     latency, bandwidth = (np.concatenate([np.zeros(0), *costs]) for costs in (draft.latency, draft.bandwidth))
     order = np.lexsort((head, tail))
     graph = Graph(
-        draft.devices, tuple(draft.switches), tail[order], head[order], latency[order], bandwidth[order], forwards
+        draft.devices, tuple(draft.switches), tail[order], head[order], latency[order], bandwidth[order], cards
     )
     again = (np.diff(graph.tail) == 0) & (np.diff(graph.head) == 0)
     if again.any():

@@ -247,7 +247,8 @@ columns:
   step        a training step on the cluster as it is ...
   exposed     ... and the share of it by which it is longer
   latency     by how much it is longer, as a share of `free`, with no more than latency
-  bandwidth   the narrowest way between two of the devices that the schedule takes
+  bandwidth   what messages reach (the data sheet's times `achieved`) on the narrowest
+              way between two of the devices that the schedule takes
   break-even  what that has to be; `never` where latency alone is too long, `any` where
               nothing is sent
   factor      break-even by bandwidth: over 1, the cluster is too slow

@@ -143,9 +143,9 @@ def _alike(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, i
 
 
 def _messages(costs: Costs, number: int, k: int) -> int:
-    """How many messages an algorithm sends at most: as many as there are parts to send, or one a member and round."""
+    """How many messages an algorithm sends at most: one for each part, or for each member, channel and round."""
     how = costs.algorithms[number]
-    return min(int(how.sends(k).sum()), k * how.rounds(k))
+    return min(int(how.sends(k).sum()), k * how.channels * how.rounds(k))
 
 
 def _said(size: int) -> str:

@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.cluster import Cluster
 from cdpsim.columns import Ints, heads
-from cdpsim.costs import Costs, price
 from cdpsim.disorder import recorded_disorder
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import free_bytes
-from cdpsim.model import UNIT_MODELS, Model
-from cdpsim.offload import timed
 from cdpsim.paths import levels
 from cdpsim.program import Program
 from cdpsim.progress import ticker
@@ -78,7 +74,8 @@ def spread(trace: Trace, runs: int) -> Spread:
         raise RequestError("runs", f"many runs at once do not know who shares links with whom; {remedy}")
     program, seed = run.program, int(run.request["seed"])
     _refuse_too_many(runs, run)
-    steady = steadily(program, _undisturbed(run), disorder)
+    assert run.undisturbed is not None, "what runs from a request is priced before it is disturbed"
+    steady = steadily(program, run.undisturbed, disorder)
     graph = levels(*program.waits(), program.nodes)
     earliest = np.zeros(program.nodes)
     earliest[[task for task, _ in program.releases]] = steady.release
@@ -111,15 +108,6 @@ def _steps(program: Program, place: Ints) -> Callable[[Floats], Floats]:
         return last
 
     return ends
-
-
-def _undisturbed(run: Run) -> Costs:
-    """What a run would cost if nothing disturbed it: its own costs have chance in them."""
-    asked, n = run.request, run.program.n
-    model, slots = asked["model"], asked["model"] in UNIT_MODELS
-    model = Model.unit(n, split=model != "unit") if slots else Model.from_builtins(model, "model")
-    cluster = Cluster.from_builtins(asked["cluster"], "cluster")
-    return price(run.program, timed(model, cluster.host), cluster, run.collective)
 
 
 def _refuse_too_many(runs: int, run: Run) -> None:

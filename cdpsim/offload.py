@@ -42,8 +42,8 @@ def _timed(stage: Stage, host: Link | None, name: str) -> Stage:
             raise RequestError(name, f"{problem}; give a --cluster with a [host] link, or times in the model's file")
         return stage
     if stage.offloaded and not stage.transfer:
-        stage = replace(stage, transfer=host.latency + stage.offloaded / host.bandwidth)
+        stage = replace(stage, transfer=host.latency + stage.offloaded / host.reached)
     if stage.on_host:
-        there, back = (host.latency + size / host.bandwidth for size in (stage.summed, stage.parameters))
+        there, back = (host.latency + size / host.reached for size in (stage.summed, stage.parameters))
         stage = replace(stage, host_update=there + stage.host_update + back)
     return stage

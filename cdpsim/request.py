@@ -10,7 +10,7 @@ import numpy as np
 
 from cdpsim import presets
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import COLLECTIVES
+from cdpsim.collectives import COLLECTIVES, DEFAULT
 from cdpsim.costs import CONTENTION
 from cdpsim.devices import UNLIMITED_LANES
 from cdpsim.disorder import KEYWORDS as DISORDER
@@ -48,7 +48,7 @@ class Request:
     prefetch: int
     overlap_all_reduce: bool
     slot_order: str
-    collective: str
+    collective: str | None  # None until it is settled: what the cluster and the schedule make of it
     expand_collectives: bool
     contention: str
     rendezvous: str | None  # None: neither end of a message waits for the other
@@ -75,8 +75,10 @@ class Request:
         """Whether collectives run as messages: one in one piece is on no link that it could share."""
         return self.expand_collectives or self.contends
 
-    def settled(self, *, sends: bool, devices: int) -> Self:
+    def settled(self, *, sends: bool, sums: bool, devices: int) -> Self:
         """Give the request of a run on so many devices, which `sends` messages or none; refuse what it does not take.
+
+        Where it `sums` by collectives, or hands out, these run by the best algorithm if the cluster has a topology.
 
         What a cluster says of messages and of further devices may be for other schedules.
         """
@@ -91,7 +93,8 @@ class Request:
             for option, number in (("seed", self.seed), ("run", self.run)):
                 if number:
                     raise Untaken(option, f"{option}={number}, and nothing is random; leave it out, or give --jitter")
-        return replace(self, disorder=disorder)
+        best = sums and self.cluster.is_joined and not self.cluster.is_free
+        return replace(self, disorder=disorder, collective=self.collective or ("best" if best else DEFAULT))
 
     @property
     def weighed(self) -> str:
@@ -133,7 +136,8 @@ def read(asked: Mapping[str, Any]) -> Request:
     find_engine(engine, contention)
     least = {"prefetch": 0, "seed": 0, "run": 0}
     numbers: dict[str, Any] = {name: whole(name, asked[name], at_least=low) for name, low in least.items()}
-    choose("collective", asked["collective"], COLLECTIVES)
+    if asked["collective"] is not None:
+        choose("collective", asked["collective"], COLLECTIVES)
     asked["rendezvous"] = _rendezvous(asked["rendezvous"], deferred=asked["defer_receives"])
     n = asked["n"]
     if n is None and schedule.shape is not None:

@@ -27,8 +27,8 @@ class Routes:
     """Routes of a graph, found when they are asked for.
 
     Where several ways are equally good at a point, destinations take turns, so that not all of them crowd one core of a
-    fat tree: of c ways, the one that the destination's number has as its last digit in base c, or last but one, as
-    InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
+    fat tree: of c ways, the one that the destination's number, or that of its network card, has as its last digit in
+    base c, or last but one, as InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
     """
 
     graph: Graph
@@ -63,6 +63,23 @@ class Routes:
             latency, bandwidth = max(latency, float(own[0].max())), min(bandwidth, float(own[1].min()))
         return latency, bandwidth
 
+    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Give the edges from devices to other devices, a row each, and their bandwidths; -1 fills rows up."""
+        steps = [self.graph.edge(src, dst)]
+        far = np.flatnonzero(steps[0] < 0)
+        for end in np.unique(dst[far]).tolist():
+            rows, hop = far[dst[far] == end], 0
+            self._find(np.array([end]))
+            self._require(self.known[end], at := src[rows], end)
+            while len(rows):
+                if hop == len(steps):
+                    steps.append(np.full(len(src), -1))
+                steps[hop][rows] = edge = self.known[end].first[at]
+                at, hop = self.graph.head[edge], hop + 1
+                rows, at = rows[at != end], at[at != end]
+        found = np.stack(steps, axis=1)
+        return found, self.graph.bandwidth[found]
+
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Give the numbers of the edges from device to device, in their order."""
         if src == dst:
@@ -95,6 +112,7 @@ class Routes:
 def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
     """Go back from all devices at once, an edge at a time; a cell is a point's way to one of them."""
     width = len(devices)
+    host = devices if graph.cards is None else graph.cards[devices]  # of a tree, which starts one hop behind cards
     own = np.rint(graph.latency * _TICKS)
     into, begin = (
         np.argsort(graph.head, kind="stable"),
@@ -123,7 +141,7 @@ def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
         best = np.flatnonzero(cost == ticks[cell])
         best = best[np.lexsort((edge[best], cell[best]))]
         front, start, ways = np.unique(cell[best], return_index=True, return_counts=True)
-        turn = devices[front % width] // ways ** ((hops + 1) % 2) % ways
+        turn = host[front % width] // ways ** ((hops + graph.forwards) % 2) % ways
         chosen = best[start + turn]
         first[front] = edge[chosen]
         latency[front] = graph.latency[edge[chosen]] + latency[reached[chosen]]

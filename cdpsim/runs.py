@@ -41,6 +41,7 @@ class Run:
     settled: bool = True
     random: bool = False
     longer: "Callable[[int], Run] | None" = None
+    undisturbed: Costs | None = None  # what it would cost if nothing disturbed it
 
     @cached_property
     def at_rest(self) -> "Rest":

@@ -19,7 +19,7 @@ from cdpsim.devices import NONE
 from cdpsim.disturb import disturbed
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError
-from cdpsim.expand import expand, is_unrolled, origins
+from cdpsim.expand import expand, is_unrolled, origins, piece_times
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.metrics import memory
 from cdpsim.metrics.steady import turns
@@ -77,7 +77,7 @@ def simulate(
     slot_order: str | None = None,
     model: str | Path | Model | Mapping[str, Any] = "unit",
     cluster: str | Path | Cluster | Mapping[str, Any] = "unit",
-    collective: str = DEFAULT,
+    collective: str | None = None,
     expand_collectives: bool = False,
     contention: str = "none",
     seed: int = 0,
@@ -101,12 +101,13 @@ def simulate(
     `steps`, it is two steps more than pass before all read what later steps read, and at least 3. How the model is
     trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
     cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`, `backward` and
-    `barrier`. `expand_collectives` runs every collective as the messages of its algorithm, and so does `contention`
-    (fair or queue), by which messages share the links of their routes. `rendezvous` (megatron or torch) lets both ends
-    of a message wait for each other where nothing overlaps; `defer_receives` is the old name of "megatron".
-    `max_memory` is what this machine may spend on the run, in bytes or as "8 GB"; `ignore_memory` is about the
-    simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts as on the command line) is
-    what the cluster says, where not given; `seed` and the number of the `run` decide all that is random in it. A run
+    `barrier`. Without `collective`, the best way to run each is taken where the cluster has a topology, and recursive
+    doubling elsewhere. `expand_collectives` runs every collective as the messages of its algorithm, and so does
+    `contention` (fair or queue), by which messages share the links of their routes. `rendezvous` (megatron or torch)
+    lets both ends of a message wait for each other where nothing overlaps; `defer_receives` is the old name of
+    "megatron". `max_memory` is what this machine may spend on the run, in bytes or as "8 GB"; `ignore_memory` is about
+    the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: texts as on the command line)
+    is what the cluster says, where not given; `seed` and the number of the `run` decide all that is random in it. A run
     that does not end raises `errors.Stalled`.
 
     The `request` of a trace, asked again, gives the same: `simulate(**trace.request)`.
@@ -121,9 +122,11 @@ def _run(request: Request) -> Run:
     counted, once = counted_once(request.schedule, request.shape, request.rule, request.model)
     model = timed(counted, request.cluster.host)
     program = _assembled(request, model, once)
-    request = request.settled(sends=_sends(program), devices=program.devices)
+    sums = bool(is_unrolled(program).any())
+    request = request.settled(sends=_sends(program), sums=sums, devices=program.devices)
     done(1)
-    program, costs = _costed(request, program, model)
+    program, undisturbed = _costed(request, program, model)
+    costs = disturbed(program, undisturbed, request.disorder, request.seed, request.run)
     done(1)
     _checked("program")
     start, end = find_engine(request.engine, request.contention)(program, costs)
@@ -137,9 +140,10 @@ def _run(request: Request) -> Run:
         costs,
         start,
         end,
-        request.collective,
+        request.collective or DEFAULT,
         request.recorded(),
         on_hosts,
+        undisturbed=undisturbed,
         settled=_settles(request, program, costs),
         random=request.disorder.is_random,
         longer=partial(_with_steps, request),
@@ -194,7 +198,8 @@ def _refuse_idle(request: Request, program: Program) -> None:
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"
             raise Untaken("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
-    if request.collective != DEFAULT and not any(is_named(op, request.collective) for op in ops):
+    asked = request.collective or DEFAULT
+    if asked != DEFAULT and not any(is_named(op, asked) for op in ops):
         problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
         raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
     if request.contends and not _sends(program):
@@ -221,22 +226,25 @@ def _mixes_stages(program: Program) -> bool:
 
 def _costed(request: Request, program: Program, model: Model) -> tuple[Program, Costs]:
     """What that costs; with collectives as messages and devices' streams, where there are any."""
-    cluster, collective = request.cluster, request.collective
+    cluster, collective = request.cluster, request.collective or DEFAULT
     costs = price(program, model, cluster, collective)
     overlaps = cluster.overlaps(program.devices)
     whole, origin = program, np.arange(program.nodes)
     if request.expands:
         refuse_large_expansion(program, costs, request.weighed, request.max_memory, slots=request.in_slots)
         origin = origins(program, costs)
+        pieces = None if request.contends else piece_times(program, costs, cluster)
         program = expand(program, costs)
         check_columns(program)
         costs = price(program, model, cluster, collective, request.contention)
+        if pieces is not None:
+            costs.duration[program.nodes - len(pieces) :] = pieces
     if request.rendezvous:
         program = met(program, overlaps, posted(whole)[origin])
     else:
         program = streamed(program, overlaps, whole, origin)
         costs = with_parts(program, costs)
-    return program, disturbed(program, costs, request.disorder, request.seed, request.run)
+    return program, costs
 
 
 def order_of(trace: Trace) -> Actions:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.graph import Floats, Ints, node_of
-from cdpsim.topology import Cable, Edge, Topology
+from cdpsim.graph import Floats, Ints, card_of, node_of
+from cdpsim.topology import Edge, Topology
 
 
 class _Way(NamedTuple):
@@ -32,6 +32,34 @@ class Star:
             latency[rows], bandwidth[rows] = way
         return latency, bandwidth
 
+    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Give the edges from devices to other devices, a row each, and their bandwidths; -1 fills rows up.
+
+        Of each device there are six: out of and into its host's link, its card, and its link within the node.
+        """
+        topology = self.topology
+        host, network, link = topology.host, topology.network, topology.link
+        points = int(max(src.max(), dst.max())) + 1  # of which a card has the number of a device, too
+        cards = [node_of(topology, end) * topology.nics + card_of(topology, end) for end in (src, dst)]
+        edge = np.stack([src, *cards, dst], axis=1) + points * np.arange(4)
+        bandwidth = np.tile([host.there[1], network.there[1], network.back[1], host.back[1]], (len(src), 1))
+        inside = node_of(topology, src) == node_of(topology, dst)
+        edge[inside, 2:] = -1
+        if topology.inside == "switch":
+            edge[inside, :2] = (np.stack([src, dst], axis=1) + points * np.array([4, 5]))[inside]
+            bandwidth[inside, :2] = link.there[1], link.back[1]
+        else:
+            edge[inside, 0], edge[inside, 1] = (points * (6 + src) + dst)[inside], -1
+            bandwidth[inside, 0] = np.where(src < dst, link.there[1], link.back[1])[inside]
+        return edge, bandwidth
+
+    def place(self, members: Ints) -> bytes:
+        """Give what the ways between members depend on: their nodes and cards, numbered as they come."""
+        if self.topology.inside == "mesh" and self.topology.link.there != self.topology.link.back:
+            return members.tobytes()
+        node = node_of(self.topology, members)
+        return _as_they_come(node) + _as_they_come(node * self.topology.nics + card_of(self.topology, members))
+
     def worst(self, members: Ints) -> tuple[float, float]:
         """Give the largest latency and the smallest bandwidth over all ordered pairs of several devices."""
         per_node = np.unique(node_of(self.topology, members), return_counts=True)[1]
@@ -42,7 +70,7 @@ class Star:
     def _near(self) -> tuple[_Way, _Way]:
         """Within a node, to a device of a higher and of a lower number."""
         link = self.topology.link
-        there, back = _there(link), link.back
+        there, back = link.there, link.back
         if self.topology.inside == "switch":
             return _way(there, back), _way(there, back)
         return _way(there), _way(back)
@@ -50,7 +78,7 @@ class Star:
     @property
     def _far(self) -> _Way:
         host, network = self.topology.host, self.topology.network
-        return _way(_there(host), _there(network), network.back, host.back)
+        return _way(host.there, network.there, network.back, host.back)
 
 
 def star(topology: Topology | None, edges: tuple[Edge, ...]) -> Star | None:
@@ -59,13 +87,15 @@ def star(topology: Topology | None, edges: tuple[Edge, ...]) -> Star | None:
     return Star(topology) if plain and topology is not None else None
 
 
-def _there(cable: Cable) -> tuple[float, float]:
-    return cable.latency, cable.bandwidth
-
-
 def _way(*edges: tuple[float, float]) -> _Way:
     """Add latencies up from the end, to the last bit as routes do, which go back from where messages go."""
     latency = 0.0
     for own, _ in reversed(edges):
         latency = own + latency
     return _Way(latency, min(bandwidth for _, bandwidth in edges))
+
+
+def _as_they_come(label: Ints) -> bytes:
+    """Number labels by their first places."""
+    _, first, number = np.unique(label, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number].tobytes()

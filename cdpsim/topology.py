@@ -7,7 +7,7 @@ import msgspec
 
 from cdpsim import fileform
 from cdpsim.errors import RequestError, choose
-from cdpsim.fileform import Bandwidth, Seconds
+from cdpsim.fileform import Bandwidth, Seconds, Share
 
 MOST_DEVICES = 10_000_000
 MOST_JOINED = 20_000  # devices of a topology: it knows each of its edges
@@ -28,11 +28,26 @@ KINDS = {
 }
 
 
+def _require_bandwidth(achieved: float, *bandwidths: float | None) -> None:
+    if achieved != 1 and not any(bandwidth not in (None, inf) for bandwidth in bandwidths):
+        raise RequestError("achieved", "is a share of the bandwidth; give one")
+
+
 class Link(fileform.Table, frozen=True, kw_only=True):
-    """The cost of a message between two devices: latency + size / bandwidth."""
+    """The cost of a message between two devices: latency + size / (achieved * bandwidth)."""
 
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
+    achieved: Share = 1.0  # the share of the bandwidth that messages reach
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth)
+
+    @property
+    def reached(self) -> float:
+        """The bandwidth that messages reach."""
+        return self.bandwidth * self.achieved
 
 
 class PairLink(fileform.Table, frozen=True, kw_only=True):
@@ -41,6 +56,7 @@ class PairLink(fileform.Table, frozen=True, kw_only=True):
     between: tuple[Device, Device]
     latency: Seconds | None = None  # None: as for every pair
     bandwidth: Bandwidth | None = None
+    achieved: Share | None = None
     one_way: bool = False
 
     def __post_init__(self) -> None:
@@ -54,25 +70,41 @@ class PairLink(fileform.Table, frozen=True, kw_only=True):
         a, b = self.between
         return [(a, b)] if self.one_way else [(a, b), (b, a)]
 
+    def over(self, common: Link) -> Link:
+        """Give this pair's link where what it leaves open is as for every pair."""
+        said = {name: getattr(self, name) for name in common.__struct_fields__}
+        return msgspec.structs.replace(common, **{name: value for name, value in said.items() if value is not None})
+
 
 class Cable(fileform.Table, frozen=True, kw_only=True):
     """What a message pays from one point to the next, and back: from a switch, or to the lower-numbered device."""
 
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
+    achieved: Share = 1.0  # the share of the bandwidth that messages reach, both ways
     latency_back: Seconds | None = None  # None: as the other way
     bandwidth_back: Bandwidth | None = None
 
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth, self.bandwidth_back)
+
+    @property
+    def there(self) -> tuple[float, float]:
+        """Latency and the bandwidth that messages reach."""
+        return self.latency, self.bandwidth * self.achieved
+
     @property
     def back(self) -> tuple[float, float]:
-        """Latency and bandwidth the other way."""
+        """Latency and the bandwidth that messages reach the other way."""
         latency = self.latency if self.latency_back is None else self.latency_back
-        return latency, self.bandwidth if self.bandwidth_back is None else self.bandwidth_back
+        bandwidth = self.bandwidth if self.bandwidth_back is None else self.bandwidth_back
+        return latency, bandwidth * self.achieved
 
     @property
     def is_free(self) -> bool:
         """Whether nothing takes time on it."""
-        return (self.latency, self.bandwidth) == self.back == (0.0, inf)
+        return self.there == self.back == (0.0, inf)
 
 
 class Edge(fileform.Table, frozen=True, kw_only=True):
@@ -81,6 +113,7 @@ class Edge(fileform.Table, frozen=True, kw_only=True):
     between: tuple[Point, Point]
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
+    achieved: Share = 1.0
     one_way: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +124,12 @@ class Edge(fileform.Table, frozen=True, kw_only=True):
         if beyond := next((end for end in ends if isinstance(end, int) and end >= MOST_DEVICES), None):
             raise RequestError("between", f"device {str(beyond)[:20]} is beyond any cluster; name another")
         msgspec.structs.force_setattr(self, "between", ends)
+        _require_bandwidth(self.achieved, self.bandwidth)
+
+    @property
+    def reached(self) -> float:
+        """The bandwidth that messages reach."""
+        return self.bandwidth * self.achieved
 
     @property
     def directions(self) -> list[tuple[Point, Point]]:

@@ -16,7 +16,7 @@ from cdpsim.compare import Measured, measure
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 
 PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
-NETWORK, NVLINK = 12.5e9, 300e9
+NETWORK, NVLINK = 0.96 * 12.5e9, 0.8 * 300e9  # what NCCL takes to be reached of both
 # Weights and gradients alone fill the memory; Adam's state, with which the model ships, would not fit beside them.
 PLAIN = {"optimizer": "sgd", "mixed_precision": False}
 
@@ -58,10 +58,10 @@ def test_the_batch_fills_the_memory() -> None:
 
 @pytest.mark.parametrize(
     ("k", "ratio"),
-    [(8, 0.028), (16, 0.718), (24, 0.735), (32, 0.743)],  # of averaging to forward and backward
+    [(8, 0.035), (16, 0.748), (24, 0.765), (32, 0.774)],  # of averaging to forward and backward
 )
 def test_outside_of_a_node_averaging_takes_three_quarters_of_the_pass(k: int, ratio: float) -> None:
-    """With bf16 gradients, fused attention and all of 100 Gb/s: 26 times what it takes inside, and not four passes."""
+    """With bf16 gradients, fused attention and 96 of 100 Gb/s: 22 times what it takes inside, and not four passes."""
     one, alone = replicas("llama2-7b", k), replicas("llama2-7b", 1).step
     assert one.step is not None
     assert alone is not None
@@ -70,10 +70,12 @@ def test_outside_of_a_node_averaging_takes_three_quarters_of_the_pass(k: int, ra
 
 
 def test_the_best_algorithm_takes_no_more_than_the_ring() -> None:
-    """Up to four nodes hierarchical is faster; the binomial tree, which nobody would take, is beyond three passes."""
+    """Rails move a half to three quarters of it through the card; the binomial tree is beyond four passes."""
     alone = replicas("llama2-7b", 1).step or 0
     for k in (16, 24, 32):
-        assert replicas("llama2-7b", k, "best").step == replicas("llama2-7b", k, "hierarchical").step
+        nodes, inside = k // 8, 2 * 7 * (3.4e-6 + 2 * PARAMETERS / 8 / NVLINK)
+        rails = inside + 2 * (nodes - 1) * (14e-6 + 2 * PARAMETERS / nodes / NETWORK)  # eight of an eighth on one card
+        assert replicas("llama2-7b", k, "best").step == pytest.approx(alone + rails)
         assert (replicas("llama2-7b", k, "best").step or 0) < alone + ring(k)
         assert (replicas("llama2-7b", k, "tree").step or 0) > 4 * alone
 
@@ -95,9 +97,9 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
 @pytest.mark.parametrize(
     ("asked", "precision", "number", "speed", "attention"),
     [
-        # Attention that keeps what it computes leaves room for a single sequence of 2,048 tokens: 3.27 passes.
+        # Attention that keeps what it computes leaves room for a single sequence of 2,048 tokens: 3.40 passes.
         ({"dtype": "bfloat16", "attention": "eager"}, "bf16", 2, 312e12, 3),
-        # So do weights and gradients of four bytes, with products in tf32 and fused attention: 3.23 passes.
+        # So do weights and gradients of four bytes, with products in tf32 and fused attention: 3.36 passes.
         ({"dtype": "float32"}, "tf32", 4, 156e12, 3.5),
     ],
     ids=["eager", "tf32"],
@@ -123,4 +125,4 @@ def test_with_other_assumptions_devices_are_idle_most_of_the_time(
     work = 6 * 2048 * (PARAMETERS - 32_000 * 4096) + attention * 4 * 2048 * 4096 * 32 * 2048
     assert averaging / alone == pytest.approx(ring(32, number) / (work / (0.44 * speed)), rel=1e-3)
     # Four passes: with 80 to 82 % of 100 Gb/s.
-    assert 0.79 < averaging / alone / 4 < 0.83
+    assert 0.79 < 0.96 * averaging / alone / 4 < 0.83

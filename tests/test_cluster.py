@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.cluster import Cluster, Devices, Link, PairLink
+from cdpsim import Model, Stage, simulate
+from cdpsim.breakeven import scaled
+from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
+from cdpsim.offload import timed
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -257,6 +260,22 @@ def test_a_group_agrees_with_its_pairs(cluster: Cluster, members: list[int]) -> 
         ),
         ({"link": {"bandwidth": 0}}, "$.link.bandwidth: 0: not between"),
         ({"link": {"bandwidth": float("nan")}}, "$.link.bandwidth: nan: not between"),
+        ({"link": {"bandwidth": 1, "achieved": 0}}, "$.link.achieved: expected `float` > 0.0"),
+        ({"link": {"bandwidth": 1, "achieved": 1.5}}, "$.link.achieved: expected `float` <= 1.0"),
+        ({"link": {"achieved": 0.5}}, "$.link: achieved: is a share of the bandwidth; give one"),
+        ({"links": [{"between": [0, 1], "achieved": 2}]}, "$.links[0].achieved: expected `float` <= 1.0"),
+        (
+            {"topology": {"kind": "ring", "link": {"achieved": 0.5}}},
+            "$.topology.link: achieved: is a share of the bandwidth; give one",
+        ),
+        (
+            {"topology": {"kind": "ring", "link": {"bandwidth": 1, "achieved": 1.1}}},
+            "$.topology.link.achieved: expected",
+        ),
+        (
+            {"devices": {"count": 2}, "edges": [{"between": [0, 1], "achieved": 0.5}]},
+            "$.edges[0]: achieved: is a share of the bandwidth; give one",
+        ),
         ({"link": {"bandwith": 1}}, "$.link: unknown field 'bandwith'; did you mean 'bandwidth'?"),
         ({"links": [{}]}, "$.links[0]: object missing required field `between`"),
         ({"links": [{"between": [0]}]}, "$.links[0].between: expected `array` of length 2, got 1"),
@@ -299,3 +318,54 @@ def test_what_is_made_in_python_obeys_the_rules_of_a_file() -> None:
         Link(bandwidth=-1)
     with pytest.raises(RequestError, match=r"^devices: expected `array` of length >= 1$"):
         Cluster(devices=())
+
+
+def achieving(share: float) -> list[Cluster]:
+    """Every kind of link, of 10 B/s at that share, and of as much less at all of it."""
+    cable, full = Cable(bandwidth=10, achieved=share), Cable(bandwidth=10 * share)
+    two = (Devices(count=4),)
+    found = []
+    for own in (cable, full):
+        link = Link(bandwidth=own.bandwidth, achieved=own.achieved)
+        found += [
+            Cluster(devices=two, link=link),
+            Cluster(devices=two, link=link, links=(PairLink(between=(0, 1), latency=1.0),)),
+            Cluster(devices=two, topology=Topology(kind="switch", link=own)),
+            Cluster(devices=two, topology=Topology(kind="nodes", per_node=2, link=own, host=own, network=own)),
+            Cluster(
+                devices=two,
+                edges=tuple(
+                    Edge(between=(k, "switch"), bandwidth=own.bandwidth, achieved=own.achieved) for k in range(4)
+                ),
+            ),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("contention", ["none", "fair", "queue"])
+@pytest.mark.parametrize("schedule", ["multi-dp", "pp-cdp"])
+def test_a_link_that_achieves_a_share_is_so_much_narrower(schedule: str, contention: str) -> None:
+    """In messages and collectives, with contention and without, and for breakeven."""
+    stages = (Stage(forward=1.0, backward=1.0, parameters=3 * 2**11, boundary=50),) * 4
+    clusters = achieving(0.5)
+    for some, less in zip(clusters[:5], clusters[5:], strict=True):
+        one, other = (
+            simulate(schedule, 4, model=Model(stages=stages), cluster=cluster, contention=contention, steps=2)
+            for cluster in (some, less)
+        )
+        assert one.messages["end"].tolist() == other.messages["end"].tolist()
+        assert some.group_link(np.arange(4)) == less.group_link(np.arange(4))
+        assert Cluster.from_builtins(some.to_builtins(), "some") == some
+        assert not scaled(some, inf).group_link(np.arange(4))[1] < inf
+
+
+def test_what_crosses_to_a_host_reaches_a_share_too() -> None:
+    """By hand: 100 bytes at half of 10 B/s."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, activation=100, offloaded=100),))
+    assert timed(model, Link(bandwidth=10, achieved=0.5)).stages[0].transfer == 20
+
+
+def test_a_pair_s_share_is_of_its_own_bandwidth_or_of_every_pair_s() -> None:
+    pairs = (PairLink(between=(0, 1), achieved=0.5), PairLink(between=(0, 2), bandwidth=100))
+    cluster = Cluster(link=Link(bandwidth=10, achieved=0.8), links=pairs)
+    assert cluster.link_costs(np.zeros(3, int), np.array([1, 2, 3]))[1].tolist() == [5, 80, 8]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError
+from cdpsim.cluster import Cards
 from cdpsim.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -21,10 +22,13 @@ from cdpsim.collectives import (
     REDUCE_SCATTER_GATHER,
     SCATTER_ALL_GATHER,
     Algorithm,
+    Nodes,
     algorithm,
     candidates,
     hierarchical,
+    hierarchical_rails,
     payload,
+    ring_over,
 )
 from cdpsim.collectives import double_tree as two_trees
 from cdpsim.program import Op
@@ -116,6 +120,30 @@ def test_a_hierarchical_all_reduce_leaves_everyone_with_the_sum_of_all(nodes: tu
     k, how = sum(map(len, nodes)), hierarchical(nodes)
     held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
     assert all(part == everything(k) for member in held for part in member)
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=len)
+def test_rails_leave_everyone_with_the_sum_of_all(nodes: Nodes) -> None:
+    """Uneven nodes are cut into equal ones; each member sends what is least, 2 (k-1)/k of the payload."""
+    k, how = sum(map(len, nodes)), hierarchical_rails(nodes)
+    held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
+    assert all(part == everything(k) for member in held for part in member)
+    assert np.array_equal(how.sends(k) * k, np.full(k, 2 * (k - 1) * how.parts(k)))
+    check_counts(how, k)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 3])
+def test_rings_in_channels_leave_everyone_with_the_sum_of_all(cards: int) -> None:
+    """Three nodes of two members a card, and one with a card more: as many channels as all nodes have cards."""
+    first, nodes = 0, []
+    for many in (cards, cards + 1, cards):
+        nodes.append(tuple((first + 2 * card, first + 2 * card + 1) for card in range(many)))
+        first += 2 * many
+    how = ring_over(tuple(nodes))
+    held = played(how, first, own(first, how.parts(first)), sums_first(how, first))
+    assert all(part == everything(first) for member in held for part in member)
+    assert how.channels == cards
+    assert how.rounds(first) == len(how.schedule(first)) == how.carried(first) == 2 * (first - 1)
 
 
 @pytest.mark.parametrize("how", [BROADCAST, SCATTER_ALL_GATHER], ids=["whole", "in parts"])
@@ -303,7 +331,12 @@ def test_too_many_members_for_two_trees_are_refused() -> None:
     """With the remedy; the best does without."""
     with pytest.raises(RequestError, match="at most 4096 members, not 5000; take ring or halving-doubling"):
         ALL_REDUCE["double-tree"].rounds(5000)
-    assert all(how.rounds(5000) for how in candidates(Op.ALL_REDUCE, "best", 5000, ((*range(5000),),)))
+    assert all(how.rounds(5000) for how in candidates(Op.ALL_REDUCE, "best", 5000, (((*range(5000),),),)))
+
+
+def one_card_each(nodes: Nodes) -> Cards:
+    """Nodes with a single network card."""
+    return tuple((node,) for node in nodes)
 
 
 def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
@@ -314,13 +347,15 @@ def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
     ):
         assert all(algorithm(op, name) is whole for name in ("recursive-doubling", "ring", "tree", "double-tree"))
         assert algorithm(op, "halving-doubling") is in_parts
-        assert candidates(op, "best", 8, ((*range(8),),)) == [whole, in_parts]
-        assert candidates(op, "hierarchical", 8, NODES[0]) == [whole]
+        assert candidates(op, "best", 8, (((*range(8),),),)) == [whole, in_parts]
+        assert candidates(op, "hierarchical", 8, one_card_each(NODES[0])) == [whole]
+        assert candidates(op, "hierarchical-rails", 8, one_card_each(NODES[0])) == [whole]
     assert algorithm(Op.ALL_GATHER, "ring") is ALL_GATHER["ring"]
     assert algorithm(Op.REDUCE_SCATTER, "tree") is REDUCE_SCATTER["recursive-halving"]
     assert set(ALL_REDUCE) < set(COLLECTIVES)
-    assert [how.nodes for how in candidates(Op.ALL_REDUCE, "best", 8, NODES[0])][-1] == NODES[0]
-    assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, NODES[1]))
+    in_nodes = candidates(Op.ALL_REDUCE, "best", 8, one_card_each(NODES[0]))
+    assert in_nodes[-2:] == [hierarchical(NODES[0]), hierarchical_rails(NODES[0])]
+    assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
 
 
 def test_after_a_reduce_scatter_each_has_one_of_k_parts() -> None:

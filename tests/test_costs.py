@@ -112,8 +112,8 @@ def test_a_hierarchical_all_reduce_uses_the_links_inside_nodes() -> None:
     [
         (1_000, Cluster(link=SHORT), "recursive-doubling"),  # latency counts: log2 8 rounds
         (100_000_000, Cluster(link=SHORT), "halving-doubling"),  # bandwidth counts
-        (1_000, two_nodes_of_four(), "hierarchical"),
-        (100_000_000, two_nodes_of_four(), "hierarchical"),
+        (1_000, two_nodes_of_four(), "recursive-doubling"),  # two rounds inside, one between
+        (100_000_000, two_nodes_of_four(), "hierarchical-rails"),  # all four cards of a node
     ],
     ids=["small", "large", "small in nodes", "large in nodes"],
 )

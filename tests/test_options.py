@@ -51,7 +51,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "prefetch": [({}, 2)],
     "slot_order": [({}, "backward-first")],
     "rule": [({}, "dp"), ({}, "cdp-v1"), ({}, "cdp-v2")],
-    "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling", "best")],
+    "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling")],
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
     "contention": [({}, "fair"), ({}, "queue")],
     "rendezvous": [({"cluster": alone}, how) for alone in ALONE for how in ("megatron", "torch")],
@@ -76,10 +76,9 @@ OTHER = {
     "recompute": ["training"],
     "offload": ["training"],
 }
-# What a schedule does anyway is accepted. Recursive doubling is the best way between two devices. The devices of
-# multi-dp are alike here, so they come to their all-reduces together, whether they wait for each other or not.
+# What a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come to their all-reduces
+# together, whether they wait for each other or not.
 ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
-ALREADY |= {("collective", "best"): {"dualpipe", "chimera", "gems"}}
 ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
 ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 
@@ -133,6 +132,19 @@ def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
                 changes[kind == "slots"].append(outcome(after) != before)
         if name not in ALREADY.get((option, str(value)), ()):
             assert all(any(some) for some in changes.values() if some), (needs, value, changes)
+
+
+def test_the_best_collective_is_what_a_topology_gets_and_links_do_not() -> None:
+    """Recorded as what was used, so that the record asks for it again; without collectives nothing is chosen."""
+    joined, links = base("multi-dp", "slow"), base("multi-dp", "slow") | {"cluster": Cluster(link=Link(bandwidth=1e3))}
+    for given, used, other in ((joined, "best", "recursive-doubling"), (links, "recursive-doubling", "best")):
+        plain = simulate(**given)
+        assert plain.request["collective"] == used
+        assert outcome(plain) == outcome(simulate(**given, collective=used)) == outcome(simulate(**plain.request))
+        assert outcome(plain) != outcome(simulate(**given, collective=other))
+    alone = simulate(**base("multi-cdp", "fast"))
+    assert alone.request["collective"] == "recursive-doubling"
+    assert outcome(simulate(**alone.request)) == outcome(alone)
 
 
 def test_lanes_are_for_those_that_have_any() -> None:

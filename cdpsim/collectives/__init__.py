@@ -7,10 +7,12 @@ section 3; nothing is charged for adding up).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from math import gcd
 
 import numpy as np
 
+from cdpsim.cluster import Cards
 from cdpsim.collectives import double_tree as two_trees
 from cdpsim.collectives import rounds as by_rounds
 from cdpsim.collectives.rounds import Schedule, backwards, ceil_log2, core, floor_log2
@@ -30,6 +32,11 @@ class Algorithm:
     sends: Callable[[int], Ints]  # parts that each member sends in all, the root first
     schedule: Callable[[int], Schedule] = field(repr=False)
     nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
+    channels: int = 1  # that run side by side, each with an equal run of the parts
+
+    def channel(self, k: int, first: Ints) -> Ints:
+        """Say in which channel messages go whose first parts these are."""
+        return first * self.channels // self.parts(k)
 
     def seconds(self, k: int, size: int, latency: float, bandwidth: float) -> float:
         """Say how long it takes where all links are alike."""
@@ -156,6 +163,7 @@ def _double_tree_sends(blocks: int, k: int) -> Ints:
     return two_trees.sends(k) * blocks
 
 
+@lru_cache(maxsize=64)
 def hierarchical(nodes: Nodes) -> Algorithm:
     """Make the all-reduce for members in these nodes; the group must be theirs."""
     parts, inside = len(nodes), ceil_log2(max(map(len, nodes)))
@@ -172,6 +180,59 @@ def hierarchical(nodes: Nodes) -> Algorithm:
 
 def _hierarchical_rounds(nodes: Nodes, k: int) -> Schedule:
     return by_rounds.hierarchical(nodes)
+
+
+@lru_cache(maxsize=64)
+def hierarchical_rails(nodes: Nodes) -> Algorithm:
+    """Make the all-reduce by rails for members in these nodes; uneven nodes are cut into equal parts of nodes."""
+    inside = gcd(*map(len, nodes))
+    rows = tuple(node[low : low + inside] for node in nodes for low in range(0, len(node), inside))
+    across = len(rows)
+    schedule = partial(_rails_rounds, rows)
+    return Algorithm(
+        rounds=partial(_constant, 2 * (inside - 1) + 2 * (across - 1)),
+        parts=partial(_constant, inside * across),
+        carried=partial(_constant, 2 * (inside - 1) * across + 2 * (across - 1)),
+        sends=partial(_constants, 2 * (inside * across - 1)),
+        schedule=schedule,
+        nodes=rows,
+    )
+
+
+def _rails_rounds(nodes: Nodes, k: int) -> Schedule:
+    return by_rounds.hierarchical_rails(nodes)
+
+
+@lru_cache(maxsize=64)
+def ring_over(cards: Cards) -> Algorithm:
+    """Make the ring for members that use these cards of their nodes: one channel for each card that all nodes have.
+
+    Channel c goes round each node from the first member at card c, and leaves by the last one at the card before. So
+    every card carries as much, in either direction.
+    """
+    channels = min(map(len, cards))
+    if channels == 1 or len(cards) == 1:
+        return ALL_REDUCE["ring"]
+    orders = tuple(
+        tuple(member for node in cards for card in (*node[c:], *node[:c]) for member in card) for c in range(channels)
+    )
+    k = len(orders[0])
+    return Algorithm(
+        rounds=_others_twice,
+        parts=partial(_constant, channels * k),
+        carried=_others_twice,
+        sends=partial(_constants, channels * 2 * (k - 1)),
+        schedule=partial(_ring_channels, orders),
+        channels=channels,
+    )
+
+
+def _ring_channels(orders: tuple[tuple[int, ...], ...], k: int) -> Schedule:
+    return by_rounds.ring_channels(orders)
+
+
+def _constants(value: int, k: int) -> Ints:
+    return np.full(k, value)
 
 
 BROADCAST = Algorithm(ceil_log2, _one, ceil_log2, _children, by_rounds.binomial_broadcast)
@@ -210,7 +271,8 @@ ALL_REDUCE: dict[str, Algorithm] = {
     "double-tree": _double_tree(16),
 }
 OTHER_DOUBLE_TREES = [_double_tree(blocks) for blocks in (2, 4, 64)]
-COLLECTIVES = (*ALL_REDUCE, "hierarchical", "best")
+BY_NODE = {"hierarchical": hierarchical, "hierarchical-rails": hierarchical_rails}
+COLLECTIVES = (*ALL_REDUCE, *BY_NODE, "best")
 DEFAULT = "recursive-doubling"
 
 ALL_GATHER: dict[str, Algorithm] = {
@@ -248,7 +310,7 @@ def is_named(op: Op, name: str) -> bool:
 
 def _of_other(op: Op, name: str) -> Algorithm:
     """The algorithm of what is no all-reduce, where all-reduces may go by levels."""
-    return algorithm(op, "tree" if name == "hierarchical" else name)
+    return algorithm(op, "tree" if name in BY_NODE else name)
 
 
 def payload(op: Op, k: int) -> int:
@@ -256,15 +318,18 @@ def payload(op: Op, k: int) -> int:
     return k if op == Op.REDUCE_SCATTER else 1
 
 
-def candidates(op: Op, name: str, k: int, nodes: Nodes) -> list[Algorithm]:
-    """Every algorithm that `name` allows for k members in these nodes; `best` allows all of them."""
-    if name == "hierarchical":
-        return [hierarchical(nodes) if op == Op.ALL_REDUCE else _of_other(op, name)]
-    if name != "best":
-        return [algorithm(op, name)]
+def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
+    """Every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them."""
     if op != Op.ALL_REDUCE:
-        return list(dict.fromkeys(algorithm(op, each) for each in ALL_REDUCE))
-    layered = [hierarchical(nodes)] if 1 < len(nodes) < k else []
-    simple = [how for each, how in ALL_REDUCE.items() if each != "double-tree"]
+        if name == "best":
+            return list(dict.fromkeys(algorithm(op, each) for each in ALL_REDUCE))
+        return [_of_other(op, name)]
+    nodes = tuple(tuple(member for card in node for member in card) for node in cards)
+    if name in BY_NODE:
+        return [BY_NODE[name](nodes)]
+    if name != "best":
+        return [ring_over(cards) if name == "ring" else algorithm(op, name)]
+    by_node = [make(nodes) for make in BY_NODE.values()] if 1 < len(nodes) < k else []
+    simple = [ring_over(cards) if each == "ring" else how for each, how in ALL_REDUCE.items() if each != "double-tree"]
     trees = [ALL_REDUCE["double-tree"], *OTHER_DOUBLE_TREES] if k <= two_trees.MOST_MEMBERS else []
-    return [*simple, *trees, *layered]
+    return [*simple, *trees, *by_node]

@@ -1,7 +1,8 @@
 """Textbook collectives as their rounds: who sends which parts of the payload to whom.
 
 Members are numbered from 0, which is the root where there is one. In a round a member sends at most one message and
-receives at most one. Where parts are summed, what arrives is added to what the receiver has.
+receives at most one, in each of the algorithm's channels. Where parts are summed, what arrives is added to what the
+receiver has.
 """
 
 from typing import NamedTuple
@@ -121,6 +122,37 @@ def ring(k: int) -> Schedule:
     return [*backwards(gather), *gather]
 
 
+def ring_channels(orders: tuple[tuple[int, ...], ...]) -> Schedule:
+    """Run a ring in each of several orders of the members at once, each for an equal share of the payload."""
+    k = len(orders[0])
+    members = [np.array(order) for order in orders]
+    return [_joined([_renamed(one, order, c * k) for c, order in enumerate(members)]) for one in ring(k)]
+
+
+def hierarchical_rails(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
+    """Reduce-scatter inside every node, all-reduce each part along its rail, all-gather inside every node.
+
+    Rail r has the r-th member of each node, and is a ring; so are the members of a node. Nodes have equally many.
+    """
+    members, across = np.array(nodes), len(nodes)
+    shards = [
+        one._replace(first=one.first * across, parts=one.parts * across) for one in ring_all_gather(len(nodes[0]))
+    ]
+    gather = [_joined([_renamed(one, node) for node in members]) for one in shards]
+    rails = members.T
+    along = [_joined([_renamed(one, rail, r * across) for r, rail in enumerate(rails)]) for one in ring(across)]
+    return [*backwards(gather), *along, *gather]
+
+
+def _renamed(one: Round, members: Ints, first: int = 0) -> Round:
+    """Let these members do a round, with the parts from `first` on."""
+    return Round(members[one.src], members[one.dst], one.first + first, one.parts)
+
+
+def _joined(at_once: list[Round]) -> Round:
+    return Round(*map(np.concatenate, zip(*at_once, strict=True)))
+
+
 def tree(k: int) -> Schedule:
     """A reduction and a broadcast by binomial trees (Chan et al. 2007, section 5)."""
     broadcast = binomial_broadcast(k)
@@ -151,7 +183,7 @@ def hierarchical(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
     for node in map(np.array, nodes):
         for step, one in enumerate(binomial_broadcast(len(node))):
             down[step].append(sent(node[one.src], node[one.dst], 0, parts))
-    inside = [Round(*map(np.concatenate, zip(*at_once, strict=True))) for at_once in down]
+    inside = [_joined(at_once) for at_once in down]
     leader = np.array([node[0] for node in nodes])
     between = [one._replace(src=leader[one.src], dst=leader[one.dst]) for one in ring(parts)]
     return [*backwards(inside), *between, *inside]

@@ -44,10 +44,11 @@ def add_run(parser: argparse._ActionsContainer, default: str = STEPS) -> None:
     )
     parser.add_argument(
         "--collective",
-        default="recursive-doubling",
         metavar="NAME",
-        help="how all-reduces run: recursive-doubling (default), ring, tree, halving-doubling, double-tree, "
-        "hierarchical, or best: the fastest for each size, group and link (table1: one of the first three)",
+        help="how all-reduces run: recursive-doubling, ring (one for each network card of a node), tree, "
+        "halving-doubling, double-tree, hierarchical, hierarchical-rails, or best: the fastest for each size, group "
+        "and link (default: best on a cluster with a topology, else recursive-doubling; table1: recursive-doubling, "
+        "ring or tree)",
     )
     parser.add_argument(
         "--max-memory",

@@ -99,7 +99,7 @@ def _cluster_row(name: str, cluster: "Cluster") -> Row:
 
 
 def links(cluster: "Cluster") -> list[dict[str, float]]:
-    """Give the different latencies and bandwidths between two devices of a cluster, of two nodes where it may grow."""
+    """Give the different latencies and reached bandwidths between two devices; of two nodes where it may grow."""
     import numpy as np
 
     nodes = cluster.topology.per_node if cluster.topology is not None and cluster.topology.per_node else 1

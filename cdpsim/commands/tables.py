@@ -52,13 +52,14 @@ def add_table1(commands: Any) -> None:
 
 def _serve_table1(options: argparse.Namespace) -> int:
     from cdpsim import table1_forms, tables
+    from cdpsim.collectives import DEFAULT
     from cdpsim.table1 import compute
 
     form = tables.check_format(options.format)
     table = compute(
         options.n,
         steps=options.steps,
-        collective=options.collective,
+        collective=options.collective or DEFAULT,
         shared_parameters=options.shared_parameters,
         engine=options.engine,
         max_memory=options.max_memory,

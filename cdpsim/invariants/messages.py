@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.collectives import Nodes, candidates
+from cdpsim.collectives import candidates
 from cdpsim.columns import Ints
 from cdpsim.invariants.pieces import rounds_of
 from cdpsim.invariants.recount import Recount
@@ -35,34 +35,32 @@ def devices_exist(run: Recount) -> Iterator[str]:
 
 
 def collectives_go_round_by_round(run: Recount) -> Iterator[str]:
-    """What runs as messages runs by a textbook algorithm; both ends of each are done with all rounds before."""
+    """What runs as messages runs by a textbook algorithm; both ends are done with all rounds before in its channel."""
     whole, messages, first = run.whole, run.program.messages, len(run.program.tasks)
     collective = len(whole.start) - len(whole.arrived)
     piece = np.flatnonzero(whole.part_of >= collective)
     piece = piece[np.argsort(whole.part_of[piece], kind="stable")]
     number, rows = whole.part_of[piece] - collective, piece - first
-    turn = np.empty(len(piece), dtype=np.int64)
+    turn, channel = np.empty((2, len(piece)), dtype=np.int64)
     for part in np.split(np.arange(len(piece)), np.flatnonzero(np.diff(number)) + 1) if len(piece) else []:
         found = _rounds(run, collective + int(number[part[0]]), messages.src[rows[part]], messages.dst[rows[part]])
         if found is None:
             yield f"{whole.program.describe(int(whole.part_of[piece[part[0]]]))} goes by no algorithm that it may"
             return
-        turn[part] = found
-    ends = number * run.program.devices
+        turn[part], channel[part] = found
+    ends = (number * (channel.max(initial=0) + 1) + channel) * run.program.devices
     end = np.concatenate([ends + messages.src[rows], ends + messages.dst[rows]])
     node = np.tile(piece, 2)
     early = run.early(end, np.tile(turn, 2), node, np.ones(len(node), dtype=np.bool_))
     yield from run.names(node[early], "starts before one of its ends has done the rounds before")
 
 
-def _rounds(run: Recount, node: int, src: Ints, dst: Ints) -> Ints | None:
-    """The round of each message of a collective."""
+def _rounds(run: Recount, node: int, src: Ints, dst: Ints) -> tuple[Ints, Ints] | None:
+    """The round and the channel of each message of a collective."""
     program = run.whole.program
     row = node - len(program.tasks)
     members, root = program.groups[program.messages.dst[row]], program.messages.src[row]
-    own = run.cluster.nodes(members)
-    nodes: Nodes = tuple(tuple(np.flatnonzero(own == one).tolist()) for one in np.unique(own))
     if root >= 0:
         members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
     op = Op(int(program.messages.op[row]))
-    return rounds_of(src, dst, members, candidates(op, run.collective, len(members), nodes))
+    return rounds_of(src, dst, members, candidates(op, run.collective, len(members), run.cluster.cards(members)))

@@ -111,20 +111,20 @@ def _program(program: Program, pieces: Ints, number: Ints, kept: Ints) -> Progra
     return replace(program, messages=Messages(**joined), groups=(*program.groups, *groups))
 
 
-def rounds_of(src: Ints, dst: Ints, members: Ints, algorithms: list[Algorithm]) -> Ints | None:
-    """The round of each message of a collective by the first of some algorithms whose messages these are."""
+def rounds_of(src: Ints, dst: Ints, members: Ints, algorithms: list[Algorithm]) -> tuple[Ints, Ints] | None:
+    """The round and the channel of each message of a collective, by the first algorithm whose messages these are."""
     place = np.full(int(max(members.max(), src.max(), dst.max())) + 1, -1)
     place[members] = np.arange(len(members))
     for how in algorithms:
-        senders, receivers, number = _laid_out(how, len(members))
+        senders, receivers, *where = _laid_out(how, len(members))
         if np.array_equal(senders, place[src]) and np.array_equal(receivers, place[dst]):
-            return number
+            return where[0], where[1]
     return None
 
 
 @lru_cache(maxsize=64)
-def _laid_out(how: Algorithm, k: int) -> tuple[Ints, Ints, Ints]:
-    """The sender, the receiver and the round of each message."""
+def _laid_out(how: Algorithm, k: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """The sender, the receiver, the round and the channel of each message."""
     rounds = how.schedule(k)
-    src, dst = (np.concatenate([getattr(one, end) for one in rounds]) for end in ("src", "dst"))
-    return src, dst, np.repeat(np.arange(len(rounds)), [len(one.src) for one in rounds])
+    src, dst, first, _ = (np.concatenate(column) for column in zip(*rounds, strict=True))
+    return src, dst, np.repeat(np.arange(len(rounds)), [len(one.src) for one in rounds]), how.channel(k, first)
