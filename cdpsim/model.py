@@ -150,10 +150,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
 
     def grouped(self, n: int) -> Self:
         """Make n consecutive stages of the model's own, as one device would run each."""
-        if n == self.n:
-            return self
-        stages = tuple(merged(layers, given) for given, layers in self.groups(n))
-        return msgspec.structs.replace(self, stages=stages)
+        return self if n == self.n else _grouped(self, n)
 
     def forward_time(self, speed: float | None) -> npt.NDArray[Any]:
         """Say what each stage's forward takes on a device of that speed: seconds, or int64 slots.
@@ -262,6 +259,12 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
             raise RequestError(f"stage {slow.argmax()}", problem)
         return times
+
+
+@lru_cache(maxsize=32)  # asked for every request of one model
+def _grouped(model: Model, n: int) -> Any:
+    stages = tuple(merged(layers, given) for given, layers in model.groups(n))
+    return msgspec.structs.replace(model, stages=stages)
 
 
 @lru_cache(maxsize=32)  # asked for every schedule that is compared

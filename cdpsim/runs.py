@@ -85,6 +85,7 @@ class Rest:
     period: Number
     certified: bool
     steps: range
+    step: Ints  # of each node
     low: Any  # slots or seconds
     high: Any
 
@@ -110,8 +111,7 @@ class Rest:
     @cached_property
     def messages(self) -> Ints:
         """The messages of these steps, as their rows in the program."""
-        first = len(self.run.program.tasks)
-        step = steady.needed_in(self.run.program)[first:]
+        step = self.step[len(self.run.program.tasks) :]
         return np.flatnonzero((step >= self.steps.start) & (step < self.steps.stop))
 
     def per_step(self, total: int | float | Fraction) -> Number:
@@ -130,7 +130,7 @@ def _repeated(run: Run, *, certain: bool) -> Rest | None:
     steps = range(last + 1 - found.every, last + 1)
     if steps.start < max(found.first, program.fill + 1):
         return None
-    return Rest(run, _quotient(found.later, found.every), certain, steps, *span)
+    return Rest(run, _quotient(found.later, found.every), certain, steps, step, *span)
 
 
 def _measured(run: Run, *, disturbed: bool) -> Rest:
@@ -144,7 +144,7 @@ def _measured(run: Run, *, disturbed: bool) -> Rest:
     ends = steady.step_ends(program, run.end)
     steps = steady.half(last)
     low = ends[steps.start - 1].item() if steps.start else 0
-    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, low, ends[last].item())
+    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
 
 
 def _quotient(span: Any, steps: int) -> Number:

@@ -127,7 +127,8 @@ class Trace:
     @property
     def in_slots(self) -> bool:
         """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
-        return bool(self.tasks["start"].dtype.kind == "i")
+        start = self.tasks["start"] if self.run is None else self.run.start
+        return bool(start.dtype.kind == "i")
 
     @cached_property
     def memory(self) -> Columns:

@@ -30,7 +30,8 @@ class _Table:
     def add(self, rows: int, *columns: Ints | int) -> None:
         """Add rows; a number stands in all of them."""
         for parts, column, kind in zip(self._parts, columns, self._types, strict=True):
-            parts.append(np.broadcast_to(np.asarray(column, dtype=kind), rows))
+            part = np.asarray(column, dtype=kind)
+            parts.append(part if part.shape == (rows,) else np.broadcast_to(part, rows))
         self.rows += rows
 
     def columns(self) -> list[Ints]:

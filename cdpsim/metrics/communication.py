@@ -86,7 +86,7 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
     compute, count = program.compute, program.nodes - program.compute
     edges = program.edges
     data = edges.kind == Edge.DATA
-    before, after = edges.before[data].astype(np.int64), edges.after[data].astype(np.int64)
+    before, after = edges.before[data], edges.after[data]
     made = (before < compute) & (after >= compute)
     passed = (before >= compute) & (after >= compute)
     needed = before >= compute

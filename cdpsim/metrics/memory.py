@@ -5,8 +5,10 @@ import numpy as np
 from cdpsim.columns import Ints, heads, ranks, sort_by
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
-from cdpsim.paths import COMPILED_FROM, compiled
+from cdpsim.paths import compiled_for
 from cdpsim.program import Buffers, Category, Kind, Program
+
+_AT_ONCE = 2**14  # buffers of some devices whose columns stay in a processor's cache
 
 
 def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
@@ -47,8 +49,8 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
     buffers, weight = program.buffers, _weight(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
-    fits = whole and len(key) >= COMPILED_FROM and keys * span <= 16 * len(key) and span < 2**31
-    swift = compiled() if fits else None
+    fits = whole and keys * span <= 16 * len(key) and span < 2**31
+    swift = compiled_for(len(key)) if fits else None
     if swift:
         finish = swift.times_of(buffers.end, start, end)
         np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
@@ -93,13 +95,22 @@ def peaks(program: Program, start: Times, end: Times) -> np.ndarray:
 
 
 def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
-    """Find what `peaks` does with times that are no integers: sorting these takes longest, and is done once for all."""
+    """Find what `peaks` does with times that are no integers, for so many devices at once as stay in a cache."""
     _weight(buffers)
-    time = np.concatenate(held(buffers, start, end))
-    device, category = np.tile(buffers.device, 2), np.tile(buffers.category, 2)
+    columns = buffers.device, buffers.category, *held(buffers, start, end), buffers.size
+    order = sort_by(buffers.device)
+    last = np.cumsum(np.bincount(buffers.device))
+    cuts = last[heads(last // _AT_ONCE)]
+    for rows in np.split(order, cuts):
+        _highest_of(result, *(column[rows] for column in columns))
+
+
+def _highest_of(result: np.ndarray, device: Ints, category: Ints, begin: Times, end: Times, size: Ints) -> None:
+    """Find it for some devices: sorting times takes longest, and is done once for all categories."""
+    time, device, category = np.concatenate([begin, end]), np.tile(device, 2), np.tile(category, 2)
     order = sort_by(device, ranks(time))
     device, category, time = device[order], category[order], time[order]
-    change = np.concatenate([buffers.size, -buffers.size])[order]
+    change = np.concatenate([size, -size])[order]
     for column in range(result.shape[1]):
         rows = slice(None) if column == len(Category) else np.flatnonzero(category == column)
         own = device[rows]

@@ -147,10 +147,18 @@ def _later(program: Program, start: Times, end: Times, task: Ints, message: Ints
 def _takes(program: Program, message: Ints, device: Ints) -> Flags:
     """Whether messages wait for tasks of these devices: of the members of a collective, for each one's."""
     edges, devices = program.edges, program.devices
-    rows = np.isin(edges.kind, (Edge.DATA, Edge.BARRIER)) & (edges.before < program.compute)
-    rows &= np.isin(edges.after, message)
-    pairs = edges.after[rows].astype(np.int64) * devices + program.tasks.device[edges.before[rows]]
-    takes: Flags = np.isin(message.astype(np.int64) * devices + device, pairs)
+    asked = np.zeros(program.nodes, dtype=bool)
+    asked[message] = True
+    rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
+    rows = rows[(edges.kind[rows] == Edge.DATA) | (edges.kind[rows] == Edge.BARRIER)]
+    after, source = edges.after[rows], program.tasks.device[edges.before[rows]]
+    only = np.full(program.nodes, -1, dtype=source.dtype)
+    only[after] = source
+    takes: Flags = only[message] == device
+    waits = np.bincount(after, minlength=program.nodes)
+    some, more = np.flatnonzero(waits[message] > 1), np.flatnonzero(waits[after] > 1)
+    pairs = after[more].astype(np.int64) * devices + source[more]
+    takes[some] = np.isin(message[some].astype(np.int64) * devices + device[some], pairs)
     return takes
 
 
