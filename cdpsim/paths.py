@@ -40,6 +40,8 @@ def longest(
     that fronts must be narrow, or where they turn out so, one node at a time. By a `calendar` nodes begin later, and
     pause.
     """
+    if not len(before) and not len(lane_tasks) and calendar is None:
+        return earliest, earliest + duration, len(duration)
     swift = compiled_for(len(before) + len(duration)) if calendar is None else None
     if swift:
         # Of one type whoever asks: for each other one, the loop would be compiled again.

@@ -11,7 +11,7 @@ import numpy as np
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
-from cdpsim.metrics import staleness, steady, utilisation
+from cdpsim.metrics import memory, staleness, steady, utilisation
 from cdpsim.program import Program
 from cdpsim.units import Number, plain
 
@@ -36,11 +36,17 @@ class Run:
     start: Times
     end: Times
     collective: str
+    room: Times  # bytes that each device has; inf where it has no limit
     request: Mapping[str, Any]  # what produced it, without engine and output path
     on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
     settled: bool = True
     random: bool = False
     longer: "Callable[[int], Run] | None" = None
+
+    @cached_property
+    def peaks(self) -> Ints:
+        """The most that each device holds: a row per device, a column per category and one for the total."""
+        return memory.peaks(self.program, self.start, self.end)
 
     @cached_property
     def at_rest(self) -> "Rest":

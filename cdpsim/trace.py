@@ -143,7 +143,6 @@ class Trace:
     @cached_property
     def _summary(self) -> dict[str, Any]:
         run, program = self._run, self._run.program
-        peaks = memory.peaks(program, run.start, run.end)
         names = [*(category.name.lower() for category in Category), "total"]
         sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
@@ -163,7 +162,7 @@ class Trace:
             "mean_staleness": run.at_rest.staleness,
             **apart,
             "peak_memory": [
-                {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
+                {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(run.peaks.tolist())
             ],
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
         } | (offloaded if hosts else {})

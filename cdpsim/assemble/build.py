@@ -31,7 +31,8 @@ class _Table:
         """Add rows; a number stands in all of them."""
         for parts, column, kind in zip(self._parts, columns, self._types, strict=True):
             part = np.asarray(column, dtype=kind)
-            parts.append(part if part.shape == (rows,) else np.broadcast_to(part, rows))
+            parts.append(part if part.ndim else np.ndarray(rows, kind, part, strides=0))
+            assert len(parts[-1]) == rows
         self.rows += rows
 
     def columns(self) -> list[Ints]:
