@@ -1,7 +1,7 @@
 """A run: a program, what it cost and when everything started and ended; and the same run at rest."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -36,9 +36,9 @@ class Run:
     start: Times
     end: Times
     collective: str
-    room: Times  # bytes that each device has; inf where it has no limit
     request: Mapping[str, Any]  # what produced it, without engine and output path
     on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
+    room: Times = field(default_factory=lambda: np.array(np.inf))  # bytes that each device has; inf: no limit
     settled: bool = True
     random: bool = False
     longer: "Callable[[int], Run] | None" = None
