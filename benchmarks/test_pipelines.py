@@ -1,8 +1,9 @@
-"""Pipelines of about a million tasks; torch's own generator and simulator of orders beside ours."""
+"""Pipelines, small ones and of about a million tasks; torch's own generator and simulator of orders beside ours."""
 
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from time import process_time
 from timeit import repeat
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.test_engines import rate, traced
 from cdpsim import paths, simulate
+from cdpsim.compare import measure
 from cdpsim.engine import fast
 from cdpsim.schedules import SCHEDULES, _written_out
 from cdpsim.schedules.actions import Actions, check_actions
@@ -28,6 +30,25 @@ LARGE: list[tuple[str, int, dict[str, int]]] = [
     ("1f1b", 128, {"m": 1024, "replicas": 4}),
 ]
 
+EVEN = {"forward": "1 ms", "backward": "2 ms", "activation": "1 GB", "boundary": "16 MB", "parameters": "400 MB"}
+REAL = {"cluster": "a100-nodes", "ignore_memory": True}
+
+
+def even(n: int) -> dict[str, Any]:
+    """Ask for a model of equal stages, with real costs."""
+    return REAL | {"model": {"name": "even", "stages": [EVEN | {"repeat": n}]}}
+
+
+MEASURED: dict[str, tuple[tuple[Any, ...], dict[str, Any], int]] = {
+    "8 x 16": (("1f1b", 8), {"m": 16}, 200),
+    "8 x 16, gpt2": (("1f1b", 8), {"m": 16, "model": "gpt2", "cluster": "a100-nodes"}, 200),
+    "64 x 256, 12 steps": (("1f1b", 64), {"m": 256, "steps": 12}, 15),
+    "64 x 256, 12 steps, real": (("1f1b", 64), {"m": 256, "steps": 12} | even(64), 15),
+    "512 x 1024, 1 step alone": (("1f1b", 512), {"m": 1024, "steps": 1, "max_memory": "2 GB"}, 5),
+    "512 x 1024, 1 step": (("1f1b", 512), {"m": 1024, "steps": 1}, 3),
+    "512 x 1024, 1 step, real": (("1f1b", 512), {"m": 1024, "steps": 1} | even(512), 3),
+}
+
 
 def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
     """An order, written out anew."""
@@ -39,6 +60,22 @@ def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
 def test_peer(benchmark: Any) -> None:
     """Of Table 1's schedules the one that others are measured by."""
     rate(benchmark, benchmark.pedantic(traced, ("multi-cdp", 256, 8), rounds=7, warmup_rounds=2))
+
+
+@pytest.mark.benchmark(timer=process_time)
+@pytest.mark.parametrize("case", MEASURED)
+def test_measured(case: str, benchmark: Any) -> None:
+    """From the request to what `compare` shows of it, warm, in seconds of the processor: the least counts."""
+    asked, options, rounds = MEASURED[case]
+    assert paths.compiled() is not None
+    benchmark.pedantic(lambda: measure(simulate(*asked, **options)), rounds=rounds, warmup_rounds=1)
+
+
+@pytest.mark.benchmark(timer=process_time)
+def test_warm(benchmark: Any) -> None:
+    """A run of middling size where numba is loaded already."""
+    assert paths.compiled() is not None
+    benchmark.pedantic(lambda: simulate("1f1b", 64, m=256, steps=2), rounds=30, warmup_rounds=2)
 
 
 @pytest.mark.parametrize(("name", "n", "options"), LARGE)

@@ -95,9 +95,9 @@ def _lanes(program: Program) -> Iterator[str]:
         places = f"{count[wrong[0]]} places in lanes; it needs {'one' if needs[wrong[0]] else 'none'}"
         yield f"{program.describe(int(wrong[0]))} has {places}"
         return
-    where = tasks.device[lane_tasks].astype(np.int64) * (int(tasks.lane.max()) + 1) + tasks.lane[lane_tasks]
-    home = np.repeat(where[program.lane_start[:-1]], np.diff(program.lane_start))
-    stray = np.flatnonzero(where != home)
+    first = np.repeat(lane_tasks[program.lane_start[:-1]], np.diff(program.lane_start))
+    apart = [column[lane_tasks] != column[first] for column in (tasks.device, tasks.lane)]
+    stray = np.flatnonzero(apart[0] | apart[1])
     if len(stray):
         task = int(lane_tasks[stray[0]])
         yield f"{program.describe(task)} is on device {tasks.device[task]} but in another device's lane"
@@ -105,14 +105,14 @@ def _lanes(program: Program) -> Iterator[str]:
 
 def _passes(program: Program) -> Iterator[str]:
     """A backward runs on the device of its forward and reads the same version, but where the rule says otherwise."""
-    tasks, forward = program.tasks, program.of_kind(Kind.F)
-    for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
-        backward = program.of_kind(kind)
+    tasks, n = program.tasks, program.n
+    for third, kind in enumerate((Kind.B, Kind.W)[: 1 + program.splits], start=1):
         for what in ("device", "version")[: 2 - program.versions_differ]:
             column = getattr(tasks, what)
-            apart = np.argwhere(column[forward] != column[backward])
+            passes = column[: program.compute].reshape(-1, program.phases)
+            apart = np.argwhere(passes[:, :n] != passes[:, third * n : (third + 1) * n][:, ::-1])
             if len(apart):
-                f, b = (int(tasks_of[tuple(apart[0])]) for tasks_of in (forward, backward))
+                f, b = (int(program.of_kind(of)[tuple(apart[0])]) for of in (Kind.F, kind))
                 problem = f"differ in {what}: {column[f]} and {column[b]}"
                 yield f"{program.describe(f)} and {program.describe(b)} {problem}"
                 return

@@ -1,5 +1,6 @@
 """Sorting and grouping rows of integer columns."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ def sort_by(*columns: Ints) -> Ints:
     """The permutation that sorts rows by their columns, the first one most significant; equal rows stay in order."""
     rows = len(columns[0])
     spans = [int(column.max(initial=0)) + 1 for column in columns]
-    most = np.prod(np.array(spans, dtype=float))
-    if most >= 2.0**62:
+    most = prod(spans)
+    if most >= 2**62:
         return np.lexsort(columns[::-1]).astype(np.int32)
     key = np.zeros(rows, dtype=np.int64)
     for column, span in zip(columns, spans, strict=True):
@@ -21,7 +22,7 @@ def sort_by(*columns: Ints) -> Ints:
         key += column
     if (key[1:] >= key[:-1]).all():
         return np.arange(rows, dtype=np.int32)
-    if most * rows >= 2.0**62:
+    if most * rows >= 2**62:
         return np.argsort(key, kind="stable").astype(np.int32)
     key *= rows  # numbers are sorted ten times as fast as their places are
     key += np.arange(rows)

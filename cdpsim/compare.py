@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.cluster import Cluster
 from cdpsim.metrics import communication, memory, utilisation
 from cdpsim.metrics.waiting import Reason, idle
 from cdpsim.montecarlo import spread
@@ -82,9 +81,7 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
     assert run is not None, "what is loaded has no lanes"
     rest = run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
-    held = memory.peaks(program, start, end)
-    peaks = held.max(axis=0).tolist()
-    has = Cluster.from_builtins(trace.request["cluster"], "cluster").memory_bytes(program.devices)
+    peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(program.m / rest.period)
     each = _samples(trace)
     rule = trace.request["rule"]
@@ -98,7 +95,7 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
         bubble=rest.bubble,
         exposed=_exposed(rest),
         memory=peaks[-1],
-        fits=bool((held[:, -1] <= has).all()),
+        fits=bool((rest.run.peaks[:, -1] <= run.room).all()),
         **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
@@ -123,7 +120,7 @@ def _exposed(rest: Rest) -> float:
     """The share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     parts = idle(run.program, run.start, run.end)
-    waits = np.isin(parts["reason"], (Reason.MESSAGE, Reason.STREAM))
+    waits = (parts["reason"] == Reason.MESSAGE) | (parts["reason"] == Reason.STREAM)
     length = np.minimum(parts["end"][waits], high) - np.maximum(parts["begin"][waits], low)
     lanes = len(run.program.lane_start) - 1
     share: float = np.maximum(length, 0).sum().item() / (lanes * (high - low))

@@ -17,6 +17,7 @@ from cdpsim.units import size_bytes
 # At the peak, traces written out included, in the slot model and with real costs; measured on the schedule that needs
 # most (benchmarks/README.md).
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
+ANYWHERE = 2**24  # bytes that are free wherever Python runs: they are not asked for
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Of an expanded collective, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
@@ -70,10 +71,12 @@ def refuse_too_large(
 
     A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages.
     """
-    limit = _allowed(max_memory)
     each_pass = parts * replicas * steps
     tasks = n * (n if m is None else m) * each_pass
     each = BYTES_PER_TASK[engine][not slots]
+    if max_memory is None and tasks * each <= ANYWHERE:
+        return
+    limit = _allowed(max_memory)
     most = min(limit // each, MOST_TASKS)
     if tasks <= most:
         return

@@ -162,10 +162,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
 
     def grouped(self, n: int) -> Self:
         """Make n consecutive stages of the model's own, as one device would run each."""
-        if n == self.n:
-            return self
-        stages = tuple(merged(layers, given) for given, layers in self.groups(n))
-        return msgspec.structs.replace(self, stages=stages, tied=self.tied_groups(n))
+        return self if n == self.n else _grouped(self, n)
 
     def tied_groups(self, n: int) -> tuple[Tie, ...]:
         """Give what ties n groups of stages; a tensor of stages of one group ties it to no other."""
@@ -323,6 +320,12 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
                 sizes = f"stage {j} has {has:,} bytes of the {wants:,} that are tied"
                 problem = f"stages {list(tie.stages)} differ in size: {sizes}; give what all of them have"
                 raise RequestError(f"tied[{k}].{error.subject}", problem) from None
+
+
+@lru_cache(maxsize=32)  # asked for every request of one model
+def _grouped(model: Model, n: int) -> Any:
+    stages = tuple(merged(layers, given) for given, layers in model.groups(n))
+    return msgspec.structs.replace(model, stages=stages, tied=model.tied_groups(n))
 
 
 @lru_cache(maxsize=32)  # asked for every schedule that is compared

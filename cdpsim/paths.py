@@ -1,5 +1,6 @@
 """Longest paths through a graph without cycles."""
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,12 +12,14 @@ from cdpsim.columns import Ints, sort_by
 from cdpsim.stops import Calendar
 
 Numbers = NDArray[Any]  # integers or floats
-COMPILED_FROM = 200_000  # edges: below, importing numba takes longer than it saves
+COMPILED_FROM = 2_000  # rows: of fewer, numpy is done before compiled code is called
+LOADED_FROM = 2_000_000  # rows that numpy sweeps in the time that it takes to load numba
 NARROW = 16  # nodes in a front: of fewer, Python itself is done before numpy has begun
 PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
 
 
 _NOTHING = np.empty(0, dtype=np.int32)
+_swept = 0  # rows so far, by this process, without numba
 
 
 def longest(
@@ -37,9 +40,13 @@ def longest(
     that fronts must be narrow, or where they turn out so, one node at a time. By a `calendar` nodes begin later, and
     pause.
     """
-    swift = compiled() if len(before) >= COMPILED_FROM and calendar is None else None
+    if not len(before) and not len(lane_tasks) and calendar is None:
+        return earliest, earliest + duration, len(duration)
+    swift = compiled_for(len(before) + len(duration)) if calendar is None else None
     if swift:
-        start, end, done = swift.longest(before, after, lane_tasks, lane_start, duration, earliest)
+        # Of one type whoever asks: for each other one, the loop would be compiled again.
+        graph = (np.ascontiguousarray(column, np.int32) for column in (before, after, lane_tasks, lane_start))
+        start, end, done = swift.longest(*graph, duration, earliest)
         return start, end, done
     inner = in_lanes(lane_tasks, lane_start)
     before, after = (np.concatenate(ends) for ends in zip((before, after), inner, strict=True))
@@ -47,6 +54,22 @@ def longest(
     if in_a_row * NARROW >= len(duration) and calendar is None:
         return longest_by_nodes(before, after, duration, earliest)
     return longest_by_fronts(before, after, duration, earliest, calendar)
+
+
+def compiled_for(rows: int) -> Any:
+    """The module of compiled loops, for work on so many rows; None where numpy is done before.
+
+    As long as numba is not loaded, this counts what is done without it. Once that has taken as long as loading takes,
+    more of it is expected, and numba is loaded.
+    """
+    global _swept
+    if rows < COMPILED_FROM:
+        return None
+    if "numba" not in sys.modules:
+        _swept += rows
+        if _swept < LOADED_FROM:
+            return None
+    return compiled()
 
 
 @cache

@@ -183,7 +183,8 @@ def _rule_and_steps(
     rule = _find_rule(schedule, asked["rule"], asked["vertical_sync"])
     if asked["steps"] is None:
         steps = max(LEAST_STEPS, rule.fill(shape) + 2)
-        _refuse_too_large(schedule, shape, steps, asked, slots=slots)
+        if steps > LEAST_STEPS:
+            _refuse_too_large(schedule, shape, steps, asked, slots=slots)
     return rule, steps
 
 

@@ -1,7 +1,7 @@
 """A run: a program, what it cost and when everything started and ended; and the same run at rest."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
-from cdpsim.metrics import staleness, steady, utilisation
+from cdpsim.metrics import memory, staleness, steady, utilisation
 from cdpsim.program import Program
 from cdpsim.units import Number, plain
 
@@ -38,10 +38,16 @@ class Run:
     collective: str
     request: Mapping[str, Any]  # what produced it, without engine and output path
     on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
+    room: Times = field(default_factory=lambda: np.array(np.inf))  # bytes that each device has; inf: no limit
     settled: bool = True
     random: bool = False
     longer: "Callable[[int], Run] | None" = None
     undisturbed: Costs | None = None  # what it would cost if nothing disturbed it
+
+    @cached_property
+    def peaks(self) -> Ints:
+        """The most that each device holds: a row per device, a column per category and one for the total."""
+        return memory.peaks(self.program, self.start, self.end)
 
     @cached_property
     def at_rest(self) -> "Rest":
@@ -86,6 +92,7 @@ class Rest:
     period: Number
     certified: bool
     steps: range
+    step: Ints  # of each node
     low: Any  # slots or seconds
     high: Any
 
@@ -111,7 +118,7 @@ class Rest:
     @cached_property
     def messages(self) -> Ints:
         """The messages of these steps, as their rows in the program."""
-        step = steady.needed_in(self.run.program)[self.run.program.message_nodes]
+        step = self.step[self.run.program.message_nodes]
         return np.flatnonzero((step >= self.steps.start) & (step < self.steps.stop))
 
     def per_step(self, total: int | float | Fraction) -> Number:
@@ -130,7 +137,7 @@ def _repeated(run: Run, *, certain: bool) -> Rest | None:
     steps = range(last + 1 - found.every, last + 1)
     if steps.start < max(found.first, program.fill + 1):
         return None
-    return Rest(run, _quotient(found.later, found.every), certain, steps, *span)
+    return Rest(run, _quotient(found.later, found.every), certain, steps, step, *span)
 
 
 def _measured(run: Run, *, disturbed: bool) -> Rest:
@@ -144,7 +151,7 @@ def _measured(run: Run, *, disturbed: bool) -> Rest:
     ends = steady.step_ends(program, run.end)
     steps = steady.half(last)
     low = ends[steps.start - 1].item() if steps.start else 0
-    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, low, ends[last].item())
+    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
 
 
 def _quotient(span: Any, steps: int) -> Number:

@@ -131,11 +131,8 @@ def _run(request: Request) -> Run:
     _checked("program")
     start, end = find_engine(request.engine, request.contention)(program, costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
-    if not request.ignore_memory:
-        refuse_overflow(program, start, end, request.cluster)
-    done(0)
     on_hosts = _on_hosts(program, start, end, counted)
-    return Run(
+    run = Run(
         program,
         costs,
         start,
@@ -143,11 +140,16 @@ def _run(request: Request) -> Run:
         request.collective or DEFAULT,
         request.recorded(),
         on_hosts,
+        request.cluster.memory_bytes(program.devices),
         undisturbed=undisturbed,
         settled=_settles(request, program, costs),
         random=request.disorder.is_random,
         longer=partial(_with_steps, request),
     )
+    if not request.ignore_memory:
+        refuse_overflow(run)
+    done(0)
+    return run
 
 
 def _with_steps(request: Request, steps: int) -> Run:
@@ -282,18 +284,17 @@ def _on_hosts(program: Program, start: Times, end: Times, model: Model) -> Ints 
     return memory.host_peaks(program, start, end, *sizes) if any(size.any() for size in sizes) else None
 
 
-def refuse_overflow(program: Program, start: Times, end: Times, cluster: Cluster) -> None:
+def refuse_overflow(run: Run) -> None:
     """Refuse a run whose devices hold more than they have, by how much, where and when."""
-    limit = cluster.memory_bytes(program.devices)
-    if np.isinf(limit).all():
+    program, limit = run.program, run.room
+    if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.totals(program, start, end)
+    device, time, size = memory.totals(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
-    if len(over):
-        first = over[np.argmin(time[over])]
-        most = int(size[device == device[first]].max())
-        raise RequestError(
-            "memory",
-            f"device {device[first]} has {limit[device[first]]:,.0f} bytes, needs more from {time[first]:g} s on and "
-            f"{most:,} at its peak; take larger devices or smaller stages, or ignore the limit (--ignore-memory)",
-        )
+    first = over[np.argmin(time[over])]
+    most = int(size[device == device[first]].max())
+    raise RequestError(
+        "memory",
+        f"device {device[first]} has {limit[device[first]]:,.0f} bytes, needs more from {time[first]:g} s on and "
+        f"{most:,} at its peak; take larger devices or smaller stages, or ignore the limit (--ignore-memory)",
+    )

@@ -134,7 +134,8 @@ class Trace:
     @property
     def in_slots(self) -> bool:
         """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
-        return bool(self.tasks["start"].dtype.kind == "i")
+        start = self.tasks["start"] if self.run is None else self.run.start
+        return bool(start.dtype.kind == "i")
 
     @cached_property
     def memory(self) -> Columns:
@@ -149,7 +150,6 @@ class Trace:
     @cached_property
     def _summary(self) -> dict[str, Any]:
         run, program = self._run, self._run.program
-        peaks = memory.peaks(program, run.start, run.end)
         names = [*(category.name.lower() for category in Category), "total"]
         sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
         hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
@@ -170,7 +170,7 @@ class Trace:
             "mean_staleness": run.at_rest.staleness,
             **apart,
             "peak_memory": [
-                {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
+                {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(run.peaks.tolist())
             ],
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
         } | (offloaded if hosts else {})

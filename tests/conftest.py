@@ -1,6 +1,7 @@
 """What the tests share: how hypothesis searches, a command line to call, small model and cluster files."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from hypothesis import settings
 from cdpsim import cli
 
 ALL = "CDPSIM_TEST_ALL"
+if "CDPSIM_TEST_WITHOUT_NUMBA" in os.environ:  # as on platforms that have none
+    sys.modules["numba"] = None  # type: ignore[assignment]
 
 
 def examples(count: int) -> int:

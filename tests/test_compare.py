@@ -108,6 +108,15 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
     assert 0 <= one.exposed <= one.bubble <= 1
 
 
+@pytest.mark.parametrize("model", ["unit", "gpt2"])
+def test_measuring_sorts_no_columns(model: str) -> None:
+    """Those of files are put in order when somebody asks for them, which costs more than the run."""
+    trace = simulate("1f1b", 4, m=8, model=model, cluster="unit" if model == "unit" else "a100-nodes")
+    assert trace.in_slots == (model == "unit")
+    measure(trace)
+    assert not {"tasks", "messages", "memory"} & set(vars(trace))
+
+
 def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) -> None:
     """But those that cannot be asked for that; the least idle first."""
     done = command("compare", "-n", 4, "--format", "json")

@@ -335,6 +335,7 @@ def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatc
     """Compiled sweeps know none, and leave such runs to numpy."""
     expected = run_of(simulate("multi-cdp", 4, stop=["2:9:4"]))
     monkeypatch.setattr("cdpsim.paths.COMPILED_FROM", 0)
+    monkeypatch.setattr("cdpsim.paths.LOADED_FROM", 0)
     assert same(run_of(simulate("multi-cdp", 4, stop=["2:9:4"])), expected)
 
 

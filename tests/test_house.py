@@ -155,6 +155,19 @@ def test_importing_the_package_imports_nothing_heavy(module: str) -> None:
     assert done.stdout == "\n"
 
 
+def test_small_requests_import_no_numba() -> None:
+    """It takes longer to load than they take."""
+    program = """
+import sys, cdpsim
+from cdpsim.compare import measure
+cdpsim.table1(4)
+measure(cdpsim.simulate("1f1b", 8, m=16, model="gpt2", cluster="a100-nodes")).step
+cdpsim.simulate("1f1b", 64, m=128).summary()
+print("numba" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def documented(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]]:
     """The module and its public classes, functions and methods."""
     waiting: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]] = [(name, tree)]

@@ -257,9 +257,9 @@ def test_the_steady_window_by_hand() -> None:
     assert memory.steady_window(run.program, run.start, run.end) == (2, 12)
 
 
-@given(requests(most=4))
-def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any]) -> None:
-    """Of each category alone and of all together, with times that are integers and with others."""
+@given(requests(most=4), st.sampled_from([1, 20, 10**9]))
+def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any], at_once: int) -> None:
+    """Of each category alone and of all together, however many devices at once, in integers and in other times."""
     trace = simulate(**request)
     assert trace.run is not None
     program, start, end = trace.run.program, trace.run.start, trace.run.end
@@ -269,4 +269,6 @@ def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any]) -> None:
         wanted[device, category] = max(wanted[device, category], size)
     for device, _, size in zip(*total, strict=True):
         wanted[device, -1] = max(wanted[device, -1], size)
-    assert memory.peaks(program, start, end).tolist() == wanted.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_AT_ONCE", at_once)
+        assert memory.peaks(program, start, end).tolist() == wanted.tolist()

@@ -78,6 +78,7 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
         left.append(one_by_one(*rest))
         return left[-1]
 
+    monkeypatch.setattr(paths, "compiled_for", lambda rows: None)
     monkeypatch.setattr(paths, "_one_by_one", counted)
     monkeypatch.setattr(paths, "NARROW", 0)
     by_fronts = simulate("gems", 8, m=64, steps=1)
@@ -103,6 +104,7 @@ def test_who_has_long_lanes_is_swept_one_node_at_a_time(
         asked.append(graph)
         return by_nodes(*graph)
 
+    monkeypatch.setattr(paths, "compiled_for", lambda rows: None)
     monkeypatch.setattr(paths, "longest_by_nodes", counted)
     cluster = Cluster(devices=(Devices(),))  # a lane each
     trace = simulate(name, 8, cluster=cluster)
@@ -114,7 +116,7 @@ def test_who_has_long_lanes_is_swept_one_node_at_a_time(
 @given(graphs())
 def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
-    compiled = pytest.importorskip("cdpsim.compiled", reason="numba is an extra")
+    compiled = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
     expected = paths.longest_by_fronts(*graph)
     before, after, duration, earliest = graph
     lanes = (np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
@@ -155,11 +157,11 @@ def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threshold changes who sweeps, not what comes out; nor does compiling change what the Python there says."""
-    module = pytest.importorskip("cdpsim.compiled", reason="numba is an extra")
+    module = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
+    monkeypatch.setattr(paths, "COMPILED_FROM", 10**9)
     trace = simulate(name, 6)
     plain = {table: getattr(trace, table) for table in ("tasks", "messages", "memory")}  # found now, not when asked for
     monkeypatch.setattr(paths, "COMPILED_FROM", 0)
-    monkeypatch.setattr(memory, "COMPILED_FROM", 0)
     if not compiled:
         for function in ("longest", "times_of", "step_function"):
             monkeypatch.setattr(module, function, unwrap(getattr(module, function)))
@@ -202,7 +204,7 @@ def test_without_compiled_code_everything_is_swept_in_numpy(
 
     expected = simulate("multi-cdp", 5).tasks["start"].tolist()
     monkeypatch.setattr(paths, "COMPILED_FROM", 0)
-    monkeypatch.setattr(memory, "COMPILED_FROM", 0)
+    monkeypatch.setattr(paths, "LOADED_FROM", 0)
     monkeypatch.delitem(sys.modules, "cdpsim.compiled", raising=False)
     monkeypatch.delattr("cdpsim.compiled", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
@@ -214,6 +216,19 @@ def test_without_compiled_code_everything_is_swept_in_numpy(
         assert trace.summary()["devices"] == 5
     finally:
         paths.compiled.cache_clear()
+
+
+def test_numba_is_loaded_once_as_much_was_done_without_it_as_loading_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small work leaves it alone and does not count; work that comes after numba was loaded, by anyone, uses it."""
+    monkeypatch.setattr(paths, "_swept", 0)
+    monkeypatch.setattr(paths, "compiled", lambda: "compiled")
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    most = paths.LOADED_FROM
+    assert [paths.compiled_for(rows) for rows in (most // 2, 1, most // 2 - 1, paths.COMPILED_FROM - 1)] == [None] * 4
+    assert paths.compiled_for(paths.COMPILED_FROM) == "compiled"
+    monkeypatch.setattr(paths, "_swept", 0)
+    monkeypatch.setitem(sys.modules, "numba", sys)
+    assert [paths.compiled_for(paths.COMPILED_FROM - rows) for rows in (0, 1)] == ["compiled", None]
 
 
 @given(graphs(), st.integers(1, 3))

@@ -23,6 +23,14 @@ def test_names() -> None:
     assert set(presets.names("models")) >= {"gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16"}
 
 
+def test_what_ships_is_read_and_grouped_once() -> None:
+    """Whoever changes the list of names changes a copy."""
+    assert presets.model("gpt2").grouped(4) is presets.find_model("gpt2").grouped(4)
+    assert presets.cluster("h100-node") is presets.find_cluster("h100-node")
+    presets.names("clusters").clear()
+    assert presets.names("clusters") == CLUSTERS
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_says_its_sources(name: str) -> None:
     about = presets.about("clusters", name)

@@ -30,7 +30,9 @@ class _Table:
     def add(self, rows: int, *columns: Ints | int) -> None:
         """Add rows; a number stands in all of them."""
         for parts, column, kind in zip(self._parts, columns, self._types, strict=True):
-            parts.append(np.broadcast_to(np.asarray(column, dtype=kind), rows))
+            part = np.asarray(column, dtype=kind)
+            parts.append(part if part.ndim else np.ndarray(rows, kind, part, strides=0))
+            assert len(parts[-1]) == rows
         self.rows += rows
 
     def columns(self) -> list[Ints]:

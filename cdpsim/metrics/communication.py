@@ -86,18 +86,18 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
     compute, count = program.compute, program.message_nodes.stop - program.compute
     edges = program.edges
     data = edges.kind == Edge.DATA
-    before, after = edges.before[data].astype(np.int64), edges.after[data].astype(np.int64)
-    made = (before < compute) & (after >= compute)
-    passed = (before >= compute) & (after >= compute)
-    needed = before >= compute
+    sent, needed = (np.flatnonzero(data & (ends >= compute)) for ends in (edges.after, edges.before))
+    made = sent[edges.before[sent] < compute]
+    passed = needed[edges.after[needed] >= compute]
     own = np.concatenate([np.zeros(len(program.tasks) - compute, dtype=np.int64), message_rounds])
-    chain = before[passed] - compute, after[passed] - compute
+    chain = edges.before[passed] - compute, edges.after[passed] - compute
+    message, due = edges.before[needed] - compute, start[edges.after[needed]] + 1
+    made_at = np.zeros(count, dtype=np.int64)
+    np.maximum.at(made_at, edges.after[made] - compute, end[edges.before[made]])
 
     def enough(q: int) -> bool:
-        ready = np.zeros(count, dtype=np.int64)
-        np.maximum.at(ready, after[made] - compute, q * end[before[made]])
-        _, delivered, _ = longest(*chain, own, ready)
-        return bool((delivered[before[needed] - compute] <= q * (start[after[needed]] + 1)).all())
+        _, delivered, _ = longest(*chain, own, q * made_at)
+        return bool((delivered[message] <= q * due).all())
 
     together = message_rounds[program.messages.op != Op.P2P]
     least = max(1, int(together.max(initial=0)))

@@ -5,23 +5,25 @@ import numpy as np
 from cdpsim.columns import Ints, heads, ranks, sort_by
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
-from cdpsim.paths import COMPILED_FROM, compiled
+from cdpsim.paths import compiled_for
 from cdpsim.program import Buffers, Category, Kind, Program
+
+_AT_ONCE = 2**14  # buffers of some devices whose columns stay in a processor's cache
 
 
 def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
     """From when until when each buffer is held."""
-    finish = _times(buffers.end, start, end)
-    np.maximum.at(finish, buffers.kept, _times(buffers.kept_until, start, end))
-    return _times(buffers.begin, start, end), finish
+    at = _times(start, end)
+    finish = at[buffers.end]
+    np.maximum.at(finish, buffers.kept, at[buffers.kept_until])
+    return at[buffers.begin], finish
 
 
-def _times(moment: Ints, start: Times, end: Times) -> Times:
-    """The times of moments: even ones are starts of nodes, odd ones ends, -1 is the start of the run."""
-    node = moment >> 1
-    times: Times = np.where(moment & 1, end[node], start[node])
-    times[moment < 0] = 0
-    return times
+def _times(start: Times, end: Times) -> Times:
+    """The time of each moment: even ones are starts of nodes, odd ones ends, -1, the last, is the start of the run."""
+    at = np.zeros(2 * len(start) + 1, dtype=end.dtype)
+    at[:-1:2], at[1::2] = start, end
+    return at
 
 
 def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
@@ -47,8 +49,8 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
     buffers, weight = program.buffers, _weight(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
-    fits = whole and len(key) >= COMPILED_FROM and keys * span <= 16 * len(key) and span < 2**31
-    swift = compiled() if fits else None
+    fits = whole and keys * span <= 16 * len(key) and span < 2**31
+    swift = compiled_for(len(key)) if fits else None
     if swift:
         finish = swift.times_of(buffers.end, start, end)
         np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
@@ -93,18 +95,27 @@ def peaks(program: Program, start: Times, end: Times) -> np.ndarray:
 
 
 def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
-    """Find what `peaks` does with times that are no integers: sorting these takes longest, and is done once for all."""
+    """Find what `peaks` does with times that are no integers, for so many devices at once as stay in a cache."""
     _weight(buffers)
-    time = np.concatenate(held(buffers, start, end))
-    device, category = np.tile(buffers.device, 2), np.tile(buffers.category, 2)
+    columns = buffers.device, buffers.category, *held(buffers, start, end), buffers.size
+    order = sort_by(buffers.device)
+    last = np.cumsum(np.bincount(buffers.device))
+    cuts = last[heads(last // _AT_ONCE)[1:] - 1]
+    for rows in np.split(order, cuts):
+        _highest_of(result, *(column[rows] for column in columns))
+
+
+def _highest_of(result: np.ndarray, device: Ints, category: Ints, begin: Times, end: Times, size: Ints) -> None:
+    """Find it for some devices: sorting times takes longest, and is done once for all categories."""
+    time, device, category = np.concatenate([begin, end]), np.tile(device, 2), np.tile(category, 2)
     order = sort_by(device, ranks(time))
     device, category, time = device[order], category[order], time[order]
-    change = np.concatenate([buffers.size, -buffers.size])[order]
+    change = np.concatenate([size, -size])[order]
     for column in range(result.shape[1]):
         rows = slice(None) if column == len(Category) else np.flatnonzero(category == column)
         own = device[rows]
-        first = heads(own, time[rows])
-        if len(first):
+        if len(own):
+            first = heads(own, time[rows])
             np.maximum.at(result[:, column], own[first], np.cumsum(np.add.reduceat(change[rows], first)))
 
 
@@ -143,9 +154,9 @@ def steady_window(program: Program, start: Times, end: Times) -> tuple[float, fl
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     """How many versions of each stage each device holds: device, stage, and from each time on the versions."""
     rows = np.flatnonzero(program.buffers.category == Category.PARAMETERS)
-    begin, finish = held(program.buffers, start, end)
+    begin, finish = (column[rows] for column in held(program.buffers, start, end))
     key = program.buffers.device[rows].astype(np.int64) * program.n + program.buffers.stage[rows]
-    key, time, count = step_function(key, begin[rows], finish[rows], np.ones(len(rows), dtype=np.int64))
+    key, time, count = step_function(key, begin, finish, np.ones(len(rows), dtype=np.int64))
     return {"device": key // program.n, "stage": key % program.n, "time": time, "versions": count}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, sort_by
 from cdpsim.costs import Times
 from cdpsim.program import Edge, Kind, Program
 
@@ -55,9 +55,9 @@ def needed_in(program: Program) -> Ints:
 
 def back(program: Program, step: Ints) -> tuple[int, int]:
     """How many steps dependencies reach back, and forward, at most."""
-    before, after = program.waits()
-    reach = step[after] - step[before]
-    return max(1, int(reach.max(initial=0))), max(0, -int(reach.min(initial=0)))
+    edges = program.edges
+    reach = [step[after] - step[before] for before, after in ((edges.before, edges.after), program.lane_edges)]
+    return max(int(steps.max(initial=1)) for steps in reach), -min(int(steps.min(initial=0)) for steps in reach)
 
 
 def last_followed(program: Program, step: Ints) -> int:
@@ -104,13 +104,12 @@ def _equal(difference: Times, later: Any, ends: Times) -> bool:
 
 
 class _Rows:
-    """The nodes of each step in one order, by what they are: kind, stage, micro-batch; devices are not asked for."""
+    """The nodes of each step, by what they are: kind, stage, micro-batch; devices are not asked for."""
 
     def __init__(self, program: Program, step: Ints, end: Times) -> None:
-        name = _names(program, step)
-        order = np.lexsort((name, step))
-        self._name, self._end, self._fill = name[order], end[order], program.fill
-        self._first = np.searchsorted(step[order], np.arange(program.steps + 1))
+        order = sort_by(step)
+        self._name, self._end, self._fill = _names(program, step)[order], end[order], program.fill
+        self._first = np.append(0, np.cumsum(np.bincount(step, minlength=program.steps)))
 
     def _of(self, step: int) -> tuple[Ints, Times]:
         rows = slice(self._first[step], self._first[step + 1])
@@ -124,12 +123,18 @@ class _Rows:
         return first
 
     def _repeats(self, step: int, every: int, later: Any) -> bool:
-        name, end = self._of(step)
-        before, ended = self._of(step - every)
-        if step - every <= self._fill:  # whose tasks read versions that no message brings
-            some = np.isin(name, before)
-            name, end = name[some], end[some]
+        (name, end), (before, ended) = self._of(step), self._of(step - every)
+        if not np.array_equal(name, before):
+            (name, end), (before, ended) = _by_name(name, end), _by_name(before, ended)
+            if step - every <= self._fill:  # whose tasks read versions that no message brings
+                some = np.isin(name, before)
+                name, end = name[some], end[some]
         return np.array_equal(name, before) and _equal(end - ended, later, end)
+
+
+def _by_name(name: Ints, end: Times) -> tuple[Ints, Times]:
+    order = np.argsort(name, kind="stable")
+    return name[order], end[order]
 
 
 def _names(program: Program, step: Ints) -> Ints:
@@ -146,7 +151,8 @@ def _names(program: Program, step: Ints) -> Ints:
     )
     name = np.zeros(whole.stop, dtype=np.int64)
     for column in columns:
-        name = name * (int(column.max(initial=0)) + 1) + column
+        name *= int(column.max(initial=0)) + 1
+        name += column
     parts = 3 * name[program.first_messages] + 1 + program.parts.sends
     return np.concatenate([3 * name, parts])
 

@@ -1,12 +1,12 @@
 """Why lanes stand idle: a message is on its way or held up, something else has to end, or there is nothing to do."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from cdpsim.columns import Ints, heads
+from cdpsim.columns import Ints, heads, ranks, sort_by
 from cdpsim.costs import Times
 from cdpsim.program import Edge, Kind, Program
 
@@ -44,7 +44,7 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     reason = np.repeat(np.array([part[3] for part in parts], dtype=np.int8), [len(part[0]) for part in parts])
     low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
     some = np.flatnonzero(low < high)
-    some = some[np.lexsort((low[some], lane[gap[some]]))]
+    some = some[sort_by(lane[gap[some]], ranks(low[some]))]
     gap, low, high, reason = (column[some] for column in (gap, low, high, reason))
     first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
     return {
@@ -87,9 +87,12 @@ def _gaps(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times
     return task[some], np.searchsorted(first, some, side="right") - 1, begin[some]
 
 
-def _critical(program: Program, end: Times, kinds: Collection[Edge] = tuple(Edge)) -> Ints:
-    """Of what each node depends on, what ended last; of several a message rather than a task. -1: on nothing."""
-    rows = np.flatnonzero(np.isin(program.edges.kind, [*kinds])) if len(kinds) < len(Edge) else slice(None)
+def _critical(program: Program, end: Times, among: Flags | None = None) -> Ints:
+    """Of what each node depends on, what ended last; of several a message rather than a task. -1: on nothing.
+
+    `among` says which dependencies count, if not all.
+    """
+    rows = slice(None) if among is None or among.all() else np.flatnonzero(among)
     before, after = program.edges.before[rows], program.edges.after[rows]
     latest = np.zeros(program.nodes, dtype=end.dtype)
     ended = end[before]
@@ -107,10 +110,11 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
         times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
         return times
 
-    critical = _critical(program, end, set(Edge) - {Edge.STREAM})
+    in_stream = program.edges.kind == Edge.STREAM
+    critical = _critical(program, end, ~in_stream)
     node, passing = critical[task], np.arange(len(task))
     message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
-    there, free = ended(node), ended(_critical(program, end, {Edge.STREAM})[task])
+    there, free = ended(node), ended(_critical(program, end, in_stream)[task])
     yield passing, np.maximum(there, free), start[task], Reason.NOTHING
     yield passing, there, free, Reason.STREAM
     while len(passing := passing[_passes(program, node[passing], task[passing])]):
@@ -152,10 +156,18 @@ def _later(program: Program, start: Times, end: Times, task: Ints, message: Ints
 def _takes(program: Program, message: Ints, device: Ints) -> Flags:
     """Whether messages wait for tasks of these devices: of the members of a collective, for each one's."""
     edges, devices = program.edges, program.devices
-    rows = np.isin(edges.kind, (Edge.DATA, Edge.BARRIER)) & (edges.before < program.compute)
-    rows &= np.isin(edges.after, message)
-    pairs = edges.after[rows].astype(np.int64) * devices + program.tasks.device[edges.before[rows]]
-    takes: Flags = np.isin(message.astype(np.int64) * devices + device, pairs)
+    asked = np.zeros(program.nodes, dtype=bool)
+    asked[message] = True
+    rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
+    rows = rows[(edges.kind[rows] == Edge.DATA) | (edges.kind[rows] == Edge.BARRIER)]
+    after, source = edges.after[rows], program.tasks.device[edges.before[rows]]
+    only = np.full(program.nodes, -1, dtype=source.dtype)
+    only[after] = source
+    takes: Flags = only[message] == device
+    waits = np.bincount(after, minlength=program.nodes)
+    some, more = np.flatnonzero(waits[message] > 1), np.flatnonzero(waits[after] > 1)
+    pairs = after[more].astype(np.int64) * devices + source[more]
+    takes[some] = np.isin(message[some].astype(np.int64) * devices + device[some], pairs)
     return takes
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -12,9 +13,14 @@ from cdpsim.model import Model
 
 def names(kind: str) -> list[str]:
     """What there is of `models` or `clusters`."""
+    return [*_names(kind)]
+
+
+@cache  # as `model` and `cluster`: what ships with the package does not change while it is used
+def _names(kind: str) -> tuple[str, ...]:
     folder = files("cdpsim.presets") / kind
     found = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
 def about(kind: str, name: str) -> str:
@@ -24,12 +30,14 @@ def about(kind: str, name: str) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines[:first])
 
 
+@cache
 def model(name: str) -> Model:
     """Load a model that ships with the package."""
     with as_file(files("cdpsim.presets") / "models" / f"{name}.toml") as path:
         return Model.load(path)
 
 
+@cache
 def cluster(name: str) -> Cluster:
     """Load a cluster that ships with the package."""
     with as_file(files("cdpsim.presets") / "clusters" / f"{name}.toml") as path:
