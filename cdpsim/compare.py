@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.metrics import communication, memory, utilisation
 from cdpsim.metrics.waiting import Reason, idle
 from cdpsim.montecarlo import spread
-from cdpsim.program import Category
+from cdpsim.program import Category, Edge
 from cdpsim.runs import Rest
 from cdpsim.setting import UNCOUNTED, setting, untied
 from cdpsim.trace import Trace
@@ -119,10 +119,13 @@ def _samples(trace: Trace) -> int | None:
 def _exposed(rest: Rest) -> float:
     """The share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
-    parts = idle(run.program, run.start, run.end)
+    program = run.program
+    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == Edge.STREAM).any():
+        return 0.0  # messages that take no time delay nothing, unless their streams do
+    parts = idle(program, run.start, run.end)
     waits = (parts["reason"] == Reason.MESSAGE) | (parts["reason"] == Reason.STREAM)
     length = np.minimum(parts["end"][waits], high) - np.maximum(parts["begin"][waits], low)
-    lanes = len(run.program.lane_start) - 1
+    lanes = len(program.lane_start) - 1
     share: float = np.maximum(length, 0).sum().item() / (lanes * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding
 
