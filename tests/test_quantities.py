@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, fileform, simulate
+from cdpsim import Cluster, Model, Stage, Tie, fileform, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.disorder import Disorder, Stop
 from tests.conftest import examples
@@ -90,9 +90,13 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def models(draw: st.DrawFn) -> dict[str, Any]:
-    """Four stages, whose updates their devices make, or their hosts."""
+    """Four stages, whose updates their devices make, or their hosts; the first and the last one share a tensor."""
     without = draw(st.sampled_from([ON_HOST, ON_DEVICE]))
-    return {"stages": [draw(quantities(Stage, without)) for _ in range(4)]}
+    stages = [draw(quantities(Stage, without)) for _ in range(4)]
+    tie = draw(quantities(Tie, without))
+    for j in (0, 3):
+        stages[j] |= {name: size._replace(amount=stages[j][name].amount + size.amount) for name, size in tie.items()}
+    return {"stages": stages, "tied": [{"stages": [0, 3]} | tie]}
 
 
 @settings(max_examples=examples(30))
@@ -129,7 +133,17 @@ def test_every_quantity_of_files_is_drawn() -> None:
 
     walk(Model)
     walk(Cluster)
-    assert {table for table in tables if units(table)} == {Stage, Devices, Speeds, Link, PairLink, Cable, Edge, Stop}
+    assert {table for table in tables if units(table)} == {
+        Stage,
+        Tie,
+        Devices,
+        Speeds,
+        Link,
+        PairLink,
+        Cable,
+        Edge,
+        Stop,
+    }
     assert Disorder in tables
 
 

@@ -192,7 +192,8 @@ def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
     begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
     gives = line.ends.sends[part]
     np.minimum.at(begin, part[gives], run.start[message[gives]])
-    np.maximum.at(came, part[~gives], run.end[message[~gives]])
+    comes = ~gives & ~sends  # and not what a device hands on of it
+    np.maximum.at(came, part[comes], run.end[message[comes]])
     count, takes = np.zeros((2, many), dtype=np.int64), np.zeros((2, many), dtype=run.start.dtype)
     for sent in (0, 1):
         some = sends == bool(sent)
