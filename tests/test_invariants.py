@@ -13,7 +13,8 @@ from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import Category, Edge, Edges, Program
+from cdpsim.invariants.pieces import put_together
+from cdpsim.program import Category, Content, Edge, Edges, Program
 from cdpsim.runs import Run
 from tests.strategies import requests
 
@@ -421,6 +422,20 @@ def another_algorithm() -> Run:
 def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -> None:
     """Each in its own words."""
     assert re.search(problem, violations(fault())[name])
+
+
+def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
+    """Each broadcast of parameters brings them to the three other devices, once, whatever gradients are summed by."""
+    run = sound("zero-dp", 4, expand_collectives=True, model=Model(stages=WEIGHTLESS.stages[:1] * 4))
+    messages, first = run.program.messages, len(run.program.tasks)
+    parameters, gradients = (messages.content == content for content in (Content.PARAMETERS, Content.GRADIENT))
+    gradients[gradients.argmax()] = False
+    pieces = np.flatnonzero(parameters | gradients)
+    part_of = put_together(run.program, pieces, run.start, run.end).part_of[first + np.flatnonzero(parameters)]
+    brought = sorted(zip(part_of.tolist(), messages.dst[parameters].tolist(), strict=True))
+    broadcasts = [brought[k : k + 3] for k in range(0, len(brought), 3)]
+    assert all(len({node for node, _ in one}) == 1 and len(set(one)) == 3 for one in broadcasts)
+    assert len(set(part_of.tolist())) == len(broadcasts) == 2 * 4 * 3  # for forwards and backwards, stages and steps
 
 
 @given(requests())
