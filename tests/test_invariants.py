@@ -124,6 +124,12 @@ def streaming() -> Run:
     return sound("multi-cdp", 2, model=model, cluster=cluster, rule="cdp-v1", prefetch=9)
 
 
+def backward_ahead_of_its_version() -> Run:
+    """A backward that reads another version than its forward reads one that stays where it is made: the last."""
+    run = sound(rule={"lags": [[2] * 3] * 3, "backward": [[1] * 3] * 3})
+    return column(run, "tasks", "version", node(run.program, "B(t=1,i=1,j=1)"), 3)
+
+
 def stages_swapped() -> Run:
     """A lane does stage 1 before stage 0, and nothing says that it may not."""
     run = sound("single-dp", 3)
@@ -394,6 +400,11 @@ def another_algorithm() -> Run:
         (stranger_as_root, "messages_leave_their_device", r"has the members \[0, 1, 2\] and the root 7"),
         (never_updated, "versions_are_made_in_order", "version 3 of stage 1 is never made"),
         (updated_elsewhere, "versions_are_made_in_order", "replaces a version that its device never gets"),
+        (
+            backward_ahead_of_its_version,
+            "versions_exist_before_they_are_read",
+            r"B\(t=1,i=1,j=1\) reads a version that its device never gets",
+        ),
         (
             lambda: moved("multi-cdp", "p2p parameters(t=0,j=2) 0->1", "dst", 2),
             "versions_exist_before_they_are_read",

@@ -165,6 +165,14 @@ def test_backwards_are_causal_too() -> None:
         simulate("multi-dp", 3, rule=older)
 
 
+@pytest.mark.parametrize("old", ["lags", "backward"])
+def test_where_all_is_flushed_no_task_reads_what_is_older(old: str) -> None:
+    """Not a single forward, and not a single backward."""
+    said = {"lags": [[0] * 3] * 3, "backward": [[0] * 3] * 3} | {old: [[0, 0, 0], [0, 1, 0], [0, 0, 0]]}
+    with pytest.raises(RequestError, match="'custom' does not go with the simultaneous timing of multi-dp"):
+        simulate("multi-dp", 3, rule=said)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_state_carries_what_forwards_and_backwards_read(n: int) -> None:
     """Each of them another version, which ends with its own last reader: a device has what its tasks read."""
