@@ -168,6 +168,13 @@ def test_a_fat_tree_across_nodes_serves_their_cards(count: int, cards: int) -> N
     assert serves
 
 
+@pytest.mark.parametrize(("kind", "most", "subject"), [("mesh", 2000, "mesh"), ("ring", 20_000, "topology")])
+def test_so_many_devices_can_be_joined_and_no_more(kind: str, most: int, subject: str) -> None:
+    check(Topology(kind=kind), most)
+    with pytest.raises(RequestError, match=f"^{subject}: {most + 1} devices are too many; at most {most}, or"):
+        check(Topology(kind=kind), most + 1)
+
+
 def test_who_shares_a_node() -> None:
     members = np.array([0, 3, 4, 11], np.int32)
     assert node_of(Topology(kind="nodes", per_node=4), members).tolist() == [0, 0, 1, 2]
