@@ -59,8 +59,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             given = getattr(self, field.name)
             if given is field.default:
                 continue
-            try:
-                value = _convert(given, field.type)
+            try:  # a text of numpy's becomes one of Python's, which can be written
+                value = _convert(str(given) if isinstance(given, str) else given, field.type)
             except msgspec.ValidationError as error:
                 raise RequestError(field.name, _lower(str(error))) from None
             msgspec.structs.force_setattr(self, field.name, value)

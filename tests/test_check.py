@@ -127,6 +127,13 @@ def test_a_version_that_nobody_makes_is_refused() -> None:
         check(broken)
 
 
+def test_a_version_that_no_update_makes_is_refused() -> None:
+    """theta_1 of stage 1 is read by micro-batch 1 first: under CDP-v2 micro-batch 0 reads that of stage 2 alone."""
+    broken = with_task(program(), "U(t=0,j=1) on device 2", version=2)
+    with pytest.raises(RequestError, match=r"F\(t=1,i=1,j=1\) reads version 1, which does not exist for it"):
+        check(broken)
+
+
 def test_every_micro_batch_has_one_forward_and_one_backward_of_each_stage() -> None:
     """A pattern that all micro-batches share may still be wrong."""
     sound = program(n=1)

@@ -45,6 +45,17 @@ def test_who_goes_gives_his_share_back() -> None:
     assert own.rate == [25.0, 25.0, 7.0]
 
 
+def test_a_rate_that_stays_keeps_its_bits() -> None:
+    """Five flows share each edge; one leaves the first, and its two neighbours' fifths are only computed otherwise."""
+    paths, limit = [[0], [0, 1], [1]], [1.0, 1.0]
+    own = filling.bundles(paths, limit, [*limit, 1.0], arrays=False)
+    before = rated(paths, limit, [2, 3, 2], own)
+    assert before == pytest.approx([0.2, 0.2, 0.2])
+    assert filling.share(own, [0], [1]) > 1
+    assert own.rate[0] == pytest.approx(1 - 3 / 5)
+    assert own.rate[1:] == before[1:]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Paths through a few edges, and how many flows go along them at one moment and the next."""

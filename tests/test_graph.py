@@ -9,7 +9,7 @@ import pytest
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.graph import MOST_MESHED, Graph, draw, node_of
+from cdpsim.graph import MOST_MESHED, Graph, check, draw, node_of
 
 CABLE = Cable(latency=2.0, bandwidth=30.0, latency_back=5.0, bandwidth_back=70.0)
 
@@ -151,6 +151,28 @@ def test_a_link_for_every_pair_is_a_mesh() -> None:
     assert cluster.route(2, 0) == (4,)
     with pytest.raises(RequestError, match=r"^mesh: 2001 devices are too many; at most 2000, or \[link\]"):
         _ = Cluster(devices=(Devices(count=MOST_MESHED + 1),)).graph
+
+
+@pytest.mark.parametrize(("count", "cards"), [(4, 2), (5, 3), (8, 4), (10, 5), (11, 6), (40, 20), (42, 21)])
+def test_a_fat_tree_across_nodes_serves_their_cards(count: int, cards: int) -> None:
+    """Of four devices the first two share a card, and the last two: so many cards are behind those of a last node."""
+    for ports in (2, 4, 6):  # a fat tree of k ports serves k**3 / 4
+        topology = Topology(kind="nodes", per_node=4, nics=2, across="fat-tree", ports=ports)
+        if serves := ports**3 // 4 >= cards:
+            check(topology, count)
+            drawn = draw(topology, (), count)
+            assert sum(name.startswith("nic") for name in drawn.switches) == 2 * cards  # one for each direction
+        else:
+            with pytest.raises(RequestError, match=f"{ports} ports serve {ports**3 // 4} hosts, not {cards}; take"):
+                check(topology, count)
+    assert serves
+
+
+@pytest.mark.parametrize(("kind", "most", "subject"), [("mesh", 2000, "mesh"), ("ring", 20_000, "topology")])
+def test_so_many_devices_can_be_joined_and_no_more(kind: str, most: int, subject: str) -> None:
+    check(Topology(kind=kind), most)
+    with pytest.raises(RequestError, match=f"^{subject}: {most + 1} devices are too many; at most {most}, or"):
+        check(Topology(kind=kind), most + 1)
 
 
 def test_who_shares_a_node() -> None:

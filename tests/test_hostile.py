@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,6 +205,15 @@ def test_texts_of_numpy_s_are_texts(tmp_path: Path) -> None:
     simulate("multi-dp", 2, **{name: np.str_(text) for name, text in asked.items()}).save(tmp_path / "a")  # type: ignore[arg-type]
     simulate("multi-dp", 2, **asked).save(tmp_path / "b")  # type: ignore[arg-type]
     assert (tmp_path / "a" / "summary.json").read_bytes() == (tmp_path / "b" / "summary.json").read_bytes()
+
+
+def test_names_of_numpy_s_are_names(tmp_path: Path) -> None:
+    """Of schedules, models and clusters of one's own."""
+    for kind in (str, np.str_):
+        schedule = replace(SCHEDULES["multi-dp"], name=kind("mine"))
+        model = Model(stages=(Stage(forward=1, backward=1),) * 2, name=kind("two"))
+        simulate(schedule, model=model, cluster=Cluster(name=kind("free"))).save(tmp_path / kind.__name__)
+    assert (tmp_path / "str_" / "summary.json").read_bytes() == (tmp_path / "str" / "summary.json").read_bytes()
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\udcff"])

@@ -13,7 +13,8 @@ from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import Category, Edge, Edges, Program, no_parts
+from cdpsim.invariants.pieces import put_together
+from cdpsim.program import Category, Content, Edge, Edges, Program, no_parts
 from cdpsim.runs import Run
 from tests.strategies import requests
 
@@ -132,6 +133,12 @@ def without_parts() -> Run:
     program = replace(run.program, edges=fewer, parts=no_parts())
     costs = replace(run.costs, duration=run.costs.duration[:first])
     return replace(run, program=program, costs=costs, start=run.start[:first], end=run.end[:first])
+
+
+def backward_ahead_of_its_version() -> Run:
+    """A backward that reads another version than its forward reads one that stays where it is made: the last."""
+    run = sound(rule={"lags": [[2] * 3] * 3, "backward": [[1] * 3] * 3})
+    return column(run, "tasks", "version", node(run.program, "B(t=1,i=1,j=1)"), 3)
 
 
 def stages_swapped() -> Run:
@@ -427,6 +434,11 @@ def another_algorithm() -> Run:
         (never_updated, "versions_are_made_in_order", "version 3 of stage 1 is never made"),
         (updated_elsewhere, "versions_are_made_in_order", "replaces a version that its device never gets"),
         (
+            backward_ahead_of_its_version,
+            "versions_exist_before_they_are_read",
+            r"B\(t=1,i=1,j=1\) reads a version that its device never gets",
+        ),
+        (
             lambda: moved("multi-cdp", "p2p parameters(t=0,j=2) 0->1", "dst", 2),
             "versions_exist_before_they_are_read",
             r"F\(t=1,i=1,j=2\) reads a version that its device never gets",
@@ -461,6 +473,20 @@ def another_algorithm() -> Run:
 def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -> None:
     """Each in its own words."""
     assert re.search(problem, violations(fault())[name])
+
+
+def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
+    """Each broadcast of parameters brings them to the three other devices, once, whatever gradients are summed by."""
+    run = sound("zero-dp", 4, expand_collectives=True, model=Model(stages=WEIGHTLESS.stages[:1] * 4))
+    messages, first = run.program.messages, len(run.program.tasks)
+    parameters, gradients = (messages.content == content for content in (Content.PARAMETERS, Content.GRADIENT))
+    gradients[gradients.argmax()] = False
+    pieces = np.flatnonzero(parameters | gradients)
+    part_of = put_together(run.program, pieces, run.start, run.end).part_of[first + np.flatnonzero(parameters)]
+    brought = sorted(zip(part_of.tolist(), messages.dst[parameters].tolist(), strict=True))
+    broadcasts = [brought[k : k + 3] for k in range(0, len(brought), 3)]
+    assert all(len({node for node, _ in one}) == 1 and len(set(one)) == 3 for one in broadcasts)
+    assert len(set(part_of.tolist())) == len(broadcasts) == 2 * 4 * 3  # for forwards and backwards, stages and steps
 
 
 @given(requests())

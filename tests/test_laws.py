@@ -21,7 +21,7 @@ from cdpsim.schedules import TABLE_1, Schedule, State
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from tests.conftest import examples
-from tests.strategies import requests
+from tests.strategies import requests, taken
 
 PARTS = 8
 
@@ -190,8 +190,8 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     if schedule.state is State.SHARDED:  # a state starts on device j: there the number means something
         schedule = replace(schedule, name="replicated", state=State.REPLICATED)
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
-    same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else "unit"
-    request |= {"schedule": schedule, "cluster": same, "prefetch": 0}
+    same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
+    request = taken(request | {"schedule": schedule, "cluster": same, "prefetch": 0})
     run = run_of(simulate(**request))
     own = run.program.devices // request["replicas"]
     label = list(range(own))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content
 from cdpsim.runs import Run
-from tests.strategies import requests
+from tests.strategies import fitting, requests
 
 
 def run_of(trace: Trace) -> Run:
@@ -101,6 +101,20 @@ def test_a_message_is_held_at_both_ends() -> None:
     rows = (trace.memory["category"] == "communication") & (trace.memory["device"] == 1) & (trace.memory["time"] < 4)
     assert trace.memory["time"][rows].tolist() == [1, 2, 3]
     assert trace.memory["size"][rows].tolist() == [7, 0, 7]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_output_of_the_last_stage_goes_nowhere(name: str) -> None:
+    """So nothing holds it, whatever it would weigh."""
+    asked = fitting(name, 4)
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=4, boundary=3, parameters=1)
+    cluster = Cluster(link=Link(latency=0.25))
+    inner = (stage,) * (asked.pop("n") - 1)
+    light, heavy = (
+        simulate(**asked, model=Model(stages=(*inner, msgspec.structs.replace(stage, boundary=size))), cluster=cluster)
+        for size in (0, 9)
+    )
+    assert all(np.array_equal(column, heavy.memory[name]) for name, column in light.memory.items())
 
 
 def test_what_is_broadcast_is_held_while_it_arrives() -> None:

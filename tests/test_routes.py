@@ -99,6 +99,15 @@ def test_a_route_has_the_fewest_edges_and_of_these_the_least_latency(cluster: Cl
         assert bandwidth[0] == graph.bandwidth[list(route)].min()
 
 
+def test_a_device_that_is_apart_is_named_among_those_that_are_not() -> None:
+    """Devices 0 and 3 reach device 1 by a switch, and device 2 does not."""
+    edges = tuple(Edge(between=ends, one_way=True) for ends in ((0, "a"), (3, "a"), ("a", 1)))
+    cluster = Cluster(devices=(Devices(count=4),), edges=edges)
+    assert cluster.link_costs(np.array([0, 3]), np.array([1, 1]))[0].tolist() == [0.0, 0.0]
+    with pytest.raises(RequestError, match=r"^topology: no route from device 2 to device 1; add"):
+        cluster.link_costs(np.array([0, 2, 3]), np.array([1, 1, 1]))
+
+
 @given(shaped())
 @settings(max_examples=50, deadline=None)
 def test_costs_of_many_messages_are_those_of_each(cluster: Cluster) -> None:

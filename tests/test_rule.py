@@ -70,6 +70,13 @@ def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) ->
     assert replace(rule, backward=lambda i, j, shape: 0 * i + 1).recorded(shape) != name
 
 
+def test_rules_are_found_by_their_names() -> None:
+    """What the paper's three read of three stages; in files and on the command line they are asked for by name."""
+    lags = {"dp": [[0] * 3] * 3, "cdp-v1": [[1] * 3] * 3, "cdp-v2": [[1, 1, 0], [1, 0, 0], [0, 0, 0]]}
+    assert {name: find_rule(name).lags(Shape(3, 3)).tolist() for name in lags} == lags
+    assert [name for name in lags if find_rule(name).barrier] == ["cdp-v1"]
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> dict[str, Any]:
     """Lags of three stages and micro-batches, that any cyclic schedule goes with; a barrier, backwards of their own."""
@@ -163,6 +170,14 @@ def test_backwards_are_causal_too() -> None:
     older = replace(SCHEDULES["multi-dp"].rule, name="mine", backward=OLD.lag)
     with pytest.raises(RequestError, match="'mine' does not go with the simultaneous timing of multi-dp"):
         simulate("multi-dp", 3, rule=older)
+
+
+@pytest.mark.parametrize("old", ["lags", "backward"])
+def test_where_all_is_flushed_no_task_reads_what_is_older(old: str) -> None:
+    """Not a single forward, and not a single backward."""
+    said = {"lags": [[0] * 3] * 3, "backward": [[0] * 3] * 3} | {old: [[0, 0, 0], [0, 1, 0], [0, 0, 0]]}
+    with pytest.raises(RequestError, match="'custom' does not go with the simultaneous timing of multi-dp"):
+        simulate("multi-dp", 3, rule=said)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])

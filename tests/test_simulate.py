@@ -34,6 +34,7 @@ TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
         ({"slot_order": 1}, "unknown slot-order 1"),
         ({"rule": 7}, "7 is no rule; give a name"),
         ({"rule": matrix_rule(np.ones((2, 2), dtype=bool))}, "has 2 rows of 2"),
+        ({"rule": matrix_rule(np.ones(3, dtype=bool))}, "the rule has 3 rows of 0, but 3 micro-batches"),
         ({"model": "unti"}, "unknown model 'unti'; did you mean 'unit'"),
         ({"cluster": "box"}, "unknown cluster 'box'"),
         ({"steps": 10**9}, r"n=3 with steps=1000000000 is 18,000,000,000 tasks and about .* steps=\d+ would fit"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.compare import measure
+from cdpsim.metrics import steady
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import Rule
 from tests.conftest import examples
@@ -158,6 +159,23 @@ def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:
     for steps in (3, 6, 12):
         jittered = simulate("pp-cdp", **asked, jitter="lognormal:0.000001", steps=steps)
         assert measure(jittered).step == pytest.approx(still, rel=0.002 if steps > 3 else 0.05)
+
+
+def test_the_first_step_that_repeats_has_one_before_it() -> None:
+    """Two stages take four slots for each step, from the start on: step 1 is the first that repeats another."""
+    run = run_of("multi-dp", 2, steps=5)
+    step = steady.needed_in(run.program)
+    assert steady.certify(run.program, step, run.start, run.end) == steady.Certificate(1, 4, 1, 4)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 9])
+def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: int) -> None:
+    """A slow device does forward t + 1 before backward t, but the last of a run: that is early, and no other one."""
+    model = Model(stages=tuple(Stage(forward=forward, backward=1.0, update=0.5) for forward in (5.0, 1.0)))
+    run, longer = (run_of("pipedream", model=model, steps=count) for count in (steps, steps + 3))
+    assert [one == other for one, other in zip(ends(run), ends(longer), strict=False)] == [True] * (steps - 1) + [False]
+    step = steady.needed_in(run.program)
+    assert steady.last_complete(run.program, step, run.start, forward=1) == steps - 2
 
 
 # Where nothing can be certified

@@ -108,3 +108,11 @@ def test_a_table_needs_whole_numbers_and_three_steps(n: Any, steps: Any) -> None
     """The steady state takes three steps to show."""
     with pytest.raises(RequestError, match="must be"):
         table1(n, steps=steps)
+
+
+def test_only_a_size_that_cannot_run_is_sent_to_the_formulas() -> None:
+    """They help nobody who has asked for an engine that is none."""
+    with pytest.raises(RequestError, match=r"^n: .*, or take --exact, which runs nothing$"):
+        table1(10**6)
+    with pytest.raises(RequestError, match=r"^engine: unknown engine 'quick'; known are auto, fast, simpy$"):
+        table1(4, engine="quick")

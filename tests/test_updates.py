@@ -71,6 +71,21 @@ def test_a_pipeline_by_hand() -> None:
     assert held(trace, 1, "gradients")[:2] == [(2.0, 10), (7.5, 0)]
 
 
+def test_a_replica_writes_a_version_beside_one_that_is_still_read() -> None:
+    """Two replicas of two stages, free messages.
+
+    Device 1: F0 1-2, B0 2-4, U0 4-4.5, F1 4.5-5.5, B1 5.5-7.5.
+    Device 0: F0 0-1, F1 1-2, B0 4-6, U0 6-6.5, F2 6.5-7.5, B1 7.5-9.5, U1 9.5-10; B2 11-13, U2 13-13.5.
+    PipeDream's B1 reads theta_0 as F1 did: U0 writes theta_1 beside it from 6 on, and U1 theta_2 beside theta_1, which
+    B2 reads until 13. U2 writes in place. PipeMare's backwards read the newest, so that all of its updates do.
+    """
+    trace = simulate("pipedream", 2, replicas=2, steps=3, model=model(2))
+    assert [(t, start) for t, _, device, start, _ in updates(trace) if device == 0] == [(0, 6), (1, 9.5), (2, 13)]
+    assert held(trace, 0, "parameters") == [(0, 10), (6, 20), (13, 10), (13.5, 0)]
+    newest = simulate("pipemare", 2, m=2, replicas=2, steps=3, model=model(2))
+    assert [size for _, size in held(newest, 0, "parameters")] == [10, 0]
+
+
 def test_a_device_does_nothing_else_while_it_updates() -> None:
     """Each of 2 devices has 2 updates a step beside 6 s of work: 7 s a step, all of them busy."""
     trace = simulate("multi-dp", 2, steps=4, model=model(2))

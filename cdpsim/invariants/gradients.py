@@ -183,10 +183,10 @@ def gradients_are_summed_once(run: Recount) -> Iterator[str]:
     sent = _of_stages(_sent(run))
     step, stage, device = np.unique(np.stack(_of_tasks(run, run.givers), axis=1), axis=0).T
     giver = find((step, stage, device), sent.key)
-    for node in sent.node[giver < 0][:1].tolist():
+    for node in sent.node[giver < 0].tolist():
         yield f"{run.whole.program.describe(node)} takes gradients from a device that has none"
     given = np.bincount(giver[giver >= 0], minlength=len(step))
     once = (find(summed.key[:2], (step, stage)) >= 0) | (find(update, (step, stage, device)) < 0)
-    wrong = np.flatnonzero(given != once)[:1]
+    wrong = np.flatnonzero(given != once)
     odd = find(update[:2], (step[wrong], stage[wrong]))
     yield from run.names(run.updates[odd], "does not sum every micro-batch exactly once")

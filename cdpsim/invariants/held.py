@@ -81,14 +81,10 @@ def senders_hold_what_they_send(run: Recount) -> Iterator[str]:
 def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     """While messages are on their way, their receivers have room for all of them together.
 
-    Collectives add what arrives to gradients that are there. The slot model weighs no boundaries and optimizer states.
+    Collectives add what arrives to gradients that are there. What takes no time, as in the slot model, takes no room.
     """
     program, messages, first = run.program, run.program.messages, len(run.program.tasks)
     lands = ~((messages.content == Content.GRADIENT) & run.together)
-    if isinstance(run.request["model"], str):
-        lands &= (messages.content > Content.ACTIVATION_GRADIENT) & ~(
-            (messages.content == Content.STATE) & (messages.versions == 0)
-        )
     single = np.flatnonzero(lands & (messages.op == Op.P2P))
     rows, device = members(program, np.flatnonzero(lands & (messages.op != Op.P2P)))
     rows = np.concatenate([single, rows])
@@ -110,7 +106,7 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
         np.concatenate([end, run.end[first + rows]]),
         np.concatenate([buffers.size[held], -messages.size[rows]]),
     )
-    for short in key[room < 0][:1].tolist():
+    for short in key[room < 0].tolist():
         where, stage, _ = np.unravel_index(short, spans)
         yield f"device {where} has no room for what is on its way to it, of stage {stage}"
 
@@ -143,7 +139,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
 def what_is_held_is_freed(run: Recount) -> Iterator[str]:
     """No device holds less than nothing, and none holds anything in the end."""
     begin, end = memory.held(run.program.buffers, run.start, run.end)
-    for row in np.flatnonzero(end < begin)[:1].tolist():
+    for row in np.flatnonzero(end < begin).tolist():
         category = Category(int(run.program.buffers.category[row])).name.lower()
         device = run.program.buffers.device[row]
         yield f"{category} on device {device} are freed at {end[row]}, but held from {begin[row]}"

@@ -67,9 +67,7 @@ def boundaries_cross_by_one_message(run: Recount) -> Iterator[str]:
     message, reader = boundaries(program)
     if not np.array_equal(np.sort(reader), crossing):
         odd = np.setxor1d(reader, crossing)
-        yield from run.names(
-            odd[:1] if len(odd) else reader[:1], "has not exactly one message that brings its boundary"
-        )
+        yield from run.names(odd if len(odd) else reader, "has not exactly one message that brings its boundary")
         return
     rows = message - len(program.tasks)
     where = (program.messages.src[rows] == device[reader - 1]) & (program.messages.dst[rows] == device[reader])

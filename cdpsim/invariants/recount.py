@@ -38,15 +38,15 @@ class Recount:
         self.start, self.end, self.collective = run.start, run.end, run.collective
 
     def names(self, nodes: Ints, problem: str) -> Iterator[str]:
-        """Say it of the first of some nodes."""
-        for node in nodes[:1].tolist():
+        """Say it of each of some nodes."""
+        for node in nodes.tolist():
             yield f"{self.program.describe(node)} {problem}"
 
     def unmet(self, needs: Needs, problem: str) -> Iterator[str]:
-        """Say of the first need that is not met what the node before has not done."""
+        """Say of each need that is not met what the node before has not done."""
         whole = self.whole
         early = np.flatnonzero(whole.start[needs.after] < whole.until(needs))
-        for row in early[:1].tolist():
+        for row in early.tolist():
             before, after = (whole.program.describe(int(ends[row])) for ends in needs)
             yield f"{after} starts before {before} {problem}"
 

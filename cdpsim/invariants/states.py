@@ -70,7 +70,7 @@ def _moves(run: Recount, use: Ints) -> tuple[Ints, Ints]:
     at = np.flatnonzero(moves)
     result = np.full(len(use), -1)
     if not np.array_equal(stage[at], messages.stage[rows]):
-        return result, first + rows if len(rows) else use[at[:1]]
+        return result, first + rows if len(rows) else use[at]
     result[at] = first + rows
     inner = ~np.isin(at, begin)
     wrong = messages.dst[rows] != device[at]
@@ -101,14 +101,13 @@ def states_go_from_user_to_user(run: Recount) -> Iterator[str]:
     """A state that travels is with one user at a time, and what updates it has it."""
     if run.travels:
         found = way(run)
-        for node in found.strange[:1].tolist():
-            yield f"{run.program.describe(node)} is not where the state of its stage is"
+        yield from run.names(found.strange, "is not where the state of its stage is")
         yield from run.unmet(found.needs(run.updates), "is done with the state of its stage")
 
 
 def optimizer_states_follow_updates(run: Recount) -> Iterator[str]:
     """An optimizer state leaves the device of an update after it, and is at that of the next before that."""
     found, strange = optimizers(run)
-    for node in strange[:1].tolist():
+    for node in strange.tolist():
         yield f"{run.whole.program.describe(node)} does not go from an update to the next"
     yield from run.unmet(found, "has ended, between which and it the optimizer state moves")

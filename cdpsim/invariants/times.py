@@ -57,7 +57,7 @@ def dependencies_are_kept(run: Recount) -> Iterator[str]:
     """Nothing starts before what the program makes it wait for has ended."""
     edges = run.program.edges
     early = np.flatnonzero(run.start[edges.after] < run.end[edges.before])
-    for row in early[:1].tolist():
+    for row in early.tolist():
         after, before = (run.program.describe(int(ends[row])) for ends in (edges.after, edges.before))
         yield f"{after} starts before {before} has ended, for which the program makes it wait"
 

@@ -99,7 +99,7 @@ def needs(run: Recount) -> Needs:
 def versions_are_made_in_order(run: Recount) -> Iterator[str]:
     """Every version of a stage is made, and none before its device has the one that it replaces."""
     made = _made(run.program, run.end)
-    for stage, version in np.argwhere(~np.isfinite(made))[:1].tolist():
+    for stage, version in np.argwhere(~np.isfinite(made)).tolist():
         yield f"version {version} of stage {stage} is never made"
     found, missing = _updates(run)
     yield from run.unmet(found, "has ended, whose version it replaces")
@@ -117,7 +117,7 @@ def versions_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
     """Parameters leave a device when they have been made there, or have arrived there."""
     found, missing = _messages(run)
     yield from run.unmet(found, "has ended, from which it has the version that it carries")
-    for node in missing[:1].tolist():
+    for node in missing.tolist():
         yield f"{run.whole.program.describe(node)} carries a version that its sender never gets"
 
 
