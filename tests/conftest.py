@@ -12,6 +12,9 @@ from hypothesis import settings
 from cdpsim import cli
 
 ALL = "CDPSIM_TEST_ALL"
+# The name of a file. Where it is there, the tests in it are left out, but for laws, which may have more examples now;
+# else the tests that pass are written into it.
+PASSED = "CDPSIM_TEST_PASSED"
 if "CDPSIM_TEST_WITHOUT_NUMBA" in os.environ:  # as on platforms that have none
     sys.modules["numba"] = None  # type: ignore[assignment]
 
@@ -26,11 +29,32 @@ settings.register_profile("cdpsim", deadline=None, max_examples=examples(50), de
 settings.load_profile("cdpsim")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Do not count what lines laws reach, whose many examples would take twice as long; single cases reach them too."""
-    for item in items:
-        if item.get_closest_marker("hypothesis"):
-            item.add_marker("no_cover")
+    laws = [item for item in items if item.get_closest_marker("hypothesis")]
+    for item in laws:
+        item.add_marker("no_cover")
+    path = Path(os.environ.get(PASSED, ""))
+    if path.is_file():
+        done = set(path.read_text(encoding="utf-8").splitlines()) - {law.nodeid for law in laws}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+        items[:] = [item for item in items if item.nodeid not in done]
+
+
+_passed: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a test that passes."""
+    if report.when == "call" and report.passed:
+        _passed.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write which tests passed, where that is asked for; worker processes leave it to the one that they report to."""
+    name = os.environ.get(PASSED)
+    if name and not Path(name).exists() and not hasattr(session.config, "workerinput"):
+        Path(name).write_text("".join(f"{test}\n" for test in _passed), encoding="utf-8")
 
 
 def need(present: object, what: str) -> None:
