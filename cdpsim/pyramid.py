@@ -112,9 +112,9 @@ def path_cover(begin: Ints, end: Ints) -> int:
     """
     import networkx
 
-    ends, begins = range(len(end)), range(len(end), 2 * len(end))
+    ends = range(len(end))
     graph = networkx.Graph()
-    graph.add_nodes_from([*ends, *begins])
+    graph.add_nodes_from(ends)
     first, second = np.nonzero(end[:, None] <= begin[None, :])
     graph.add_edges_from(zip(first.tolist(), (second + len(end)).tolist(), strict=True))
     matching = networkx.bipartite.hopcroft_karp_matching(graph, top_nodes=ends)

@@ -407,6 +407,20 @@ def test_all_stages_of_a_real_model_in_one_hold_as_much(name: str) -> None:
     assert least <= peak(model.grouped(1)) <= peak(model) + first.data + last.data
 
 
+def test_an_input_that_is_not_read_again_goes_with_its_forward() -> None:
+    """The second layer keeps 7 bytes, 4 of them its input, and 3 without that; the first keeps 10."""
+    second = Stage(forward=1.0, backward=1.0, activation=7, unused_input=4)
+    first = Stage(forward=1.0, backward=1.0, activation=10, boundary=4)
+    apart = Model(stages=(first, second)).grouped(1).stages[0]
+    assert (apart.activation, apart.forward_transient) == (13, 4)  # 17 while the second forward runs
+    first = Stage(forward=1.0, backward=1.0, activation=10, boundary=4, kept_output=4)
+    kept = Model(stages=(first, second)).grouped(1).stages[0]
+    assert (kept.activation, kept.forward_transient) == (
+        13,
+        0,
+    )  # the input is the first one's output, and is there once
+
+
 @given(layers(), st.data())
 def test_what_adds_up_adds_up(model: Model, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, model.n))

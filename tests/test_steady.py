@@ -178,6 +178,19 @@ def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: 
     assert steady.last_complete(run.program, step, run.start, forward=1) == steps - 2
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_nodes_have_one_name_if_they_are_the_same_of_two_steps(name: str) -> None:
+    """Tasks by kind, stage and micro-batch, messages by content, operation and the age of what they carry as well."""
+    program = run_of(**fitting(name, 4), steps=4).program
+    tasks, messages, step = program.tasks, program.messages, steady.needed_in(program)
+    what: list[tuple[Any, ...]] = list(zip(tasks.kind, tasks.stage, tasks.micro_batch, strict=True))
+    age = step[len(tasks) :][: len(messages)] - messages.step
+    columns = messages.op, messages.content, messages.stage, messages.micro_batch, age
+    what += zip(*columns, strict=True)
+    names = steady._names(program, step)[: len(what)].tolist()
+    assert len(set(zip(names, what, strict=True))) == len(set(names)) == len(set(what))
+
+
 # Where nothing can be certified
 
 
@@ -227,17 +240,15 @@ def test_a_fraction_of_slots_is_a_text() -> None:
     assert [said(plain(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
 
 
-def test_the_bubble_is_what_work_leaves_of_a_period() -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     """The closed form: all work of a step over lanes times period; on uneven stages, links and streams."""
-    for name in SCHEDULES:
-        asked = fitting(name, 4)
-        model = uneven(asked.pop("n"))
-        run = run_of(**asked, model=model, cluster=BOX)
-        rest, lanes = run.at_rest, len(run.program.lane_start) - 1
-        work = (run.program.m * sum(stage.forward + stage.backward for stage in model.stages)) / (
-            lanes * float(rest.period)
-        )
-        assert rest.bubble == pytest.approx(1 - work, abs=1e-12), name
+    asked = fitting(name, 4)
+    model = uneven(asked.pop("n"))
+    run = run_of(**asked, model=model, cluster=BOX)
+    rest, lanes = run.at_rest, len(run.program.lane_start) - 1
+    work = run.program.m * sum(stage.forward + stage.backward for stage in model.stages)
+    assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 
 
 def test_the_pyramid_at_rest_is_found_on_real_links() -> None:

@@ -37,8 +37,7 @@ def _in_slots(up: NDArray[np.bool_], forward: Ints, backward: Ints) -> Actions:
     # Of each micro-batch (row) and stage (column): whether it goes up, and when it would be done if all took a slot.
     m, devices = up.shape
     device = np.where(up, np.arange(devices)[::-1], np.arange(devices))
-    slots = int(max(forward.max(), backward.max())) + 1
-    row = np.full((devices, slots), -1, dtype=np.int32)
+    row = np.full((devices, int(backward.max()) + 1), -1, dtype=np.int32)
     forwards = np.arange(m * devices, dtype=np.int32).reshape(m, devices)
     row[device, forward], row[device, backward] = forwards, forwards + m * devices
     turn, stage = (column.astype(np.int32) for column in np.divmod(row[row >= 0], devices))
