@@ -489,6 +489,14 @@ def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
     assert len(set(part_of.tolist())) == len(broadcasts) == 2 * 4 * 3  # for forwards and backwards, stages and steps
 
 
+def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left() -> None:
+    """A version that comes again, for the backward, before the first of two copies is dropped."""
+    stages = tuple(Stage(forward=1.0, backward=1.0, parameters=size) for size in (0, 4000, 10_000))
+    cluster = Cluster(devices=(Devices(count=3, overlap="stream"),), link=Link(latency=2.0, bandwidth=1e3))
+    asked = {"prefetch": 1, "steps": 2, "collective": "halving-doubling", "contention": "fair"}
+    assert violations(sound("zero-dp", model=Model(stages=stages), cluster=cluster, **asked)) == {}
+
+
 @given(requests())
 def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
     """All of them, whatever is drawn."""

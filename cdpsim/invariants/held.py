@@ -34,7 +34,11 @@ def _holds(
     # What is held on from one buffer to the next of the same key counts as one.
     order = np.lexsort((begin, key))
     key, begin, finish = key[order], begin[order], finish[order]
-    joins = (key[1:] == key[:-1]) & (begin[1:] <= finish[:-1])
+    latest = np.lexsort((finish, key))
+    rank = np.empty_like(latest)
+    rank[latest] = np.arange(len(latest))
+    reached = finish[latest[np.maximum.accumulate(rank)]]  # by any so far of the same key
+    joins = (key[1:] == key[:-1]) & (begin[1:] <= reached[:-1])
     piece = np.cumsum(np.append(True, ~joins)) - 1 if len(key) else np.empty(0, dtype=np.int64)
     head = heads(piece)
     until = np.maximum.reduceat(finish, head) if len(head) else finish
