@@ -8,6 +8,7 @@ goes on when the last round that reaches it is over, which may be before the col
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Unrolled:
     dst: Ints
     first: Ints
     parts: Ints
+    channel: Ints
     data: tuple[Ints, Ints]  # (before, after): after sends on, or adds to, what before has brought
     room: tuple[Ints, Ints]  # an end of after was busy with before in the last of its channel's rounds until then
     begins: Ints  # those that wait for no other
@@ -68,6 +70,7 @@ def unroll(how: Algorithm, k: int) -> Unrolled:
         dst,
         first,
         parts,
+        channel,
         data=_columns(data),
         room=_columns(room - data),
         begins=np.array([at for at in every.tolist() if at not in waits], dtype=np.int64),
@@ -139,11 +142,27 @@ def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
     return np.concatenate(parts)
 
 
-def origins(program: Program, costs: Costs) -> Ints:
-    """The node that each node of the expanded program was, or was part of, before."""
+class Origins(NamedTuple):
+    """Where the nodes of an expanded program come from."""
+
+    node: Ints  # that each of them was, or was part of, before
+    channel: Ints  # of its collective in which each message goes; 0 where it is of none
+
+
+def origins(program: Program, costs: Costs) -> Origins:
+    """Say where the nodes of the expanded program come from."""
     count, several = len(program.tasks), is_unrolled(program)
-    parts = [np.full(len(place.layout.src), place.node) for place in _places(program, costs, several)]
-    return np.concatenate([np.arange(count), count + np.flatnonzero(~several), *parts])
+    places, kept = _places(program, costs, several), np.flatnonzero(~several)
+    parts = [np.full(len(place.layout.src), place.node) for place in places]
+    return Origins(
+        np.concatenate([np.arange(count), count + kept, *parts]),
+        np.concatenate([np.zeros(len(kept), dtype=np.int64), *(place.layout.channel for place in places)]),
+    )
+
+
+def unexpanded(program: Program) -> Origins:
+    """Say it of a program that stays as it is."""
+    return Origins(np.arange(program.nodes), np.zeros(len(program.messages), dtype=np.int64))
 
 
 def is_unrolled(program: Program) -> np.ndarray:

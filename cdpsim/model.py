@@ -215,7 +215,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @property
     def updates_take_time(self) -> bool:
         """Whether any update does, wherever it is computed."""
-        return any(stage.update or stage.on_host for stage in self.stages)
+        return any(stage.update or (stage.on_host and stage.host_update) for stage in self.stages)
 
     def size(self, kind: str) -> npt.NDArray[np.int64]:
         """Give one of `SIZES` for each stage."""

@@ -113,7 +113,8 @@ class Messages:
 class Parts:
     """Devices' parts in messages: each takes its device's lane, or its stream, for the time of some messages.
 
-    These are one message, or those of a collective that runs as its messages. Rows of `part` and `message` are pairs.
+    These are one message, or those of a collective that runs as its messages, whose channels go side by side. Rows of
+    `part`, `message` and `channel` belong together.
     """
 
     device: Ints
@@ -121,21 +122,24 @@ class Parts:
     sends: NDArray[np.bool_]  # whether its device gives something to the message; else it receives
     part: Ints
     message: Ints
+    channel: Ints
 
     def __len__(self) -> int:
         return len(self.device)
 
     def times(self, carry: NDArray[Any]) -> NDArray[Any]:
         """Give the time of each part where messages take so long: of one run, or a column for each of several."""
-        taken = np.zeros((len(self), *carry.shape[1:]), dtype=carry.dtype)
-        np.add.at(taken, self.part, carry[self.message])
-        return taken
+        channels = int(self.channel.max(initial=0)) + 1
+        taken = np.zeros((len(self), channels, *carry.shape[1:]), dtype=carry.dtype)
+        np.add.at(taken, (self.part, self.channel), carry[self.message])
+        longest: NDArray[Any] = taken.max(axis=1)
+        return longest
 
 
 def no_parts() -> Parts:
     """Give the parts of devices whose messages overlap with everything."""
     nothing = np.empty(0, dtype=np.int32)
-    return Parts(nothing, nothing, np.empty(0, dtype=np.bool_), nothing, nothing)
+    return Parts(nothing, nothing, np.empty(0, dtype=np.bool_), nothing, nothing, nothing)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from cdpsim.devices import NONE
 from cdpsim.disturb import disturbed
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError
-from cdpsim.expand import expand, is_unrolled, origins, piece_times
+from cdpsim.expand import expand, is_unrolled, origins, piece_times, unexpanded
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.metrics import memory
 from cdpsim.metrics.steady import turns
@@ -231,7 +231,7 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
     cluster, collective = request.cluster, request.collective or DEFAULT
     costs = price(program, model, cluster, collective)
     overlaps = cluster.overlaps(program.devices)
-    whole, origin = program, np.arange(program.nodes)
+    whole, origin = program, unexpanded(program)
     if request.expands:
         refuse_large_expansion(program, costs, request.weighed, request.max_memory, slots=request.in_slots)
         origin = origins(program, costs)
@@ -242,9 +242,9 @@ def _costed(request: Request, program: Program, model: Model) -> tuple[Program, 
         if pieces is not None:
             costs.duration[program.nodes - len(pieces) :] = pieces
     if request.rendezvous:
-        program = met(program, overlaps, posted(whole)[origin])
+        program = met(program, overlaps, posted(whole)[origin.node])
     else:
-        program = streamed(program, overlaps, whole, origin)
+        program = streamed(program, overlaps, whole, *origin)
         costs = with_parts(program, costs)
     return program, costs
 

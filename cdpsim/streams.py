@@ -47,10 +47,11 @@ class Line(NamedTuple):
     at: Ints  # what it is at its place
 
 
-def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints) -> Program:
+def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
     """Let messages take the lanes and streams of their devices; `overlaps` has a word for each device.
 
-    `whole` is the program with each collective in one piece, and `origin` the node there of each node.
+    `whole` is the program with each collective in one piece, `origin` the node there of each node, and `channel` that
+    of each message in its collective.
     """
     own = np.array([word != FULL for word in overlaps])
     if not own.any():
@@ -66,7 +67,7 @@ def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: 
         np.concatenate([after, waits[1], first + arrived[0]]),
         Edge.STREAM,
     )
-    return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends))
+    return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends, channel))
 
 
 def ends_of(program: Program, own: Flags) -> Ends:
@@ -202,10 +203,10 @@ def _matches(have: Ints, want: Ints) -> Pairs:
     return which, order[at]
 
 
-def _parts(program: Program, line: Line, part: Ints, message: Ints, sends: Flags) -> Parts:
+def _parts(program: Program, line: Line, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
     """Let each part take the time of what its device receives, or of what it sends where that is more."""
     many = [np.bincount(part[some], minlength=len(line.place)) for some in (sends, ~sends)]
     mine = sends == (many[0] > many[1])[part]
     step = program.tasks.step[program.lane_tasks[line.place]]
-    ends = (column.astype(np.int32) for column in (part[mine], message[mine]))
+    ends = (column.astype(np.int32) for column in (part[mine], message[mine], channel[message[mine]]))
     return Parts(line.ends.device.astype(np.int32), step, line.ends.sends, *ends)

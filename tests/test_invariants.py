@@ -135,6 +135,29 @@ def without_parts() -> Run:
     return replace(run, program=program, costs=costs, start=run.start[:first], end=run.end[:first])
 
 
+def channels_one_after_another() -> Run:
+    """Two rings, each over a card of its own, take their devices as if there were one."""
+    topology = Topology(kind="nodes", per_node=2, nics=2, link=Cable(bandwidth=1e9), network=Cable(bandwidth=1e9))
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=8000),))
+    cluster = Cluster(devices=(Devices(overlap="none"),), topology=topology)
+    run = sound("multi-dp", 1, model=model, cluster=cluster, m=4, collective="ring", expand_collectives=True)
+    parts = run.program.parts
+    assert parts.channel.any()
+    return replace(run, program=replace(run.program, parts=replace(parts, channel=np.zeros_like(parts.channel))))
+
+
+def host_updates_without_time() -> Run:
+    """Hosts whose updates take nothing keep no order, which streams would keep, too."""
+    stages = (Stage(forward=1.0, backward=1.0, parameters=1, host_optimizer=1),) * 4
+    cluster = Cluster(devices=(Devices(overlap="none"),), host=Link())
+    rule = [[1, 2, 1, 1], [1, 2, 0, 1], [1, 1, 2, 1], [2, 0, 0, 1]]
+    return sound("multi-cdp", 4, model=Model(stages=stages), cluster=cluster, rule=rule)
+
+
+def test_hosts_make_updates_that_take_no_time_in_any_order() -> None:
+    assert violations(host_updates_without_time()) == {}
+
+
 def backward_ahead_of_its_version() -> Run:
     """A backward that reads another version than its forward reads one that stays where it is made: the last."""
     run = sound(rule={"lags": [[2] * 3] * 3, "backward": [[1] * 3] * 3})
@@ -459,6 +482,7 @@ def another_algorithm() -> Run:
             "gradients_are_summed_once",
             "p2p gradient.* takes gradients from a device that has none",
         ),
+        (channels_one_after_another, "streams_keep_their_order", "takes longer than its message"),
         (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
         (summed_elsewhere, "tied_gradients_are_summed_once", r"all_reduce gradient\(t=1\) leaves out a device"),
         (
@@ -493,7 +517,7 @@ def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left()
     """A version that comes again, for the backward, before the first of two copies is dropped."""
     stages = tuple(Stage(forward=1.0, backward=1.0, parameters=size) for size in (0, 4000, 10_000))
     cluster = Cluster(devices=(Devices(count=3, overlap="stream"),), link=Link(latency=2.0, bandwidth=1e3))
-    asked = {"prefetch": 1, "steps": 2, "collective": "halving-doubling", "contention": "fair"}
+    asked: dict[str, Any] = {"prefetch": 1, "steps": 2, "collective": "halving-doubling", "contention": "fair"}
     assert violations(sound("zero-dp", model=Model(stages=stages), cluster=cluster, **asked)) == {}
 
 

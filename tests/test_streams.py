@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.breakeven import scaled
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
@@ -118,6 +118,18 @@ def test_all_reduces_hide_behind_the_backward_as_in_buckets(forward: float, back
     )
     expected = max(forward + backward + carry / k, forward + backward / k + carry)
     assert trace.summary()["period"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"expand_collectives": True}, {"contention": "fair"}])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_the_rings_of_several_cards_take_a_device_together(overlap: str, more: dict[str, Any]) -> None:
+    """Not one after another. With a single stage there is nothing beside the sum, so no overlap makes a difference."""
+    cluster = presets.find_cluster("h100-nodes")
+    asked: dict[str, Any] = {"m": 16, "model": "gpt2", "collective": "ring", "ignore_memory": True}
+    step = run_of(simulate("multi-dp", 1, cluster=cluster, **asked)).at_rest.period
+    run = run_of(simulate("multi-dp", 1, cluster=overlapping(cluster, overlap), **asked, **more))
+    assert run.at_rest.period == pytest.approx(step, rel=1e-9)
+    assert violations(run) == {}
 
 
 @given(streamed_requests())

@@ -26,6 +26,7 @@ from cdpsim.program import Content, Edge, Edges, Kind, Op, Program, no_parts
 from cdpsim.rendezvous import posted
 from cdpsim.streams import Line, ends_of, lined_up, merged
 
+_ROUNDING = 1e-9  # of times, after many sums
 Words = NDArray[np.str_]
 
 
@@ -167,7 +168,10 @@ def _taken(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
     if not all(np.array_equal(*pair) for pair in ((parts.device, line.ends.device), (parts.sends, line.ends.sends))):
         yield "messages do not take the lanes and streams of their devices"
         return
-    times = _parts(run, line, own)
+    times, whole = _parts(run, line, own), line.ends.message
+    end = run.whole.end[whole]
+    longer = np.flatnonzero(times.takes > end - run.whole.start[whole] + _ROUNDING * end)
+    yield from run.names(run.program.message_nodes.stop + longer, "takes longer than its message")
     for low, high in pairwise(program.lane_start.tolist()):
         rows, places = np.flatnonzero((line.place >= low) & (line.place < high)), np.arange(low, high)
         sends, alone = line.ends.sends[rows], overlap[program.tasks.device[program.lane_tasks[low]]] == NONE
@@ -194,11 +198,16 @@ def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
     np.minimum.at(begin, part[gives], run.start[message[gives]])
     comes = ~gives & ~sends  # and not what a device hands on of it
     np.maximum.at(came, part[comes], run.end[message[comes]])
-    count, takes = np.zeros((2, many), dtype=np.int64), np.zeros((2, many), dtype=run.start.dtype)
+    parts, channel = run.program.parts, np.zeros(len(run.program.messages), dtype=np.int64)
+    channel[parts.message] = parts.channel
+    count = np.zeros((2, many), dtype=np.int64)
+    takes = np.zeros((2, many, int(channel.max(initial=0)) + 1), dtype=run.start.dtype)
     for sent in (0, 1):
         some = sends == bool(sent)
         np.add.at(count[sent], part[some], 1)
-        np.add.at(takes[sent], part[some], run.costs.duration[message[some]])
+        where = part[some], channel[message[some] - len(run.program.tasks)]
+        np.add.at(takes[sent], where, run.costs.duration[message[some]])
+    takes = takes.max(axis=2)
     return _PartTimes(begin, came, np.where(count[1] > count[0], takes[1], takes[0]))
 
 
