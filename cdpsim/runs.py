@@ -27,8 +27,8 @@ class Run:
     """A program, what it cost, and when every node started and ended.
 
     Steps of a `settled` run may repeat each other exactly: nothing in it is random, no device stops, messages share no
-    links, and devices are alike where tasks change theirs. A `random` run has times that are drawn. `longer` makes the
-    same run with more steps, or fewer.
+    links, and devices are alike where tasks change theirs. In a `listed` run every device does the same list in each
+    step. A `random` run has times that are drawn. `longer` makes the same run with more steps, or fewer.
     """
 
     program: Program
@@ -40,6 +40,7 @@ class Run:
     on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
     room: Times = field(default_factory=lambda: np.array(np.inf))  # bytes that each device has; inf: no limit
     settled: bool = True
+    listed: bool = False
     random: bool = False
     longer: "Callable[[int], Run] | None" = None
     undisturbed: Costs | None = None  # what it would cost if nothing disturbed it
@@ -52,6 +53,10 @@ class Run:
     @cached_property
     def at_rest(self) -> "Rest":
         """The run as it goes on once all is under way, whatever number of steps was asked for."""
+        if self.listed and self.settled and not self._disturbed:
+            period = steady.apart(self.program, self.start, self.end)
+            if period is not None:
+                return Rest(self, period, True, range(1), steady.needed_in(self.program), 0, period)
         found = self
         for steps in self._lengths():
             try:

@@ -143,6 +143,7 @@ def _run(request: Request) -> Run:
         request.cluster.memory_bytes(program.devices),
         undisturbed=undisturbed,
         settled=_settles(request, program, costs),
+        listed=request.schedule.order.actions is not None,
         random=request.disorder.is_random,
         longer=partial(_with_steps, request),
     )

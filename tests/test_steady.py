@@ -152,6 +152,50 @@ def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list
     assert measure(simulate(name, **asked)).sent == sent(31) - sent(30)
 
 
+LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions is not None]
+
+
+@pytest.mark.no_cover
+@settings(max_examples=examples(100), deadline=None)
+@given(requests(most=5).filter(lambda request: request["schedule"].name in LISTED))
+def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
+    """And all else that is measured at rest, but for roundings: recounted from as many steps as take part elsewhere."""
+    trace = simulate(**request, ignore_memory=True)
+    found = measure(trace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steady, "apart", lambda *_: None)
+        longer = measure(simulate(**request, ignore_memory=True))
+    for name in found.__dataclass_fields__:
+        one, other = getattr(found, name), getattr(longer, name)
+        assert one == (pytest.approx(other, rel=1e-9, abs=1e-12) if isinstance(one, float) else other), name
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
+    """1F1B begins and ends on its first device: 2 (m + n - 1) slots later the next step begins, and nothing sooner."""
+    run = run_of("1f1b", 4, m=6, steps=steps)
+    assert (run.at_rest.run, run.at_rest.period, run.at_rest.certified) == (run, 2 * (6 + 4 - 1), True)
+    assert run.at_rest.bubble == pytest.approx((4 - 1) / (6 + 4 - 1))
+    apart = steady.apart(run.program, run.start, run.end)
+    assert apart == 2 * (6 + 4 - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("zb-h2", {"m": 8}),  # devices begin the next step while others end this one
+        ("interleaved-1f1b", {"m": 4, "chunks": 2}),  # a stage is updated before another one is done
+        ("1f1b", {"m": 4, "replicas": 2}),  # updates wait for all-reduces
+        ("pipedream", {}),  # steps are not flushed
+    ],
+)
+def test_other_steps_touch(name: str, asked: dict[str, Any]) -> None:
+    """One step says nothing of the next then, and a run of several is looked at."""
+    run = run_of(name, 4, steps=1, **asked)
+    assert steady.apart(run.program, run.start, run.end) is None
+    assert run.at_rest.run.program.steps > 1
+
+
 def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:
     """The last steps of a pipeline without flush end early; as jitter goes to nothing a step goes to that without."""
     asked: dict[str, Any] = {"model": uneven(4), "cluster": BOX}

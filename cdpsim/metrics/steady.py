@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.columns import Ints, sort_by
+from cdpsim.columns import Ints, runs, sort_by
 from cdpsim.costs import Times
-from cdpsim.program import Edge, Kind, Program
+from cdpsim.program import Content, Edge, Kind, Op, Program
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
@@ -173,6 +173,42 @@ def undisturbed(program: Program, step: Ints, found: Certificate, start: Times, 
     if begins < high or not made.any() or end[: len(tasks)][made].min() < high:
         return None
     return low, high
+
+
+def apart(program: Program, start: Times, end: Times) -> Any | None:
+    """The period of a run whose steps follow each other without touching, as its first step shows; None of others.
+
+    Let every device do the same list in each step, and send nothing but activations and their gradients. Then a step
+    waits for the one before only on its own devices. Let L be the end of the first step. If a device that begins the
+    step, and waits for nothing, is in its lane until L, the next step begins no earlier than L. If moreover each device
+    ends the first step at most L after it begins it, the next step can be the first one, L later; so it is. Devices
+    update last, or else what a run of one step holds after an update would be less than at rest.
+    """
+    messages, count = program.messages, len(program.tasks)
+    strange = (messages.op != Op.P2P) | (messages.content > Content.ACTIVATION_GRADIENT)
+    if not program.flushes or program.fill or len(program.parts) or len(program.releases) or strange.any():
+        return None
+    task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(messages.step == 0)
+    node = np.concatenate([task, count + sent, count + sent])
+    device = np.concatenate([program.tasks.device[task], messages.src[sent], messages.dst[sent]])
+    later = end[node].max()
+    begins, until = np.full(program.devices, later), np.zeros(program.devices, dtype=end.dtype)
+    np.minimum.at(begins, device, start[node])
+    np.maximum.at(until, device, end[node])
+    free = np.ones(program.nodes, dtype=np.bool_)
+    for after in (program.edges.after, program.lane_edges[1]):
+        free[after] = False
+    first = program.tasks.step[program.lane_tasks] == 0
+    lane = runs(program.lane_start[:-1], len(program.lane_tasks))
+    over = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
+    np.maximum.at(over, lane[first], end[program.lane_tasks[first]])
+    begin = free[program.lane_tasks]
+    if begin.sum() < free.sum() or (over[lane[begin]] < later).any() or (begins + later < until).any():
+        return None
+    worked, made = task[task < program.compute], task[task >= program.compute]
+    done = np.zeros_like(until)
+    np.maximum.at(done, program.tasks.device[worked], end[worked])
+    return None if (start[made] < done[program.tasks.device[made]]).any() else later.item()
 
 
 def last_read(program: Program) -> int:
