@@ -500,9 +500,10 @@ def test_a_file_says_how_many_samples_a_micro_batch_has(tmp_path: Path) -> None:
     assert Model.load(tmp_path / "toy.toml").table()["samples"] == 24
     (tmp_path / "toy.toml").write_text(TOY)
     assert "samples" not in Model.load(tmp_path / "toy.toml").table()
-    (tmp_path / "toy.toml").write_text("samples = 0\n" + TOY)
-    with pytest.raises(RequestError, match=r"toy.toml: \$.samples: expected `int` >= 1"):
-        Model.load(tmp_path / "toy.toml")
+    for samples, bound in ((0, ">= 1"), (2**31 + 1, "<= 2147483648")):
+        (tmp_path / "toy.toml").write_text(f"samples = {samples}\n" + TOY)
+        with pytest.raises(RequestError, match=rf"toy.toml: \$.samples: expected `int` {bound}"):
+            Model.load(tmp_path / "toy.toml")
 
 
 def test_a_file_says_its_precision(tmp_path: Path) -> None:

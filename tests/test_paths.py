@@ -151,6 +151,14 @@ def test_step_functions_agree(rows: list[tuple[int, int, int, int]]) -> None:
     assert list(zip(*found, strict=True)) == expected
 
 
+def test_moments_are_starts_and_ends_of_nodes() -> None:
+    """2 k is the start of node k, 2 k + 1 its end, and -1 the start of the run; the first node, too, may start late."""
+    compiled = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
+    starts, ends = np.array([3, 7], dtype=np.int64), np.array([5, 8], dtype=np.int64)
+    for times_of in (compiled.times_of, unwrap(compiled.times_of)):
+        assert times_of(np.array([-1, 0, 1, 2, 3], dtype=np.int32), starts, ends).tolist() == [0, 3, 5, 7, 8]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["multi-cdp", "zero-dp", "single-dp", "single-cdp", "pp-cdp"])
 def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
