@@ -26,6 +26,7 @@ what time that takes, is in `cdpsim.offload`.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
 
@@ -38,6 +39,7 @@ from cdpsim.stage import Stage, Tie, merged, total
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 
 
+@lru_cache(maxsize=32)  # asked for every request of one model
 def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
     """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
 

@@ -15,6 +15,7 @@ from cdpsim.metrics import memory, staleness, steady, utilisation
 from cdpsim.program import Program
 from cdpsim.units import Number, plain
 
+FEW_STEPS = 3  # so many cost less to look at than another run of one
 MOST_STEPS = 96  # or four times as many as dependencies reach back
 MOST_TASKS = 2**22  # of a run that is made to find out how steps repeat, but for the first such run
 # Of a run whose steps may not repeat, as messages share links or devices change: so many steps at least, and as long as
@@ -54,9 +55,10 @@ class Run:
     def at_rest(self) -> "Rest":
         """The run as it goes on once all is under way, whatever number of steps was asked for."""
         if self.listed and self.settled and not self._disturbed:
-            period = steady.apart(self.program, self.start, self.end)
+            one = self if self.program.steps <= FEW_STEPS or self.longer is None else self.longer(1)
+            period = steady.apart(one.program, one.start, one.end)
             if period is not None:
-                return Rest(self, period, True, range(1), steady.needed_in(self.program), 0, period)
+                return Rest(one, period, True, range(1), steady.needed_in(one.program), 0, period)
         found = self
         for steps in self._lengths():
             try:

@@ -37,7 +37,7 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
         return model, ()
     device = Grid(schedule, rule, shape, 1, 1).device[0]
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-    return model.once(ties), ties
+    return model.once(ties) if ties else model, ties
 
 
 class _Copies(NamedTuple):
