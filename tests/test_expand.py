@@ -235,3 +235,15 @@ def test_an_expanded_trace_is_opened_again(tmp_path: Any) -> None:
     trace = simulate("zero-dp", 3, expand_collectives=True)
     trace.save(tmp_path / "a")
     assert reopen(tmp_path / "a").run is not None
+
+
+def test_messages_that_are_of_no_collective_take_what_they_took() -> None:
+    """Boundaries, and updates, of two replicas of a pipeline whose all-reduces run as messages."""
+    stage = Stage(forward=1.0, backward=1.0, update=0.5, boundary=3, parameters=8)
+    asked: dict[str, Any] = {"model": Model(stages=(stage,) * 2), "cluster": Cluster(link=Link(bandwidth=1.0))}
+    whole, pieces = (
+        simulate("1f1b", replicas=2, steps=1, **asked, expand_collectives=way).run for way in (False, True)
+    )
+    assert whole is not None and pieces is not None
+    kept = pieces.costs.duration[: len(whole.program.tasks) + int((whole.program.messages.op == Op.P2P).sum())]
+    assert sorted(set(kept.tolist())) == [0.5, 1.0, 3.0]

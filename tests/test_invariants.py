@@ -482,6 +482,11 @@ def another_algorithm() -> Run:
             "gradients_are_summed_once",
             "p2p gradient.* takes gradients from a device that has none",
         ),
+        (
+            lambda: shifted(sound("zb-h1", 2, m=2), "W(t=0,i=0,j=1)", start=-4),
+            "passes_go_from_stage_to_stage",
+            r"W\(t=0,i=0,j=1\) starts before the rest of its backward has ended",
+        ),
         (channels_one_after_another, "streams_keep_their_order", "takes longer than its message"),
         (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
         (summed_elsewhere, "tied_gradients_are_summed_once", r"all_reduce gradient\(t=1\) leaves out a device"),
