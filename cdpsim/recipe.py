@@ -70,7 +70,7 @@ def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> M
     return replace(model, name=name, stages=_offloaded(stages, recipe.offload), tied=tied, training=Recipe())
 
 
-def state_bytes(stage: Stage | Tie, recipe: Recipe, scale: int = 1, name: str = "stage") -> int:
+def state_bytes(stage: Stage | Tie, recipe: Recipe, scale: int, name: str) -> int:
     """Say what an optimizer keeps of a stage or of a tied tensor.
 
     Each number is `scale` times as large as one of the parameters.
