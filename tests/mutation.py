@@ -7,13 +7,14 @@ end in two minutes; it survives where all pass. Mutants that no test can tell fr
 """
 
 import argparse
-import random
+import hashlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.covering import PROJECT, Covering, failing, import_what_tests_need, measure
@@ -36,15 +37,24 @@ def core() -> Iterator[str]:
 
 
 def drawn(seed: str, count: int, at: str) -> list[Mutant]:
-    """Draw mutants by a seed, of all files whose `file:function` begins like this."""
-    every = [one for file in core() for one in mutants(file, (PROJECT / file).read_text())]
+    """Draw mutants by a seed, of all files whose `file:function` begins like this.
+
+    Each has a number of its own, by the seed and its name: what is drawn stays the same where code changes elsewhere.
+    """
+    every = [one for file in core() for one in mutants(file, source(file))]
     every = [one for one in every if f"{one.file}:{one.function}".startswith(at)]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    return sorted(every, key=lambda one: hashlib.sha256("\0".join((seed, *name_of(one))).encode()).digest())[:count]
 
 
 def name_of(mutant: Mutant) -> tuple[str, str, str, str]:
     """Name a mutant by its function and its lines, which stay when others move."""
-    return mutant.file, mutant.function, *mutant.change((PROJECT / mutant.file).read_text())
+    return mutant.file, mutant.function, *mutant.change(source(mutant.file))
+
+
+@cache
+def source(file: str) -> str:
+    """Read a file of the project."""
+    return (PROJECT / file).read_text()
 
 
 def equivalents() -> dict[tuple[str, str, str, str], str]:
