@@ -1,4 +1,4 @@
-"""What a collective takes alone: its messages share links with each other, max-min fairly, and with nobody else.
+"""The time of a collective alone: its messages share links max-min fairly with each other, and with no others.
 
 A message waits for its two ends to be done with their round before (in its channel), for its latency, and for its
 bytes, whose rate is fair on the edges that it shares. Messages that never have to share end as on the longest path
@@ -113,18 +113,18 @@ class Alone:
     rates: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict)  # of pairs with so many flows, once known
 
     def bound(self, size: float) -> float:
-        """What it takes at least: no edge and no member can be done before, each for itself."""
+        """Give a lower bound of its time: that of its slowest edge or member by itself."""
         fixed, by_byte = self._least
         return float((fixed + size * by_byte).max())
 
     def seconds(self, size: float) -> float:
-        """What it takes."""
+        """Give its time."""
         if not self._crowded.any():
             return self.unshared(size)
         return float(self.times(size)[1].max())
 
     def unshared(self, size: float) -> float:
-        """What it would take if no message slowed another down: the longest path."""
+        """Give its time if no message slowed another down: the longest path."""
         rounds, duration, ready = self.rounds, self._durations(self.rounds, size), np.zeros(self.rounds.ports)
         first = rounds.first.tolist()
         for (low, high), left in zip(pairwise(first), rounds.times.tolist(), strict=True):
@@ -163,7 +163,7 @@ class Alone:
         return start
 
     def _durations(self, rounds: Rounds, size: float) -> Floats:
-        """What each message takes if it shares nothing."""
+        """Give the time of each message if it shares nothing."""
         return self.latency[rounds.pair] + rounds.share * size / self.fastest[rounds.pair]
 
     @cached_property

@@ -17,6 +17,7 @@ from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.devices import FULL, NONE
 from cdpsim.paths import longest
 from cdpsim.program import Content, Edge, Op, Program
+from cdpsim.streams import ends_of
 
 
 def deferred(program: Program) -> Program:
@@ -122,7 +123,7 @@ class _Batches:
     """
 
     def __init__(self, program: Program, own: np.ndarray, turn: Ints) -> None:
-        message, device = _ends(program, own)
+        message, device, _ = ends_of(program, own)
         order = sort_by(device, turn[message], message)
         self.message, self.device = message[order], device[order]
         self.head = heads(self.device, turn[self.message])
@@ -193,16 +194,3 @@ def _members(message: Ints, batch: Ints, chosen: np.ndarray, wanted: Ints) -> tu
     which = np.repeat(np.arange(len(wanted)), count)
     place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - low, count)
     return message[some[place]], which
-
-
-def _ends(program: Program, own: np.ndarray) -> tuple[Ints, Ints]:
-    """All messages with each device that sends or receives them, or is a member: those devices that are asked for."""
-    messages, first = program.messages, len(program.tasks)
-    single = np.flatnonzero(messages.op == Op.P2P)
-    together = np.flatnonzero(messages.op != Op.P2P)
-    size = np.array([len(members) for members in program.groups], dtype=np.int64)
-    members = [program.groups[group] for group in messages.dst[together].tolist()]
-    message = np.concatenate([single, single, np.repeat(together, size[messages.dst[together]] if len(size) else 0)])
-    device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int32)
-    some = np.flatnonzero(own[device])
-    return (first + message[some]).astype(np.int32), device[some]

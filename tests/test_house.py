@@ -23,7 +23,7 @@ DRAWN = """
     schedules.pipelines schedules
     assemble.build assemble.causal assemble.listing assemble.grid assemble.passes assemble.update
     assemble.tied assemble.replicated assemble.sharded assemble
-    alone costs disturb expand rendezvous streams
+    alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine

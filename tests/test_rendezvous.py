@@ -7,30 +7,24 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, Trace, rendezvous, simulate
+from cdpsim import Cluster, Model, Stage, rendezvous, simulate
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import Content, Edge, Kind, Op, Program
 from cdpsim.request import RENDEZVOUS
-from cdpsim.runs import Run
 from cdpsim.simulate import reopen
 from tests.conftest import examples
 from tests.drawn import drawn
 from tests.queues import play
 from tests.strategies import streamed_requests, taken
 from tests.test_expand import alike
+from tests.timed import makespan, named, run_of
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)
 LONG_FIRST = Model(stages=tuple(Stage(forward=f, backward=2 * f, boundary=1, parameters=1) for f in (6.0, 1.0, 1.0)))
-
-
-def run_of(trace: Trace) -> Run:
-    """The run behind a simulated trace."""
-    assert trace.run is not None
-    return trace.run
 
 
 def on(overlap: str = "none", link: Link = HALF) -> Cluster:
@@ -50,18 +44,6 @@ def whole(request: dict[str, Any]) -> dict[str, Any]:
 def replace_devices(cluster: Cluster, devices: tuple[Devices, ...]) -> Cluster:
     """A cluster with other devices."""
     return Cluster(devices=devices, link=cluster.link, links=cluster.links, host=cluster.host)
-
-
-def named(trace: Trace) -> dict[str, tuple[float, float]]:
-    """When each node starts and ends, by its name without the step."""
-    run = run_of(trace)
-    names = (run.program.describe(node).replace("t=0,", "") for node in range(run.program.nodes))
-    return {name: (run.start[node], run.end[node]) for node, name in enumerate(names)}
-
-
-def makespan(trace: Trace) -> float:
-    """How long a run is."""
-    return float(trace.summary()["makespan"])
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.breakeven import scaled
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
@@ -19,7 +19,6 @@ from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
 from cdpsim.program import Edge
 from cdpsim.request import RENDEZVOUS
-from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import TABLES
 from tests.conftest import Command, examples
@@ -27,15 +26,10 @@ from tests.drawn import drawn
 from tests.strategies import fitting, streamed_requests, taken
 from tests.taken_turns import play
 from tests.test_cli import refuse
+from tests.timed import makespan, named, run_of
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)
-
-
-def run_of(trace: Trace) -> Run:
-    """The run behind a simulated trace."""
-    assert trace.run is not None
-    return trace.run
 
 
 def on(overlap: str, link: Link = HALF, lanes: int = 1) -> Cluster:
@@ -52,18 +46,6 @@ def overlapping(cluster: Cluster, overlap: str) -> Cluster:
 def free(cluster: Cluster) -> Cluster:
     """A cluster whose messages take no time."""
     return scaled(cluster, float("inf"), latency=0)
-
-
-def named(trace: Trace) -> dict[str, tuple[float, float]]:
-    """When each node starts and ends, by its name without the step."""
-    run = run_of(trace)
-    names = (run.program.describe(node).replace("t=0,", "") for node in range(run.program.nodes))
-    return {name: (run.start[node], run.end[node]) for node, name in enumerate(names)}
-
-
-def makespan(trace: Trace) -> float:
-    """How long a run is."""
-    return float(trace.summary()["makespan"])
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:

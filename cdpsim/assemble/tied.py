@@ -81,7 +81,7 @@ def hold_from_the_first(grid: Grid, ties: Sequence[Tie], build: Builder) -> None
 
 
 class Sizes(NamedTuple):
-    """What each holder has of its stage, in bytes by row of holders."""
+    """Bytes of its stage on each holder, by rows of holders."""
 
     parameters: Ints
     gradients: Ints
