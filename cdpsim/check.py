@@ -95,9 +95,8 @@ def _lanes(program: Program) -> Iterator[str]:
         places = f"{count[wrong[0]]} places in lanes; it needs {'one' if needs[wrong[0]] else 'none'}"
         yield f"{program.describe(int(wrong[0]))} has {places}"
         return
-    first = np.repeat(lane_tasks[program.lane_start[:-1]], np.diff(program.lane_start))
-    apart = [column[lane_tasks] != column[first] for column in (tasks.device, tasks.lane)]
-    stray = np.flatnonzero(apart[0] | apart[1])
+    moves = heads(tasks.device[lane_tasks], tasks.lane[lane_tasks])
+    stray = np.setdiff1d(moves, program.lane_start)
     if len(stray):
         task = int(lane_tasks[stray[0]])
         yield f"{program.describe(task)} is on device {tasks.device[task]} but in another device's lane"

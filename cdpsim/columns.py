@@ -22,12 +22,14 @@ def sort_by(*columns: Ints) -> Ints:
         key += column
     if (key[1:] >= key[:-1]).all():
         return np.arange(rows, dtype=np.int32)
-    if most * rows >= 2**62:
+    bits = rows.bit_length()
+    if most << bits >= 2**62:
         return np.argsort(key, kind="stable").astype(np.int32)
-    key *= rows  # numbers are sorted ten times as fast as their places are
-    key += np.arange(rows)
+    key <<= bits  # numbers are sorted ten times as fast as their places are
+    key |= np.arange(rows)
     key.sort()
-    return (key % rows).astype(np.int32)
+    key &= 2**bits - 1
+    return key.astype(np.int32)
 
 
 def ranks(column: NDArray[Any]) -> Ints:

@@ -39,54 +39,61 @@ share = kept(filling.share)
 
 
 @kept
-def longest(before: Ints, after: Ints, lane_tasks: Ints, lane_start: Ints, duration: Any, start: Any) -> Any:
-    """Do what `cdpsim.paths.longest` does, one node after another, in the array of earliest starts itself."""
+def longest(
+    before: Ints,
+    after: Ints,
+    lane_tasks: Ints,
+    lane_start: Ints,
+    duration: Any,
+    start: Any,
+    waits_for: Ints,
+    first: Ints,
+    reach: Ints,
+) -> int:
+    """Do what `cdpsim.paths.longest` does, one node after another, in the array of earliest starts itself.
+
+    The last three arrays are room to work in: of as many rows as nodes (zeros), nodes and one more (zeros), and edges.
+    Returns how many nodes were reached.
+    """
     nodes = len(duration)
-    first = np.zeros(nodes + 1, dtype=np.int32)
-    waits_for = np.zeros(nodes, dtype=np.int32)
     for edge in range(len(before)):
-        first[before[edge] + 1] += 1
+        first[before[edge]] += 1
         waits_for[after[edge]] += 1
     for lane in range(len(lane_start) - 1):
         for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
-            first[lane_tasks[place - 1] + 1] += 1
+            first[lane_tasks[place - 1]] += 1
             waits_for[lane_tasks[place]] += 1
     for node in range(nodes):
         first[node + 1] += first[node]
-    reach = np.empty(first[nodes], dtype=np.int32)
-    free = first[:-1].copy()
+    # From here on `first` is where a node's followers end; as they are filled in from the back, where they begin.
     for edge in range(len(before)):
-        node = before[edge]
-        reach[free[node]] = after[edge]
-        free[node] += 1
+        first[before[edge]] -= 1
+        reach[first[before[edge]]] = after[edge]
     for lane in range(len(lane_start) - 1):
         for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
-            node = lane_tasks[place - 1]
-            reach[free[node]] = lane_tasks[place]
-            free[node] += 1
-    end = start + duration
-    ready = free  # its work is done: from here on, a stack of nodes that may start
-    height = 0
+            first[lane_tasks[place - 1]] -= 1
+            reach[first[lane_tasks[place - 1]]] = lane_tasks[place]
+    # A stack of nodes that may start: `waits_for`, which is 0 of these, names the one below.
+    top = -1
     for node in range(nodes - 1, -1, -1):
         if waits_for[node] == 0:
-            ready[height] = node
-            height += 1
+            waits_for[node] = top
+            top = node
     done = 0
-    while height:
-        height -= 1
-        node = ready[height]
+    while top >= 0:
+        node = top
+        top = waits_for[node]
         done += 1
         ended = start[node] + duration[node]
-        end[node] = ended
         for k in range(first[node], first[node + 1]):
             follower = reach[k]
             if ended > start[follower]:
                 start[follower] = ended
             waits_for[follower] -= 1
             if waits_for[follower] == 0:
-                ready[height] = follower
-                height += 1
-    return start, end, done
+                waits_for[follower] = top
+                top = follower
+    return done
 
 
 @kept

@@ -46,8 +46,10 @@ def longest(
     if swift:
         # Of one type whoever asks: for each other one, the loop would be compiled again.
         graph = (np.ascontiguousarray(column, np.int32) for column in (before, after, lane_tasks, lane_start))
-        start, end, done = swift.longest(*graph, duration, earliest)
-        return start, end, done
+        nodes, edges = len(duration), len(before) + len(lane_tasks)
+        room = (np.zeros(nodes, np.int32), np.zeros(nodes + 1, np.int32), np.empty(edges, np.int32))
+        done = swift.longest(*graph, duration, earliest, *room)
+        return earliest, earliest + duration, done
     inner = in_lanes(lane_tasks, lane_start)
     before, after = (np.concatenate(ends) for ends in zip((before, after), inner, strict=True))
     in_a_row = int(np.diff(lane_start).max(initial=0))

@@ -82,6 +82,13 @@ def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
 
 
+def test_waiting_for_a_slower_device_is_no_waiting_for_messages() -> None:
+    """One device works 6 s, the other 12; both wait 1 s for the reductions, of 13 s a step."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
+    one = measure(simulate("multi-dp", model=model, cluster=Cluster(link=Link(latency=1.0)), slow=["1:2"]))
+    assert [one.step, one.exposed, one.bubble] == pytest.approx([13, 2 / 26, 8 / 26])
+
+
 def test_what_a_stream_blocks_is_exposed() -> None:
     """The same in one stream with the tasks: one reduction of 1 s after another, and no task beside the second."""
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 2)

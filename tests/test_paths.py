@@ -121,9 +121,11 @@ def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
     before, after, duration, earliest = graph
     lanes = (np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
     for sweep in (compiled.longest, unwrap(compiled.longest)):
-        start, end, done = sweep(before, after, *lanes, duration, earliest.copy())
+        nodes, start = len(duration), earliest.copy()
+        room = (np.zeros(rows, dtype=np.int32) for rows in (nodes, nodes + 1, len(before)))
+        done = sweep(before, after, *lanes, duration, start, *room)
         assert start.tolist() == expected[0].tolist()
-        assert end.tolist() == expected[1].tolist()
+        assert (start + duration).tolist() == expected[1].tolist()
         assert done == expected[2]
 
 

@@ -1,5 +1,6 @@
 """What repeats: periods held against long runs, closed forms, and against runs that are not at rest yet."""
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_the_first_step_that_repeats_has_one_before_it() -> None:
     assert steady.certify(run.program, step, run.start, run.end) == steady.Certificate(1, 4, 1, 4)
 
 
+def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
+    """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
+    run = simulate("multi-cdp", 2, steps=12).run
+    assert run is not None
+    program, step = run.program, steady.needed_in(run.program)
+    assert steady.back(program, step)[0] == 2
+    end = run.end.copy()
+    end[np.flatnonzero(program.tasks.step == 10)[0]] -= 1
+    assert steady.certify(program, step, run.start, run.end) is not None
+    assert steady.certify(program, step, run.start, end) is None
+
+
 @pytest.mark.parametrize("steps", [4, 5, 9])
 def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: int) -> None:
     """A slow device does forward t + 1 before backward t, but the last of a run: that is early, and no other one."""
@@ -263,6 +276,15 @@ def test_shared_links_are_measured_over_steps_of_our_own(steps: int) -> None:
     assert (shared.period_is, alone.period_is) == ("measured", "certified")
     assert shared.step >= alone.step * (1 - 1e-12)
     assert shared.step == measure(simulate("multi-dp", contention="fair", **asked | {"steps": 5})).step
+
+
+def test_the_last_half_of_a_measured_run_is_looked_at() -> None:
+    """Up to the last step whose versions are read: of 8 steps, each t² slots late, steps 4 to 6 take 4 + 27 / 3."""
+    run = simulate("multi-dp", 2, steps=8).run
+    assert run is not None
+    late = np.concatenate([run.program.tasks.step, run.program.messages.step]) ** 2
+    rest = replace(run, start=run.start + late, end=run.end + late, longer=None).at_rest
+    assert (rest.steps, rest.period, rest.period_is) == (range(4, 7), 4 + 9, "measured")
 
 
 def test_unlike_links_that_devices_meet_in_turn_are_measured() -> None:

@@ -180,6 +180,11 @@ class Grid:
         return self.step_heads[heads(self.task_device[first], self.lane[first])]
 
     @cached_property
+    def lane_number(self) -> Ints:
+        """The number, through all devices, of the lane of each row of `lane_tasks`."""
+        return runs(self.lane_heads, len(self.lane_tasks))
+
+    @cached_property
     def rank(self) -> Ints:
         """Each compute task's place in `lane_tasks`."""
         rank = np.empty(len(self.lane_tasks), dtype=np.int32)
@@ -188,15 +193,14 @@ class Grid:
 
     def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
         """For tasks by place in `lane_tasks`: which have one `distance` ahead of them in their lane, and that one."""
-        lane = np.searchsorted(self.lane_heads, place, side="right") - 1
         earlier = place - distance
-        some = np.flatnonzero(earlier >= self.lane_heads[lane])
+        some = np.flatnonzero(earlier >= self.lane_heads[self.lane_number[place]])
         return some, self.lane_tasks[earlier[some]]
 
     def last_until(self, place: Ints, position: Ints) -> Ints:
         """The places of the last tasks in the same lanes as these, at or before a position in the schedule's order."""
         span = int(self.position.max()) + 1
-        lane = runs(self.lane_heads, len(self.lane_tasks)).astype(np.int64)
+        lane = self.lane_number.astype(np.int64)
         key = np.maximum.accumulate(lane * span + self.position[self.lane_tasks])
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
@@ -225,8 +229,9 @@ class Holders:
         passed, phase = np.divmod(gives, grid.phases)
         t, i = np.divmod(passed, grid.m)
         j, device = grid.phases - 1 - phase, grid.task_device[gives]
-        # Lanes with a list are in the order of positions already.
-        sorted_ = sort_by(t, j, device) if grid.listing else sort_by(t, j, device, grid.position[gives], i)
+        # Where a device has one lane, its tasks are in the order of positions already.
+        in_order = not (grid.schedule.placement.lanes or grid.schedule.placement.exclusive)
+        sorted_ = sort_by(t, j, device) if in_order else sort_by(t, j, device, grid.position[gives], i)
         first = heads(t[sorted_], j[sorted_], device[sorted_])
         last = np.append(first[1:], len(sorted_)) - 1
         self.step, self.stage, self.device = (c[sorted_[first]] for c in (t, j, device))

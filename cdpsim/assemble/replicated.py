@@ -195,7 +195,6 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     copy_head = heads(version, stage, device)  # a copy: one version of one stage on one device
     copy_of = runs(copy_head, len(version))
     v, j, d = version[copy_head], stage[copy_head], device[copy_head]
-    place, ahead = place[copy_head], ahead[copy_head]
     maker_node = updates.node[np.maximum(v - 1, 0) * n + j]
     is_made = (v > 0) & (d == updates.device[maker_node - updates.first_node])
     provider = np.where(is_made, maker_node, -1)
@@ -210,29 +209,23 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     receiver, sender = chain[needs], source[needs]
 
     size = model.size("parameters")[j]
-    message = build.send(
-        Op.P2P,
-        Content.PARAMETERS,
-        stage=j[receiver],
-        step=v[receiver] - 1,
-        src=d[sender],
-        dst=d[receiver],
-        size=size[receiver],
-        versions=1,
-    )
+    arriving = {"stage": j[receiver], "version": v[receiver], "size": size[receiver]}
+    of = {"stage": arriving["stage"], "step": arriving["version"] - 1, "size": arriving["size"]}
+    message = build.send(Op.P2P, Content.PARAMETERS, src=d[sender], dst=d[receiver], versions=1, **of)
     provider[receiver] = message
     build.link(provider[sender], message)
-    some, task = grid.before(place[receiver], ahead[receiver] + prefetch)
+    first = copy_head[receiver]
+    some, task = grid.before(place[first], ahead[first] + prefetch)
     build.link(task, message[some], Edge.ROOM)
     reads = np.flatnonzero((node >= 0) & (provider[copy_of] >= 0))
     build.link(provider[copy_of[reads]], node[reads])
 
-    columns = {"stage": j, "version": v, "size": size}
     begin = end(provider)
     if model.updates_take_time:  # what is written beside the old version is there from the start of the update
         begin[is_made] -= beside_old(grid, updates)[provider[is_made] - updates.first_node]
-    copies = build.hold(Category.PARAMETERS, device=d, begin=begin, end=last_use[copy_head], **columns)
+    columns = {"device": d, "stage": j, "version": v, "size": size}
+    copies = build.hold(Category.PARAMETERS, begin=begin, end=last_use[copy_head], **columns)
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.keep(copies[copy_of[others]], last_use[others])
     build.keep(copies[sender], end(message))
-    build.land(message, device=d[receiver], **{name: column[receiver] for name, column in columns.items()})
+    build.land(message, device=d[receiver], **arriving)
