@@ -82,7 +82,7 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
     rest = run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
-    rate = float(program.m / rest.period)
+    rate = float(Fraction(program.passes, program.steps) / rest.period)
     each = _samples(trace)
     rule = trace.request["rule"]
     return Measured(

@@ -21,7 +21,7 @@ DRAWN = """
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
-    assemble.build assemble.causal assemble.listing assemble.grid assemble.passes assemble.update
+    assemble.build assemble.causal assemble.listing assemble.tables assemble.passes assemble.update
     assemble.tied assemble.replicated assemble.sharded assemble
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness

@@ -125,7 +125,7 @@ def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     """A task reads theta_{t - lag}, or theta_0, with the lag that the request's rule has for forwards or backwards."""
     program, compute = run.program, slice(run.program.compute)
     tasks, chunks = program.tasks, int(run.request.get("chunks", 1))
-    shape = Shape(program.n, program.m // run.replicas, chunks, run.replicas)
+    shape = Shape(program.n, run.m, chunks, run.replicas)
     rule = recorded_rule(run.request["rule"])
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
