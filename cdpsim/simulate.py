@@ -171,13 +171,12 @@ def _assembled(request: Request, model: Model, once: tuple[Tie, ...]) -> Program
     """The program of what is asked, for devices that are there."""
     cluster = request.cluster
     program = assemble(
-        request.schedule,
+        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
         model,
         request.steps,
         shape=request.shape,
         rule=request.rule,
         prefetch=request.prefetch,
-        at_once=request.overlap_all_reduce,
         forward_first=request.slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
         speed=reached(cluster, 1, model)[0],
@@ -196,7 +195,7 @@ def _refuse_idle(request: Request, program: Program) -> None:
     """Refuse what is asked of messages where it changes nothing."""
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
-        if Op.ALL_REDUCE not in ops:
+        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
             raise Untaken("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"

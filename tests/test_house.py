@@ -16,13 +16,13 @@ PROJECT = Path(__file__).parent.parent
 DRAWN = """
     version display errors progress help console columns variates filling compiled stops paths files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
-    program collectives.rounds collectives.double_tree collectives check
-    schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
+    schedules.state schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
+    program collectives.rounds collectives.double_tree collectives check
     assemble.build assemble.causal assemble.listing assemble.tables assemble.passes assemble.update
-    assemble.tied assemble.replicated assemble.sharded assemble
+    assemble.tied assemble.data_axis assemble.carried assemble.in_turn assemble
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics

@@ -20,6 +20,7 @@ from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import Home
 
 
 class Lanes(NamedTuple):
@@ -90,12 +91,22 @@ class Recount:
     @cached_property
     def together(self) -> bool:
         """Whether gradients are summed, and sharded parameters handed out, by collectives."""
-        return self.program.flushes or self.replicas > 1
+        return self.program.together or self.replicas > 1
 
     @cached_property
     def travels(self) -> bool:
         """Whether the state of a stage goes from user to user."""
-        return self.program.sharded and not self.program.flushes
+        return self.program.state.travels
+
+    @cached_property
+    def handed_out(self) -> bool:
+        """Whether owners hand parameters out for each use."""
+        return self.owned and not self.travels
+
+    @cached_property
+    def owned(self) -> bool:
+        """Whether parameters are in one place between their uses."""
+        return self.program.state.parameters is Home.OWNED
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -106,9 +117,11 @@ class Recount:
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
         model, program = self.request["model"], self.program
-        ties = Model.from_builtins(model, "model").tied if isinstance(model, dict) and program.flushes else ()
+        copies = self.owned or program.state.optimizer is Home.COPIED
+        can = isinstance(model, dict) and program.together and copies
+        ties = Model.from_builtins(model, "model").tied if can else ()
         device = program.tasks.device[program.of_kind(Kind.F)]
-        return [t for t in ties if program.sharded or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
+        return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:
