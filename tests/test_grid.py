@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from cdpsim import SCHEDULES
-from cdpsim.assemble.grid import Grid
+from cdpsim.assembly.grid import Grid
 from cdpsim.program import Kind
 from cdpsim.schedules.shape import Shape
 from tests.strategies import shapes

@@ -21,16 +21,16 @@ DRAWN = """
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
-    assemble.build assemble.causal assemble.listing assemble.grid assemble.passes assemble.update
-    assemble.tied assemble.replicated assemble.sharded assemble
+    assembly.build assembly.causal assembly.listing assembly.grid assembly.passes assembly.update
+    assembly.tied assembly.replicated assembly.sharded assembly
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    runs stalled trace setting
+    trace tabled limits request runs stalled setting
     invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
     invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
-    pyramid limits request simulate montecarlo
+    pyramid front montecarlo
     compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
@@ -240,5 +240,5 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert "slot" in list(words(tree))
     assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
-    assert module_named("cdpsim.simulate") == "simulate"
+    assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"

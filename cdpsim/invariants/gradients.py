@@ -118,7 +118,7 @@ def steps_end(run: Recount) -> Needs:
     tasks, found = run.program.tasks, Needs(run.updates[:0], run.updates[:0])
     if run.program.barrier:
         found = Needs(run.barriers, run.updates)
-    if run.program.flushes and not run.request.get("overlap_all_reduce"):
+    if run.program.flushes and not run.request.overlap_all_reduce:
         summed = _ends(run, (Op.ALL_REDUCE,), "members")
         step, _, device = summed.key
         order = run.lanes.order[::-1]

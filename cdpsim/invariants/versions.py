@@ -9,8 +9,6 @@ from cdpsim.costs import Times
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Content, Kind, Op, Program
-from cdpsim.schedules.rule import recorded_rule
-from cdpsim.schedules.shape import Shape
 
 
 def _made(program: Program, end: Times) -> Times:
@@ -124,9 +122,7 @@ def versions_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
 def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     """A task reads theta_{t - lag}, or theta_0, with the lag that the request's rule has for forwards or backwards."""
     program, compute = run.program, slice(run.program.compute)
-    tasks, chunks = program.tasks, int(run.request.get("chunks", 1))
-    shape = Shape(program.n, program.m // run.replicas, chunks, run.replicas)
-    rule = recorded_rule(run.request["rule"])
+    tasks, shape, rule = program.tasks, run.request.shape, run.request.rule
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
     lag = lags[back, tasks.micro_batch[compute] % shape.m, tasks.stage[compute]]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.assemble.listing import Listing
+from cdpsim.assembly.listing import Listing
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule

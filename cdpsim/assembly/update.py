@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder
-from cdpsim.assemble.grid import Grid
+from cdpsim.assembly.build import Builder
+from cdpsim.assembly.grid import Grid
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Edge
 from cdpsim.schedules import State

@@ -5,27 +5,27 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder
-from cdpsim.assemble.causal import check_causal
-from cdpsim.assemble.grid import Grid, releases
-from cdpsim.assemble.passes import pass_through_stages
-from cdpsim.assemble.replicated import all_reduce, pass_along
-from cdpsim.assemble.sharded import broadcast_for_use, carry_state
-from cdpsim.assemble.tied import counted_once, hold_from_the_first
-from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
+from cdpsim.assembly.build import Builder
+from cdpsim.assembly.causal import check_causal
+from cdpsim.assembly.grid import Grid, releases
+from cdpsim.assembly.passes import pass_through_stages
+from cdpsim.assembly.replicated import all_reduce, pass_along
+from cdpsim.assembly.sharded import broadcast_for_use, carry_state
+from cdpsim.assembly.tied import counted_once, hold_from_the_first
+from cdpsim.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule, State
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.stage import Tie
 
-__all__ = ["assemble", "counted_once"]
+__all__ = ["counted_once", "derive", "pyramid_of"]
 
 
-def assemble(
+def derive(
     schedule: Schedule,
     model: Model,
     steps: int,
@@ -36,19 +36,17 @@ def assemble(
     at_once: bool = False,
     forward_first: bool = True,
     lanes: int = 1,
-    speed: float | None = None,
     once: tuple[Tie, ...] = (),
 ) -> Program:
     """Derive the program of a schedule.
 
     Its `shape` is the schedule's own, where not given; `at_once` lets all-reduces not wait for the end of their step;
-    `lanes` is what a device does side by side; `speed`, where the model states work instead of times, tells a placement
-    how long its stages take. `once` are tied tensors that the `model` counts in one stage alone (`counted_once`).
+    `lanes` is what a device does side by side. `once` are tied tensors that the `model` counts in one stage alone
+    (`counted_once`).
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
-    if schedule.placement.exclusive:
-        times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
-        shape = replace(shape, widths=pyramid_widths(shape.m, [Fraction(f) + Fraction(b) for f, b in times]))
+    if schedule.placement.exclusive and not shape.widths:
+        shape = replace(shape, widths=pyramid_of(model, shape.m))
     grid = Grid(schedule, rule or schedule.rule, shape, steps, min(lanes, shape.m), forward_first)
     check_causal(schedule, grid.rule, shape)
     updates = place_updates(grid, in_lanes=model.updates_in_lanes)
@@ -86,6 +84,12 @@ def assemble(
         untied=() if schedule.order.flush else tuple(tie.stages for tie in model.tied),
         undivided=np.tile(grid.listing.whole, (shape.replicas, 1)) if grid.listing and grid.splits else None,
     )
+
+
+def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
+    """Say how many devices each stage needs where a device ends one pass before the next; `speed` makes work times."""
+    times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
+    return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
 
 def _tasks(grid: Grid, updates: Updates) -> Tasks:

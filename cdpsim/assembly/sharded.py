@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.grid import Grid
-from cdpsim.assemble.tied import give_shared, own_gradients
-from cdpsim.assemble.update import Updates, owner, uses
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tied import give_shared, own_gradients
+from cdpsim.assembly.update import Updates, owner, uses
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op

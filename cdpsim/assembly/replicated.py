@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.grid import Grid
-from cdpsim.assemble.tied import own_gradients, sizes_of, sum_shared
-from cdpsim.assemble.update import Updates, beside_old
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tied import own_gradients, sizes_of, sum_shared
+from cdpsim.assembly.update import Updates, beside_old
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
