@@ -31,7 +31,7 @@ class Link:
     capacity: float
     routes: dict["Route", None] = field(default_factory=dict)  # those with flows, the newest last
     growing: int = 0  # flows of the region whose rates still grow; 0 at rest
-    room: float = 0.0  # capacity that they may take
+    room: float = field(init=False)  # capacity that they may take
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Route:
     capacity: float  # of its narrowest link
     flows: int = 0
     rate: float = 0.0
-    bottleneck: Link | None = None  # None: a link that no other route shares
+    bottleneck: Link | None = None  # None: a link that it has for itself
 
 
 Region = dict[Route, None]  # an ordered set

@@ -68,6 +68,21 @@ def test_a_rate_that_stays_keeps_its_bits(fair_rates: Callable[..., Any]) -> Non
     assert before | after == {0: pytest.approx(1 - 3 / 5), 1: before[1], 2: before[2]}
 
 
+@BOTH
+def test_only_flows_that_stay_keep_their_bits(fair_rates: Callable[..., Any]) -> None:
+    """A flow so slow that it is lost in rounding slows no other; but one that joins later is rated as it is."""
+    little = 2.0**-45
+    rates = fair_rates([[0], [0, 1]], [1.0, little])
+    assert rates.share({0: 1}) == {0: 1.0}
+    assert rates.share({1: 1}) == {0: 1.0, 1: little}
+    assert rates.share({0: 0}) == {}
+    assert rates.share({0: 1}) == {0: 1 - little}
+    rates = fair_rates([[0]], [1 + little])
+    for _ in range(2):
+        assert rates.share({0: 1}) == {0: 1 + little}
+        assert rates.share({0: 0}) == {}
+
+
 @st.composite
 def cases(draw: st.DrawFn, most: int = 8) -> Case:
     """Routes through a few links, and flows that join and leave some of them at one moment after another."""
