@@ -60,7 +60,7 @@ def columns(routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> Colum
     return Columns(
         link=np.array([link for route in routes for link in route], np.int64),
         route=np.repeat(np.arange(k), length),
-        next=np.full(hops, -1),
+        next=np.zeros(hops, np.int64),
         previous=np.full(hops, -2),
         head=np.full(links, -1),
         capacity=np.array(capacity, np.float64),
@@ -75,7 +75,7 @@ def columns(routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> Colum
         inside=np.zeros(k, np.int64),
         region=np.zeros(k, np.int64),
         new_rate=np.zeros(k),
-        new_bottleneck=np.full(k, -1),
+        new_bottleneck=np.zeros(k, np.int64),
         shared=np.zeros(links, np.int64),
     )
 

@@ -58,6 +58,14 @@ def test_a_region_grows_by_those_for_whom_it_is_unfair(fair_rates: Callable[...,
 
 
 @BOTH
+def test_a_flow_that_is_no_faster_than_others_stays_as_it_is(fair_rates: Callable[..., Any]) -> None:
+    """A link of 5 holds a flow up, so 5 of 10 are left to the next one beside it: no more than the first one has."""
+    rates = fair_rates([[0, 1], [1]], [5.0, 10.0])
+    assert rates.share({0: 1}) == {0: 5.0}
+    assert rates.share({1: 1}) == {1: 5.0}
+
+
+@BOTH
 def test_a_rate_that_stays_keeps_its_bits(fair_rates: Callable[..., Any]) -> None:
     """Five flows share each link; one leaves the first, and its two neighbours' fifths are only computed otherwise."""
     rates = fair_rates([[0], [0, 1], [1]], [1.0, 1.0])
