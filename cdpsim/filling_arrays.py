@@ -71,7 +71,7 @@ def columns(routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> Colum
         narrowest=np.array([min((capacity[link] for link in route), default=np.inf) for route in routes]),
         flows=np.zeros(k, np.int64),
         rate=np.zeros(k),
-        bottleneck=np.full(k, -1),
+        bottleneck=np.zeros(k, np.int64),
         inside=np.zeros(k, np.int64),
         region=np.zeros(k, np.int64),
         new_rate=np.zeros(k),

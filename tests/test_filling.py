@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,21 @@ def test_flows_that_leave_give_their_share_back(fair_rates: Callable[..., Any]) 
 
 
 @BOTH
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_flows_leave_one_link_in_any_order(fair_rates: Callable[..., Any], order: tuple[int, ...]) -> None:
+    """Those that are still there have equal parts of it, also after all have come once more."""
+    rates = fair_rates([[0], [0], [0]], [12.0])
+    for _ in range(2):
+        there = set[int]()
+        for route in range(3):
+            there.add(route)
+            assert rates.share({route: 1}) == dict.fromkeys(there, 12 / len(there))
+        for route in order:
+            there.remove(route)
+            assert rates.share({route: 0}) == {other: 12 / len(there) for other in there}
+
+
+@BOTH
 def test_a_region_grows_by_those_for_whom_it_is_unfair(fair_rates: Callable[..., Any]) -> None:
     """Three links of 10, 12 and 100 in a row: a second flow on the first link gives the flows on the others more.
 
@@ -55,6 +71,14 @@ def test_a_region_grows_by_those_for_whom_it_is_unfair(fair_rates: Callable[...,
     rates = fair_rates([[0, 1], [0], [1], [2]], [10.0, 12.0, 100.0])
     assert rates.share({0: 1, 1: 1, 2: 1, 3: 1}) == {0: 5.0, 1: 5.0, 2: 7.0, 3: 100.0}
     assert rates.share({1: 2}) == pytest.approx({0: 10 / 3, 1: 10 / 3, 2: 12 - 10 / 3})
+
+
+@BOTH
+def test_flows_join_where_all_links_are_full(fair_rates: Callable[..., Any]) -> None:
+    """Three share the 6 of one link; one of them leaves 8 of the other link's 10 to the flow that had all of it."""
+    rates = fair_rates([[0], [1], [0, 1], [1]], [10.0, 6.0])
+    assert rates.share({0: 1, 1: 1}) == {0: 10.0, 1: 6.0}
+    assert rates.share({2: 1, 3: 1}) == {0: 8.0, 1: 2.0, 2: 2.0, 3: 2.0}
 
 
 @BOTH
