@@ -14,7 +14,8 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version display errors progress help console columns variates filling compiled stops paths files units fileform
+    version display errors progress help console columns variates filling filling_arrays compiled stops paths
+    files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     program collectives.rounds collectives.double_tree collectives check
     schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
