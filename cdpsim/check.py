@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from cdpsim.columns import heads, sort_by
+from cdpsim.columns import heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.paths import successors
 from cdpsim.program import Category, Edge, Kind, Program
@@ -39,15 +39,17 @@ def _problems(program: Program) -> Iterator[str]:
 def _layout(program: Program) -> Iterator[str]:
     """Each task stands once, in its place: by step, micro-batch and phase, the same phases for all micro-batches."""
     tasks, compute, phases = program.tasks, program.compute, program.phases
-    if compute != program.steps * program.m * phases:
-        yield f"{compute} compute tasks do not go into {program.steps} steps of {program.m} micro-batches"
+    first = program.first_pass
+    if compute != program.passes * phases:
+        many = ", ".join(map(str, program.counts.tolist())) if program.m is None else program.m
+        yield f"{compute} compute tasks do not go into {program.steps} steps of {many} micro-batches"
         return
-    passes = np.arange(compute // max(phases, 1), dtype=np.int32)
+    step = runs(first[:-1], program.passes)
     for what, expected in (
-        ("step", np.repeat(passes // program.m, phases)),
-        ("micro_batch", np.repeat(passes % program.m, phases)),
-        ("kind", np.tile(tasks.kind[:phases], len(passes))),
-        ("stage", np.tile(tasks.stage[:phases], len(passes))),
+        ("step", np.repeat(step, phases)),
+        ("micro_batch", np.repeat(np.arange(program.passes, dtype=np.int32) - first[step], phases)),
+        ("kind", np.tile(tasks.kind[:phases], program.passes)),
+        ("stage", np.tile(tasks.stage[:phases], program.passes)),
     ):
         column = getattr(tasks, what)
         wrong = np.flatnonzero(column[:compute] != expected)

@@ -79,7 +79,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     request, rest = run.request, run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
-    rate = float(program.m / rest.period)
+    rate = float(Fraction(program.passes, program.steps) / rest.period)
     each = request.model.samples
     rule = request.rule.recorded(request.shape)
     return Measured(

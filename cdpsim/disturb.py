@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times
 from cdpsim.disorder import Disorder, read_jitter
 from cdpsim.errors import RequestError
@@ -51,22 +52,34 @@ def jittered(program: Program, duration: Times, disorder: Disorder, seed: int, r
     """Draw the durations of several runs, a row for each: what a node takes, times its own factor of mean 1.
 
     Tasks are drawn in the order of their numbers, by training step, micro-batch and phase, and messages from another
-    stream: so a task's factor is the same whatever the schedule, the links or the other runs are.
+    stream: so a task's factor is the same whatever the schedule, the links or the other runs are. Where steps have
+    unlike numbers of micro-batches, factors are drawn as if each had the most, so that no step changes those of others.
     """
     result = np.tile(duration, (len(runs), 1))
     sent = program.message_nodes
     for text, stream, nodes in ((disorder.jitter, TASKS, slice(sent.start)), (disorder.link_jitter, MESSAGES, sent)):
-        width = result[0, nodes].size
+        width, count, seat = result[0, nodes].size, *_seats(program, stream)
         if not (text and width):
             continue
         name, variation = read_jitter("jitter", text)
         some = max(1, AT_ONCE // width)
         for low in range(0, len(runs), some):
-            drawn = np.concatenate([uniforms(seed, run, stream, width) for run in runs[low : low + some]])
+            drawn = np.concatenate([uniforms(seed, run, stream, count)[seat] for run in runs[low : low + some]])
             result[low : low + some, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(-1, width)
     if disorder.link_jitter:
         result[:, sent.stop :] = program.parts.times(result[:, sent].T).T
     return result
+
+
+def _seats(program: Program, stream: int) -> tuple[int, slice | Ints]:
+    """Give how many factors are drawn of tasks or of messages, and which of them are theirs, in order."""
+    if stream == MESSAGES or program.m is not None:
+        return len(program.tasks if stream == TASKS else program.messages), slice(None)
+    most, updates = int(program.counts.max()), len(program.tasks) - program.compute
+    row = program.pass_step * most + program.pass_micro_batch
+    task = row[:, None] * program.phases + np.arange(program.phases)
+    count = program.steps * most * program.phases
+    return count + updates, np.append(task, count + np.arange(updates))
 
 
 def _refuse_parts(disorder: Disorder) -> None:

@@ -180,9 +180,9 @@ class Buffers:
 class Program:
     """A schedule assembled for a model: who does what, in which order, and who waits for whom."""
 
-    n: int  # stages
-    m: int  # micro-batches
-    steps: int
+    n: int
+    counts: Ints  # how many passes each training step has
+    phases: int  # how many compute tasks a pass has
     devices: int
     tasks: Tasks
     messages: Messages
@@ -198,7 +198,7 @@ class Program:
     sharded: bool = False  # whether a stage's state is in one place
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
-    undivided: NDArray[np.bool_] | None = None  # of (micro-batch, stage): its gradient leaves after its weights' part
+    undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = field(default_factory=no_parts)
     request: Mapping[str, Any] | None = None  # what it was assembled for
     whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
@@ -237,9 +237,45 @@ class Program:
         return int(np.count_nonzero(self.tasks.micro_batch >= 0))
 
     @property
-    def phases(self) -> int:
-        """How many compute tasks a micro-batch has in a step."""
-        return self.compute // (self.steps * self.m)
+    def steps(self) -> int:
+        """How many training steps there are."""
+        return len(self.counts)
+
+    @cached_property
+    def m(self) -> int | None:
+        """How many passes each training step has; None where steps differ in that."""
+        m = int(self.counts[0])
+        return m if (self.counts == m).all() else None
+
+    @property
+    def passes(self) -> int:
+        """How many passes there are: ways of a micro-batch through all stages in one step."""
+        return int(self.first_pass[-1])
+
+    @cached_property
+    def first_pass(self) -> Ints:
+        """The first pass of each step, and the number of passes behind them."""
+        return np.append(0, np.cumsum(self.counts)).astype(np.int32)
+
+    @property
+    def pass_step(self) -> Ints:
+        """The step of each pass."""
+        return self.tasks.step[: self.compute : self.phases]
+
+    @property
+    def pass_micro_batch(self) -> Ints:
+        """The micro-batch of each pass."""
+        return self.tasks.micro_batch[: self.compute : self.phases]
+
+    @property
+    def pass_device(self) -> Ints:
+        """The device on which each pass begins."""
+        return self.tasks.device[: self.compute : self.phases]
+
+    def find_pass(self, step: Ints, micro_batch: Ints) -> Ints:
+        """The passes of some micro-batches in some steps."""
+        found: Ints = self.first_pass[step] + micro_batch
+        return found
 
     @property
     def splits(self) -> bool:
@@ -247,10 +283,10 @@ class Program:
         return self.phases > 2 * self.n
 
     def of_kind(self, kind: Kind) -> Ints:
-        """The tasks of a kind, in columns by stage and rows by micro-batch, step after step."""
+        """The tasks of a kind, in columns by stage and rows by pass."""
         third = (Kind.F, Kind.B, Kind.W).index(kind)
         phase = np.arange(third * self.n, (third + 1) * self.n, dtype=np.int32)
-        task: Ints = np.arange(self.steps * self.m, dtype=np.int32)[:, None] * self.phases + phase
+        task: Ints = np.arange(self.passes, dtype=np.int32)[:, None] * self.phases + phase
         return task if kind == Kind.F else task[:, ::-1]
 
     @property

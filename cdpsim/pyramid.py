@@ -61,8 +61,8 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         covered = path_cover(begin, finish) if program.n <= COVERED_TO else None
         counts = {"devices": int(device[of_it].max()) + 1, "bound": bounds[stage]}
         stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
-    own = program.tasks.device[program.of_kind(Kind.F)].reshape(program.steps, program.m, program.n)
-    device = numbered(rows, device, own[rows.step, rows.micro_batch, rows.stage])
+    own = program.tasks.device[program.of_kind(Kind.F)]
+    device = numbered(rows, device, own[program.find_pass(rows.step, rows.micro_batch), rows.stage])
     shown = np.flatnonzero(rows.step < trace.program.steps)
     columns = (column[shown].tolist() for column in (rows.stage, rows.micro_batch, rows.step, device))
     names = ("stage", "micro_batch", "step", "device")
@@ -79,9 +79,9 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """From the start of each forward to the end of its backward."""
-    shape = (program.steps, program.m, program.n)
-    begin, finish = _in_order(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]).reshape(2, *shape))
-    step, micro_batch, stage = np.indices(begin.shape, dtype=np.int32)
+    begin, finish = _in_order(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]))
+    row, stage = np.indices(begin.shape, dtype=np.int32)
+    step, micro_batch = program.pass_step[row], program.pass_micro_batch[row]
     columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
     order = np.lexsort((columns[2], columns[1], columns[3], columns[0]))
     return Occupancies(*(column[order] for column in columns))
@@ -124,7 +124,7 @@ def path_cover(begin: Ints, end: Ints) -> int:
 def lower_bounds(rest: Rest) -> list[int]:
     """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
     run, steps = rest.run, rest.steps
-    rows = slice(steps.start * run.program.m, steps.stop * run.program.m)
+    rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())
     occupied = (run.end[run.program.lasts[rows]] - run.start[run.program.of_kind(Kind.F)[rows]]).sum(axis=0)
     time = len(steps) * rest.period
     if run.start.dtype.kind == "i":

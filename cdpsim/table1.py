@@ -200,7 +200,7 @@ def beside(run: Run) -> dict[str, Any]:
         "schedule": run.request["schedule"],
         "versions": int(live["versions"].max(initial=0)),
         "optimizer_moves": int(moves.sum()),
-        "wire_volume": wire / (program.m * program.n),
+        "wire_volume": wire / (int(program.counts[step]) * program.n),
     }
 
 

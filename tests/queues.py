@@ -58,7 +58,7 @@ class Queues:
             content, j = messages.content[row], int(messages.stage[row])
             if content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
                 phase = j + 1 if content == Content.ACTIVATION else 2 * program.n - j
-                first = (int(messages.step[row]) * program.m + int(messages.micro_batch[row])) * program.phases
+                first = int(program.find_pass(messages.step[row], messages.micro_batch[row])) * program.phases
                 if first + phase in before:
                     self.needs[self.count + row].add(before[first + phase])
 

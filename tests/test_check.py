@@ -144,7 +144,7 @@ def test_every_micro_batch_has_one_forward_and_one_backward_of_each_stage() -> N
 def test_lanes_hold_as_many_tasks_as_there_are_passes() -> None:
     """A program that says that it has more steps than its lanes do is refused before anything is counted."""
     with pytest.raises(RequestError, match="54 compute tasks do not go into 7 steps of 3 micro-batches"):
-        check(replace(program(), steps=7))
+        check(replace(program(), counts=np.full(7, 3, dtype=np.int32)))
 
 
 def test_a_doubled_update_is_refused() -> None:

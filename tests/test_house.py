@@ -22,7 +22,7 @@ DRAWN = """
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
-    assembly.build assembly.causal assembly.listing assembly.grid assembly.passes assembly.update
+    assembly.build assembly.causal assembly.listing assembly.tables assembly.passes assembly.update
     assembly.tied assembly.replicated assembly.sharded assembly
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness

@@ -224,7 +224,7 @@ def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict
     for row in np.flatnonzero(messages.content <= Content.ACTIVATION_GRADIENT).tolist():
         forth = messages.content[row] == Content.ACTIVATION
         phase = messages.stage[row] + 1 if forth else 2 * program.n - messages.stage[row]
-        reader = int((messages.step[row] * program.m + messages.micro_batch[row]) * program.phases + phase)
+        reader = int(program.find_pass(messages.step[row], messages.micro_batch[row]) * program.phases + phase)
         assert program.tasks.device[reader] == messages.dst[row]
         if reader in previous:
             assert run.start[len(program.tasks) + row] >= run.end[previous[reader]]

@@ -310,7 +310,7 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     model = uneven(asked.pop("n"))
     run = run_of(**asked, model=model, cluster=BOX)
     rest, lanes = run.at_rest, len(run.program.lane_start) - 1
-    work = run.program.m * sum(stage.forward + stage.backward for stage in model.stages)
+    work = int(run.program.counts[0]) * sum(stage.forward + stage.backward for stage in model.stages)
     assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 
 

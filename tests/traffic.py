@@ -31,8 +31,8 @@ def program_of(traffic: Sequence[Sent]) -> Program:
     op, content = np.full(k, Op.P2P), np.full(k, Content.ACTIVATION)
     return Program(
         n=1,
-        m=k,
-        steps=1,
+        counts=np.array([k], dtype=np.int32),
+        phases=1,
         devices=int(max(src.max(), dst.max())) + 1,
         tasks=tasks,
         messages=Messages(op, content, zero, number, zero, src, dst, size, zero),

@@ -7,13 +7,14 @@ import numpy as np
 
 from cdpsim.assembly.build import Builder
 from cdpsim.assembly.causal import check_causal
-from cdpsim.assembly.grid import Grid, releases
 from cdpsim.assembly.passes import pass_through_stages
 from cdpsim.assembly.replicated import all_reduce, pass_along
 from cdpsim.assembly.sharded import broadcast_for_use, carry_state
+from cdpsim.assembly.tables import Lanes, Passes, Tables, check_counts, releases
 from cdpsim.assembly.tied import counted_once, hold_from_the_first
 from cdpsim.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
+from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule, State
@@ -37,52 +38,56 @@ def derive(
     forward_first: bool = True,
     lanes: int = 1,
     once: tuple[Tie, ...] = (),
+    counts: Ints | None = None,
 ) -> Program:
     """Derive the program of a schedule.
 
     Its `shape` is the schedule's own, where not given; `at_once` lets all-reduces not wait for the end of their step;
     `lanes` is what a device does side by side. `once` are tied tensors that the `model` counts in one stage alone
-    (`counted_once`).
+    (`counted_once`). `counts` says how many micro-batches each replica has in each step (rows are steps): the first so
+    many of its m.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
         shape = replace(shape, widths=pyramid_of(model, shape.m))
-    grid = Grid(schedule, rule or schedule.rule, shape, steps, min(lanes, shape.m), forward_first)
-    check_causal(schedule, grid.rule, shape)
-    updates = place_updates(grid, in_lanes=model.updates_in_lanes)
-    build = Builder(len(grid.kind) + len(updates))
-    prefetch = min(prefetch, len(grid.kind))  # from as many tasks on, parameters arrive as soon as they can
-    pass_through_stages(grid, model, build)
+    passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
+    check_causal(schedule, passes.rule, shape)
+    tables = Tables(passes, Lanes(passes, min(lanes, shape.m), forward_first))
+    _refuse_moving(tables)
+    updates = place_updates(tables, in_lanes=model.updates_in_lanes)
+    build = Builder(passes.tasks + len(updates))
+    prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
+    pass_through_stages(passes, model, build)
     if schedule.state is State.SHARDED:
-        (broadcast_for_use if schedule.order.flush else carry_state)(grid, updates, model, build, prefetch)
-    elif grid.together:
-        all_reduce(grid, updates, model, build, at_once)
+        (broadcast_for_use if schedule.order.flush else carry_state)(tables, updates, model, build, prefetch)
+    elif passes.together:
+        all_reduce(tables, updates, model, build, at_once)
     else:
-        pass_along(grid, updates, model, build, prefetch)
-    hold_from_the_first(grid, once, build)
+        pass_along(tables, updates, model, build, prefetch)
+    hold_from_the_first(tables, once, build)
     if model.updates_take_time and not updates.in_lanes:
-        take_turns(grid, updates, build)
-    lane_tasks, lane_start = lanes_with(grid, updates)
+        take_turns(tables, updates, build)
+    lane_tasks, lane_start = lanes_with(tables, updates)
     return Program(
-        n=grid.n,
-        m=grid.m,
-        steps=steps,
-        devices=grid.devices,
-        tasks=_tasks(grid, updates),
+        n=passes.n,
+        counts=np.diff(passes.first),
+        phases=passes.phases,
+        devices=passes.devices,
+        tasks=_tasks(tables, updates),
         messages=build.messages(),
         groups=tuple(build.groups),
         edges=build.edges(),
         buffers=build.buffers(),
         lane_tasks=lane_tasks,
         lane_start=lane_start,
-        releases=tuple(releases(grid)),
-        versions_differ=grid.rule.backward is not None,
-        fill=grid.rule.fill(shape),
+        releases=tuple(releases(passes)),
+        versions_differ=passes.rule.backward is not None,
+        fill=passes.rule.fill(shape),
         flushes=schedule.order.flush,
         sharded=schedule.state is State.SHARDED,
-        barrier=grid.rule.barrier,
+        barrier=passes.rule.barrier,
         untied=() if schedule.order.flush else tuple(tie.stages for tie in model.tied),
-        undivided=np.tile(grid.listing.whole, (shape.replicas, 1)) if grid.listing and grid.splits else None,
+        undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
     )
 
 
@@ -92,17 +97,25 @@ def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
     return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
 
-def _tasks(grid: Grid, updates: Updates) -> Tasks:
+def _refuse_moving(tables: Tables) -> None:
+    """Refuse counts by which a stage is on other devices in one step than in another, where these update together."""
+    passes = tables.passes
+    if passes.together and not passes.even and not tables.holders.stay:
+        problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"
+        raise RequestError("counts", f"{problem}; give it one")
+
+
+def _tasks(tables: Tables, updates: Updates) -> Tasks:
     def column(of_tasks: Ints, of_updates: Ints | int) -> Ints:
         return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))]).astype(np.int32, copy=False)
 
-    t, i, j = grid.tij
+    passes = tables.passes
     return Tasks(
-        kind=np.concatenate([grid.kind, np.full(len(updates), Kind.U, dtype=np.int8)]),
-        stage=column(grid.by_task(j), updates.stage),
-        micro_batch=column(grid.by_task(i), -1),
-        step=column(grid.by_task(t), updates.step),
-        device=column(grid.task_device, updates.device),
-        lane=column(grid.lane, updates.lane(grid)),
-        version=column(grid.by_task(grid.version, grid.backward_version), updates.step + 1),
+        kind=np.concatenate([passes.kind, np.full(len(updates), Kind.U, dtype=np.int8)]),
+        stage=column(passes.by_task(passes.tij[2]), updates.stage),
+        micro_batch=column(np.repeat(passes.micro_batch, passes.phases), -1),
+        step=column(np.repeat(passes.step, passes.phases), updates.step),
+        device=column(passes.task_device, updates.device),
+        lane=column(tables.lanes.lane, updates.lane(tables)),
+        version=column(passes.by_task(passes.version, passes.backward_version), updates.step + 1),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cdpsim.assembly.build import Builder, end, start
-from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tables import Tables
 from cdpsim.assembly.tied import own_gradients, sizes_of, sum_shared
 from cdpsim.assembly.update import Updates, beside_old
 from cdpsim.columns import Ints, heads, runs, sort_by
@@ -11,51 +11,54 @@ from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
 
 
-def all_reduce(grid: Grid, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
+def all_reduce(tables: Tables, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
     """Sum each stage's gradients over its holders, of which every one updates its replica.
 
     Where steps flush, it waits for their last tasks of the step, or goes `at_once`, as soon as it can.
     """
-    holders, node = grid.holders, updates.node
-    in_step = len(holders) // grid.steps
-    assert (holders.device.reshape(grid.steps, -1) == holders.device[:in_step]).all(), "a stage stays on its devices"
-    sizes = sizes_of(grid, model)
-    taker = _all_reduces(grid, updates, own_gradients(grid, model), build, at_once)
-    build.link(grid.last.ravel(), taker[holders.row.ravel()])
-    sum_shared(grid, updates, model, build, at_once)
-    if not grid.schedule.order.flush:  # an update needs what it replaces; with a flush the next step's tasks see to it
+    holders, node = tables.holders, updates.node
+    in_step = holders.in_step
+    sizes = sizes_of(tables, model)
+    taker = _all_reduces(tables, updates, own_gradients(tables, model), build, at_once)
+    build.link(tables.passes.last.ravel(), taker[holders.row.ravel()])
+    sum_shared(tables, updates, model, build, at_once)
+    if (
+        not tables.passes.schedule.order.flush
+    ):  # an update needs what it replaces; with a flush the next step's tasks see to it
         build.link(node[:-in_step], node[in_step:])
     if updates.barrier is not None:
         build.link(updates.barrier, node, Edge.BARRIER)
     of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
     build.hold(Category.GRADIENTS, size=sizes.gradients, begin=start(holders.first_task), end=end(node), **of)
     made = np.append(np.full(in_step, -1), end(node[:-in_step]))
-    if model.updates_take_time and not grid.schedule.order.flush:
-        made[in_step:] -= beside_old(grid, updates)[:-in_step]
+    if model.updates_take_time and not tables.passes.schedule.order.flush:
+        made[in_step:] -= beside_old(tables, updates)[:-in_step]
     copies = build.hold(Category.PARAMETERS, size=sizes.parameters, begin=made, end=end(node), **of)
-    _read(grid, updates, copies, build)
+    _read(tables, updates, copies, build)
     last = {name: column[-in_step:] for name, column in of.items()}
     final, always = node[-in_step:], np.full(in_step, -1)
     build.hold(Category.OPTIMIZER, size=sizes.optimizer[-in_step:], begin=always, end=end(final), **last)
 
 
-def _read(grid: Grid, updates: Updates, copies: Ints, build: Builder) -> None:
+def _read(tables: Tables, updates: Updates, copies: Ints, build: Builder) -> None:
     """Let forwards wait for what they read, which the device itself has made, and hold that until it is read."""
-    row, in_step = grid.holders.row[0], len(updates) // grid.steps
-    passes = [(grid.forward, grid.backward, grid.version)]
-    if grid.rule.backward is not None:
-        passes = [(grid.forward, grid.forward, grid.version), (grid.backward, grid.backward, grid.backward_version)]
-    for reader, last_use, version in passes:
+    passes, in_step = tables.passes, tables.holders.in_step
+    row = tables.holders.row % in_step
+    forward, backward = passes.forward, passes.backward
+    readers = [(forward, backward, passes.version)]
+    if passes.rule.backward is not None:
+        readers = [(forward, forward, passes.version), (backward, backward, passes.backward_version)]
+    for reader, last_use, version in readers:
         update = (row + version * in_step).ravel()
         made = update >= in_step
         build.link(updates.node[update[made] - in_step], reader.ravel()[made])
-        if not grid.schedule.order.flush:
+        if not tables.passes.schedule.order.flush:
             build.keep(copies[update], end(last_use.ravel()))
 
 
-def _all_reduces(grid: Grid, updates: Updates, gradients: Ints, build: Builder, at_once: bool) -> Ints:
+def _all_reduces(tables: Tables, updates: Updates, gradients: Ints, build: Builder, at_once: bool) -> Ints:
     """What takes the gradients of each holder: an all-reduce where there are several, else its update itself."""
-    holders, taker = grid.holders, updates.node.copy()
+    holders, taker = tables.holders, updates.node.copy()
     first = heads(holders.step, holders.stage)
     count = np.diff(np.append(first, len(holders)))
     first, rows = first[count > 1], np.flatnonzero(np.repeat(count > 1, count))
@@ -72,22 +75,22 @@ def _all_reduces(grid: Grid, updates: Updates, gradients: Ints, build: Builder, 
         size=gradients[stage],
     )
     taker[rows] = np.repeat(message, count)
-    if grid.schedule.order.flush and not at_once:
-        build.link(grid.last_in_step(holders.device[rows], holders.step[rows]), taker[rows], Edge.BARRIER)
+    if tables.passes.schedule.order.flush and not at_once:
+        build.link(tables.lanes.last_in_step(holders.device[rows], holders.step[rows]), taker[rows], Edge.BARRIER)
     build.link(taker[rows], updates.node[rows])
     return taker
 
 
-def pass_along(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def pass_along(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Partial sums go from holder to holder, the last one updates, and the new parameters go from reader to reader."""
-    _sum_gradients(grid, updates, model, build)
-    _move_optimizer(grid, updates, model, build, prefetch)
-    _hand_on_parameters(grid, updates, model, build, prefetch)
+    _sum_gradients(tables, updates, model, build)
+    _move_optimizer(tables, updates, model, build, prefetch)
+    _hand_on_parameters(tables, updates, model, build, prefetch)
 
 
-def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -> None:
+def _sum_gradients(tables: Tables, updates: Updates, model: Model, build: Builder) -> None:
     """Each holder sums its own micro-batches, adds what it received, and passes the sum on in micro-batch order."""
-    holders, n = grid.holders, grid.n
+    holders, n = tables.holders, tables.passes.n
     order = sort_by(holders.step, holders.stage, holders.last)
     step, stage, device = holders.step[order], holders.stage[order], holders.device[order]
     final = np.append(heads(step, stage)[1:], len(order)) - 1
@@ -110,7 +113,7 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
     build.link(message, taker[sends + 1])
     taker_of_row = np.empty_like(taker)
     taker_of_row[order] = taker
-    build.link(grid.last.ravel(), taker_of_row[holders.row.ravel()])
+    build.link(tables.passes.last.ravel(), taker_of_row[holders.row.ravel()])
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, Edge.BARRIER)
     columns = {"device": device, "stage": stage, "version": step, "size": size}
@@ -119,9 +122,9 @@ def _sum_gradients(grid: Grid, updates: Updates, model: Model, build: Builder) -
     build.land(message, until=start(taker[sends + 1]), **arriving)
 
 
-def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def _move_optimizer(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """The optimizer state follows the updates of its stage from device to device."""
-    n, node = grid.n, updates.node
+    n, node = tables.passes.n, updates.node
     moved, size = model.moved_optimizer[updates.stage], model.size("optimizer")[updates.stage]
     now = np.arange(len(updates) - n)
     travels = (updates.device[now] != updates.device[now + n]) & (moved[now] > 0)
@@ -137,7 +140,7 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     )
     build.link(node[goes], message)
     build.link(message, node[goes + n])
-    some, task = grid.before(updates.place(grid)[goes + n], prefetch)
+    some, task = tables.lanes.before(updates.place(tables)[goes + n], prefetch)
     build.link(task, message[some], Edge.ROOM)
     # A state is on its device from its arrival, or from where it was before, until it leaves or is last used.
     arrival, leaving = np.full(len(updates), -1), end(node)
@@ -150,7 +153,7 @@ def _move_optimizer(grid: Grid, updates: Updates, model: Model, build: Builder, 
     build.land(message, device=updates.device[goes + n], size=size[goes], **arriving)
 
 
-def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
+def _readers(tables: Tables, updates: Updates) -> tuple[Ints, ...]:
     """Who needs a version where: rows of version, stage, device, order, node, last use, place, tasks ahead.
 
     A forward reads for its backward too, unless the rule has another version for that; an update reads what it
@@ -159,28 +162,30 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
     the version is pulled.
     """
     assert updates.anchor is not None
-    n, never = grid.n, 2 * int(grid.position.max()) + 2
-    _, _, j = (np.broadcast_to(index, grid.device.shape).ravel() for index in grid.tij)
-    forward, backward = grid.forward.ravel(), grid.backward.ravel()
+    table = tables.passes
+    n, position = table.n, table.position
+    never = 2 * int(position.max()) + 2
+    j = np.broadcast_to(table.tij[2], table.device.shape).ravel()
+    forward, backward = table.forward.ravel(), table.backward.ravel()
     follows = updates.anchor if updates.barrier is None else updates.barrier
     # The maker has the version: that it updates it later does not change where in the chain it reads.
     made_here = np.append(np.zeros(n, dtype=bool), updates.device[n:] == updates.device[:-n])
-    update_order = np.where(made_here, never, 2 * grid.position[follows] + 1)
+    update_order = np.where(made_here, never, 2 * position[follows] + 1)
     make = np.arange(len(updates) - n)
     nobody = np.full(len(make), -1, dtype=np.int32)
-    apart = grid.rule.backward is not None
-    passes = [(grid.version.ravel(), forward, forward if apart else backward)]
-    passes += [(grid.backward_version.ravel(), backward, backward)] * apart
+    apart = table.rule.backward is not None
+    passes = [(table.version.ravel(), forward, forward if apart else backward)]
+    passes += [(table.backward_version.ravel(), backward, backward)] * apart
     version, reader, last_use = (np.concatenate(column) for column in zip(*passes, strict=True))
-    j, device = (np.tile(column, len(passes)) for column in (j, grid.device.ravel()))
+    j, device = (np.tile(column, len(passes)) for column in (j, table.device.ravel()))
     rows = (
         (version, updates.step, updates.step[make] + 1),
         (j, updates.stage, updates.stage[make]),
         (device, updates.device, updates.device[make]),
-        (2 * grid.position[reader], update_order, np.full_like(nobody, never)),
+        (2 * position[reader], update_order, np.full_like(nobody, never)),
         (reader, updates.node, nobody),
         (end(last_use), end(updates.node), end(updates.node[make])),
-        (grid.rank[reader], updates.place(grid), nobody),
+        (tables.lanes.rank[reader], updates.place(tables), nobody),
         (np.ones_like(reader), np.zeros_like(updates.step), nobody),
     )
     columns = [np.concatenate(parts) for parts in rows]
@@ -188,10 +193,10 @@ def _readers(grid: Grid, updates: Updates) -> tuple[Ints, ...]:
     return tuple(column[order] for column in columns)
 
 
-def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def _hand_on_parameters(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """A new version goes from its maker to the first reader and from reader to reader; a device reads it once."""
-    n = grid.n
-    version, stage, device, order, node, last_use, place, ahead = _readers(grid, updates)
+    n = tables.passes.n
+    version, stage, device, order, node, last_use, place, ahead = _readers(tables, updates)
     copy_head = heads(version, stage, device)  # a copy: one version of one stage on one device
     copy_of = runs(copy_head, len(version))
     v, j, d = version[copy_head], stage[copy_head], device[copy_head]
@@ -202,7 +207,7 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     chain = sort_by(v, j, order[copy_head])
     follows = np.zeros(len(chain), dtype=bool)  # in the chain, comes after another reader of its version
     follows[1:] = (v[chain][1:] == v[chain][:-1]) & (j[chain][1:] == j[chain][:-1])
-    maker = np.full((grid.steps + 1) * n, -1, dtype=np.int32)
+    maker = np.full((tables.passes.steps + 1) * n, -1, dtype=np.int32)
     maker[v[is_made] * n + j[is_made]] = np.flatnonzero(is_made)
     source = np.where(follows, np.roll(chain, 1), maker[v[chain] * n + j[chain]])
     needs = (v[chain] > 0) & ~is_made[chain]
@@ -215,14 +220,14 @@ def _hand_on_parameters(grid: Grid, updates: Updates, model: Model, build: Build
     provider[receiver] = message
     build.link(provider[sender], message)
     first = copy_head[receiver]
-    some, task = grid.before(place[first], ahead[first] + prefetch)
+    some, task = tables.lanes.before(place[first], ahead[first] + prefetch)
     build.link(task, message[some], Edge.ROOM)
     reads = np.flatnonzero((node >= 0) & (provider[copy_of] >= 0))
     build.link(provider[copy_of[reads]], node[reads])
 
     begin = end(provider)
     if model.updates_take_time:  # what is written beside the old version is there from the start of the update
-        begin[is_made] -= beside_old(grid, updates)[provider[is_made] - updates.first_node]
+        begin[is_made] -= beside_old(tables, updates)[provider[is_made] - updates.first_node]
     columns = {"device": d, "stage": j, "version": v, "size": size}
     copies = build.hold(Category.PARAMETERS, begin=begin, end=last_use[copy_head], **columns)
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.assembly.build import Builder, end, start
-from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tables import Passes, Tables
 from cdpsim.assembly.tied import give_shared, own_gradients
 from cdpsim.assembly.update import Updates, owner, uses
 from cdpsim.columns import Ints
@@ -13,65 +13,72 @@ from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
 
 
-def broadcast_for_use(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def broadcast_for_use(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Before every use an owner broadcasts its stage, after it the copies are dropped; gradients are reduced to it."""
-    members = [np.unique(devices) for devices in grid.device[0].T]
+    members = [np.unique(devices) for devices in tables.passes.device[: tables.passes.first[1]].T]
     alone = all(len(devices) == 1 for devices in members)
     groups = np.array([build.group(devices) for devices in members if not alone])
     if alone:
-        build.link(np.repeat(updates.node[: -grid.n], grid.m), grid.forward[1:].transpose(0, 2, 1).ravel())
+        _wait_at_home(tables.passes, updates, build)
     else:
-        _broadcast(grid, updates, groups, model.size("parameters"), build, prefetch)
-    _reduce(grid, updates, groups, model, alone, build)
-    _hold_owned(grid, updates, model, build)
+        _broadcast(tables, updates, groups, model.size("parameters"), build, prefetch)
+    _reduce(tables, updates, groups, model, alone, build)
+    _hold_owned(tables, updates, model, build)
 
 
-def _broadcast(grid: Grid, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
+def _wait_at_home(passes: Passes, updates: Updates, build: Builder) -> None:
+    """Forwards wait for the update that made their version, where every stage has one device."""
+    makers = np.repeat(updates.node[: -passes.n], np.repeat(np.diff(passes.first[1:]), passes.n))
+    build.link(makers, passes.by_columns(passes.forward)[passes.first[1] * passes.n :])
+
+
+def _broadcast(tables: Tables, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
     """One broadcast a phase of a step, which all micro-batches read."""
-    step, phase = (index.ravel() for index in np.indices((grid.steps, grid.phases), dtype=np.int32))
-    stage = np.where(phase < grid.n, phase, grid.phases - 1 - phase)
-    update = step * grid.n + stage
+    passes, lanes = tables.passes, tables.lanes
+    step, phase = (index.ravel() for index in np.indices((passes.steps, passes.phases), dtype=np.int32))
+    stage = np.where(phase < passes.n, phase, passes.phases - 1 - phase)
+    update = step * passes.n + stage
     root = updates.device[update]
     columns = {"stage": stage, "size": parameters[stage]}
     message = build.send(
         Op.BROADCAST, Content.PARAMETERS, step=step - 1, src=root, dst=groups[stage], versions=1, **columns
     )
     later = step > 0
-    build.link(updates.node[update[later] - grid.n], message[later])
-    shape = (grid.steps, grid.m, grid.phases)
-    reader = np.arange(len(grid.kind), dtype=np.int32).reshape(shape).transpose(0, 2, 1).ravel()
-    each = np.repeat(np.arange(len(message)), grid.m)
+    build.link(updates.node[update[later] - passes.n], message[later])
+    reader = passes.by_columns(np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases))
+    each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
     build.link(message[each], reader)
-    some, task = grid.before(grid.rank[reader], 1 + prefetch)
+    some, task = lanes.before(lanes.rank[reader], 1 + prefetch)
     build.link(task, message[each[some]], Edge.ROOM)
     # Every device but the owner holds a copy from its arrival to the end of its use.
-    copies = np.flatnonzero(grid.task_device[reader] != root[each])
+    copies = np.flatnonzero(passes.task_device[reader] != root[each])
     each, reader = each[copies], reader[copies]
-    of = {"device": grid.task_device[reader], "version": step[each]} | {k: c[each] for k, c in columns.items()}
+    of = {"device": passes.task_device[reader], "version": step[each]} | {k: c[each] for k, c in columns.items()}
     build.hold(Category.PARAMETERS, begin=end(message[each]), end=end(reader), **of)
     build.land(message[each], **of)
 
 
-def _reduce(grid: Grid, updates: Updates, groups: Ints, model: Model, alone: bool, build: Builder) -> None:
+def _reduce(tables: Tables, updates: Updates, groups: Ints, model: Model, alone: bool, build: Builder) -> None:
     """One reduction to the owner a stage and step, as soon as all its backwards are done."""
     t, j, node = updates.step, updates.stage, updates.node
-    taker, gradients, own = node, model.size("gradients"), own_gradients(grid, model)
+    taker, gradients, own = node, model.size("gradients"), own_gradients(tables, model)
     if not alone:
         size = gradients[j]
         taker = build.send(Op.REDUCE, Content.GRADIENT, stage=j, step=t, src=updates.device, dst=groups[j], size=size)
         build.link(taker, node)
-    build.link(grid.backward.transpose(0, 2, 1).ravel(), np.repeat(taker, grid.m))
-    holders = grid.holders
-    row = holders.step * grid.n + holders.stage
+    passes, holders = tables.passes, tables.holders
+    givers = np.repeat(np.diff(passes.first), passes.n)
+    build.link(passes.by_columns(passes.backward), np.repeat(taker, givers))
+    row = holders.step * passes.n + holders.stage
     of = {"device": holders.device, "stage": holders.stage, "version": holders.step, "size": own[holders.stage]}
     summed = np.where(holders.device == updates.device[row], end(node[row]), end(taker[row]))
     build.hold(Category.GRADIENTS, begin=start(holders.first_task), end=summed, **of)
-    give_shared(grid, model, taker, summed, build)
+    give_shared(tables, model, taker, summed, build)
 
 
-def _hold_owned(grid: Grid, updates: Updates, model: Model, build: Builder) -> None:
+def _hold_owned(tables: Tables, updates: Updates, model: Model, build: Builder) -> None:
     """An owner holds each version until it replaces it, and its optimizer state always."""
-    t, j, node, n = updates.step, updates.stage, updates.node, grid.n
+    t, j, node, n = updates.step, updates.stage, updates.node, tables.passes.n
     made = np.where(t > 0, end(node - n), -1)
     parameters = model.size("parameters")[j]
     of = {"device": updates.device, "stage": j, "version": t}
@@ -81,12 +88,12 @@ def _hold_owned(grid: Grid, updates: Updates, model: Model, build: Builder) -> N
     build.hold(Category.OPTIMIZER, size=model.size("optimizer"), begin=always, end=end(node[-n:]), **last)
 
 
-def carry_state(grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def carry_state(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """A stage's state moves, point to point, from the device that used it last to the one that uses it next."""
-    way = _way(grid)
-    carried = _carried(grid, updates, way)
-    leave = _move(grid, updates, model, build, prefetch, way, carried)
-    _hold_carried(grid, updates, model, build, way, carried, leave)
+    way = _way(tables.passes)
+    carried = _carried(tables.passes, updates, way)
+    leave = _move(tables, updates, model, build, prefetch, way, carried)
+    _hold_carried(tables, updates, model, build, way, carried, leave)
 
 
 class _Way(NamedTuple):
@@ -100,13 +107,13 @@ class _Way(NamedTuple):
     lasts: Ints  # of each stage, its last use
 
 
-def _way(grid: Grid) -> _Way:
-    task, first = uses(grid)
+def _way(passes: Passes) -> _Way:
+    task, first = uses(passes)
     user = np.insert(task, first, -1)
-    starts = first + np.arange(grid.n)
+    starts = first + np.arange(passes.n)
     lasts = np.append(starts[1:], len(user)) - 1
-    stage = np.repeat(np.arange(grid.n), lasts - starts + 1)
-    device = np.where(user >= 0, grid.task_device[user], owner(grid, stage))
+    stage = np.repeat(np.arange(passes.n), lasts - starts + 1)
+    device = np.where(user >= 0, passes.task_device[user], owner(passes, stage))
     at = np.empty(len(task), dtype=np.int64)
     at[task] = np.flatnonzero(user >= 0)
     return _Way(user, stage, device, at, starts, lasts)
@@ -134,23 +141,23 @@ class _Carried(NamedTuple):
     updated_at: Ints  # the use that each update follows
 
 
-def _carried(grid: Grid, updates: Updates, way: _Way) -> _Carried:
+def _carried(passes: Passes, updates: Updates, way: _Way) -> _Carried:
     assert updates.anchor is not None
     updated_at = way.at[updates.anchor]
-    by_update = updated_at.reshape(grid.steps, grid.n)
+    by_update = updated_at.reshape(passes.steps, passes.n)
     last_reader = by_update.copy()  # an update reads what it replaces
-    stage = np.broadcast_to(grid.tij[2], grid.device.shape).ravel()
-    for version, reader in ((grid.version, grid.forward), (grid.backward_version, grid.backward)):
+    stage = np.broadcast_to(passes.tij[2], passes.device.shape).ravel()
+    for version, reader in ((passes.version, passes.forward), (passes.backward_version, passes.backward)):
         np.maximum.at(last_reader, (version.ravel(), stage), way.at[reader.ravel()])
     versions = _Span(np.vstack([way.starts, by_update[:-1]]), last_reader)
-    return _Carried(versions, _Span(way.at[grid.backward[:, 0]], by_update), updated_at)
+    return _Carried(versions, _Span(way.at[passes.backward[passes.first[:-1]]], by_update), updated_at)
 
 
 def _move(
-    grid: Grid, updates: Updates, model: Model, build: Builder, prefetch: int, way: _Way, carried: _Carried
+    tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int, way: _Way, carried: _Carried
 ) -> Ints:
     """Send states on, link uses and updates to what comes next, and return the moment at which each use is left."""
-    user, count = way.user, len(way.user)
+    passes, lanes, user, count = tables.passes, tables.lanes, way.user, len(way.user)
     goes_on = np.ones(count, dtype=bool)
     goes_on[way.lasts] = False
     now = np.flatnonzero(goes_on)
@@ -160,13 +167,13 @@ def _move(
         model.size(k)[way.stage[moves]] for k in ("parameters", "gradients", "optimizer")
     )
     size = np.ones_like(versions) if model.is_unit else versions * parameters + sums * gradients + optimizer
-    step = np.where(user[moves] >= 0, user[moves] // (grid.phases * grid.m), -1)
+    step = np.where(user[moves] >= 0, passes.step[user[moves] // passes.phases], -1)
     columns = {"stage": way.stage[moves], "size": size}
     src, dst = way.device[moves], way.device[moves + 1]
     message = build.send(Op.P2P, Content.STATE, step=step, src=src, dst=dst, versions=versions, **columns)
     build.land(message, device=dst, version=np.maximum(step, 0), **columns)
     build.link(message, user[moves + 1])
-    some, before = grid.before(grid.rank[user[moves + 1]], 1 + prefetch)
+    some, before = lanes.before(lanes.rank[user[moves + 1]], 1 + prefetch)
     build.link(before, message[some], Edge.ROOM)
 
     taker = np.full(
@@ -174,8 +181,8 @@ def _move(
     )  # what waits for a use: the message that takes the state on, or the next use
     taker[now] = user[now + 1]
     taker[moves] = message
-    passes = (taker >= 0) & (user >= 0) & (taker != user + 1)  # from phase to phase a task is waited for anyway
-    build.link(user[passes], taker[passes])
+    waits = (taker >= 0) & (user >= 0) & (taker != user + 1)  # from phase to phase a task is waited for anyway
+    build.link(user[waits], taker[waits])
     build.link(user[carried.updated_at], updates.node)
     onward = np.flatnonzero(taker[carried.updated_at] >= 0)
     build.link(updates.node[onward], taker[carried.updated_at[onward]])
@@ -188,12 +195,12 @@ def _move(
 
 
 def _hold_carried(
-    grid: Grid, updates: Updates, model: Model, build: Builder, way: _Way, carried: _Carried, leave: Ints
+    tables: Tables, updates: Updates, model: Model, build: Builder, way: _Way, carried: _Carried, leave: Ints
 ) -> None:
     """Hold versions, partial sums and optimizer states where their state is: from use to use, until they end."""
-    n, user = grid.n, way.user
+    n, user = tables.passes.n, way.user
     arrive = np.append(-1, leave[:-1])  # of a start it is never asked
-    node = end(updates.node).reshape(grid.steps, n)
+    node = end(updates.node).reshape(tables.passes.steps, n)
     versions, sums = carried.versions, carried.sums
     always = _Span(way.starts[None], way.lasts[None])
     initially = np.full((1, n), -1)

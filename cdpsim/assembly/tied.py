@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.assembly.build import Builder, start
-from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tables import Passes, Tables, check_counts
 from cdpsim.assembly.update import Updates
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
@@ -35,7 +35,7 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
     apart = schedule.placement.exclusive or schedule.state is State.SHARDED or rule.backward is not None
     if apart or not model.tied:
         return model, ()
-    device = Grid(schedule, rule, shape, 1, 1).device[0]
+    device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
     return model.once(ties) if ties else model, ties
 
@@ -54,26 +54,28 @@ class _Copies(NamedTuple):
         return self.row[some], self.counted[some]
 
 
-def _copies(grid: Grid, tie: Tie) -> _Copies:
-    holders = grid.holders
+def _copies(tables: Tables, tie: Tie) -> _Copies:
+    holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
     first = heads(holders.step[row], holders.device[row])
     of = runs(first, len(row))
     gives = holders.first_task[row]
-    earliest = gives[sort_by(of, grid.position[gives])][first]
+    earliest = gives[sort_by(of, tables.passes.position[gives])][first]
     return _Copies(row, row[first][of], earliest[of])
 
 
-def hold_from_the_first(grid: Grid, ties: Sequence[Tie], build: Builder) -> None:
+def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> None:
     """Hold the gradient of a tied tensor from the first backward that adds to it, if the stage that counts it is later.
 
     From its first backward on that stage holds it.
     """
-    holders = grid.holders
+    holders = tables.holders
     for tie in ties:
-        row, counted, earliest = _copies(grid, tie)
-        some = np.flatnonzero((row == counted) & (grid.position[earliest] < grid.position[holders.first_task[row]]))
+        row, counted, earliest = _copies(tables, tie)
+        some = np.flatnonzero(
+            (row == counted) & (tables.passes.position[earliest] < tables.passes.position[holders.first_task[row]])
+        )
         row = row[some]
         of = {"device": holders.device[row], "stage": holders.stage[row], "version": holders.step[row]}
         begin, until = start(earliest[some]), start(holders.first_task[row])
@@ -88,69 +90,69 @@ class Sizes(NamedTuple):
     optimizer: Ints
 
 
-def sizes_of(grid: Grid, model: Model) -> Sizes:
+def sizes_of(tables: Tables, model: Model) -> Sizes:
     """Weigh what holders have; of a tensor that tied stages share a device has one copy."""
-    stage = grid.holders.stage
+    stage = tables.holders.stage
     sizes = Sizes(*(model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer")))
-    for tie in _shared(grid, model):
-        again, _ = _copies(grid, tie).again
+    for tie in _shared(tables, model):
+        again, _ = _copies(tables, tie).again
         for column, less in zip(sizes, (tie.parameters, tie.summed, tie.optimizer), strict=True):
             column[again] -= less
     return sizes
 
 
-def own_gradients(grid: Grid, model: Model) -> Ints:
+def own_gradients(tables: Tables, model: Model) -> Ints:
     """Weigh the gradients that each stage has for itself: all but those of tensors that it shares."""
     gradients = model.size("gradients")
-    for tie in _shared(grid, model):
+    for tie in _shared(tables, model):
         gradients[list(tie.stages)] -= tie.summed
     return gradients
 
 
-def _shared(grid: Grid, model: Model) -> tuple[Tie, ...]:
-    return model.tied if grid.schedule.order.flush else ()
+def _shared(tables: Tables, model: Model) -> tuple[Tie, ...]:
+    return model.tied if tables.passes.schedule.order.flush else ()
 
 
-def sum_shared(grid: Grid, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
+def sum_shared(tables: Tables, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
     """Sum the gradient of each shared tensor over all devices that have it, before they update its stages."""
-    for k, tie in enumerate(_shared(grid, model)):
-        copies = _copies(grid, tie)
-        message = _all_reduce(grid, k, tie, copies, build, at_once)
+    for k, tie in enumerate(_shared(tables, model)):
+        copies = _copies(tables, tie)
+        message = _all_reduce(tables, k, tie, copies, build, at_once)
         build.link(message[updates.step[copies.row]], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
-        hold_from_the_first(grid, [tie], build)
+        hold_from_the_first(tables, [tie], build)
 
 
-def _all_reduce(grid: Grid, number: int, tie: Tie, copies: _Copies, build: Builder, at_once: bool) -> Ints:
+def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: Builder, at_once: bool) -> Ints:
     """One message a step, after all backwards of the tied stages, and after the step unless it goes at once."""
-    holders, steps = grid.holders, np.arange(grid.steps)
+    holders, steps = tables.holders, np.arange(tables.passes.steps)
     group = build.group(np.unique(holders.device[copies.row]))
     columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
     message = build.send(Op.ALL_REDUCE, Content.GRADIENT, step=steps, src=-1, **columns)
-    gives = grid.last[:, :, list(tie.stages)]
-    build.link(gives.ravel(), np.repeat(message, gives[0].size))
+    gives = tables.passes.last[:, list(tie.stages)]
+    build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
     if not at_once:
         step = holders.step[copies.row]
-        build.link(grid.last_in_step(holders.device[copies.row], step), message[step], Edge.BARRIER)
+        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], Edge.BARRIER)
     return message
 
 
-def give_shared(grid: Grid, model: Model, taker: Ints, summed: Ints, build: Builder) -> None:
+def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: Builder) -> None:
     """Let each owner of a tied stage have all of the shared gradient, of which every device holds one sum.
 
     `taker` is what takes gradients, by step and stage; `summed` the moment at which each holder's are taken.
     """
-    by_step = taker.reshape(grid.steps, grid.n)
-    for tie in _shared(grid, model):
+    by_step = taker.reshape(tables.passes.steps, tables.passes.n)
+    for tie in _shared(tables, model):
         for stage in tie.stages:
-            gives = grid.last[:, :, [other for other in tie.stages if other != stage]]
-            build.link(gives.ravel(), np.repeat(by_step[:, stage], gives[0].size))
-        row, counted, earliest = _copies(grid, tie)
+            gives = tables.passes.last[:, [other for other in tie.stages if other != stage]]
+            build.link(gives.ravel(), np.repeat(by_step[tables.passes.step, stage], gives.shape[1]))
+        row, counted, earliest = _copies(tables, tie)
         first = np.flatnonzero(row == counted)
-        of = {name: getattr(grid.holders, name)[row[first]] for name in ("device", "stage")}
-        of |= {"version": grid.holders.step[row[first]], "size": np.full(len(first), tie.summed)}
+        of = {name: getattr(tables.holders, name)[row[first]] for name in ("device", "stage")}
+        of |= {"version": tables.holders.step[row[first]], "size": np.full(len(first), tie.summed)}
         sums = build.hold(Category.GRADIENTS, begin=start(earliest[first]), end=summed[row[first]], **of)
-        number = np.zeros(len(grid.holders), dtype=np.int64)
+        number = np.zeros(len(tables.holders), dtype=np.int64)
         number[row[first]] = sums
         build.keep(number[counted], summed[row])

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.assembly.build import Builder
-from cdpsim.assembly.grid import Grid
+from cdpsim.assembly.tables import Passes, Tables
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Edge
 from cdpsim.schedules import State
@@ -32,27 +32,28 @@ class Updates:
     def __len__(self) -> int:
         return len(self.step)
 
-    def place(self, grid: Grid) -> Ints:
+    def place(self, tables: Tables) -> Ints:
         """The place in its lane of what each update comes after.
 
         That is its anchor, or the last task until the barrier; where steps flush, its device's last task of the step.
         """
+        lanes = tables.lanes
         if self.anchor is None:
-            return grid.rank[grid.last_in_step(self.device, self.step)]
-        place = grid.rank[self.anchor]
-        return place if self.barrier is None else grid.last_until(place, grid.position[self.barrier])
+            return lanes.rank[lanes.last_in_step(self.device, self.step)]
+        place = lanes.rank[self.anchor]
+        return place if self.barrier is None else lanes.last_until(place, tables.passes.position[self.barrier])
 
-    def lane(self, grid: Grid) -> Ints:
+    def lane(self, tables: Tables) -> Ints:
         """The lane of each update on its device, -1 where it takes none."""
         if not self.in_lanes:
             return np.full(len(self), -1)
-        return grid.lane[grid.lane_tasks[self.place(grid)]]
+        return tables.lanes.lane[tables.lanes.tasks[self.place(tables)]]
 
-    def position(self, grid: Grid) -> Ints:
+    def position(self, tables: Tables) -> Ints:
         """The position in the schedule's order of what each update comes after."""
         if self.anchor is None:
             return self.step
-        return grid.position[self.anchor if self.barrier is None else self.barrier]
+        return tables.passes.position[self.anchor if self.barrier is None else self.barrier]
 
     @cached_property
     def node(self) -> Ints:
@@ -60,83 +61,83 @@ class Updates:
         return np.arange(self.first_node, self.first_node + len(self), dtype=np.int32)
 
 
-def place_updates(grid: Grid, *, in_lanes: bool = False) -> Updates:
+def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     """Whoever holds all of a stage's gradients applies them."""
-    first = len(grid.kind)
-    t, j = (index.ravel() for index in np.indices((grid.steps, grid.n), dtype=np.int32))
-    sharded, holders = grid.schedule.state is State.SHARDED, grid.holders
-    if grid.schedule.order.flush:
+    passes, holders = tables.passes, tables.holders
+    first, sharded = passes.tasks, passes.schedule.state is State.SHARDED
+    t, j = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
+    if passes.schedule.order.flush:
         if sharded:
-            return Updates(first, t, j, owner(grid, j), in_lanes=in_lanes)
+            return Updates(first, t, j, owner(passes, j), in_lanes=in_lanes)
         return Updates(first, holders.step, holders.stage, holders.device, in_lanes=in_lanes)
-    if grid.together:
+    if passes.together:
         step, stage, device, anchor = holders.step, holders.stage, holders.device, holders.last_task
     else:
-        anchor = grid.last[:, -1].ravel()
-        step, stage, device = t, j, grid.task_device[anchor]
+        anchor = passes.last[passes.first[1:] - 1].ravel()
+        step, stage, device = t, j, passes.task_device[anchor]
     barrier = None
-    if grid.rule.barrier:
-        replica = device // (grid.devices // grid.shape.replicas)
-        barrier = grid.last[step, (replica + 1) * grid.shape.m - 1, 0]
+    if passes.rule.barrier:
+        barrier = passes.last[passes.last_of(step, device // passes.own_devices), 0]
         if sharded:  # by the time of the barrier the state has travelled on; the optimizer is applied where it is then
-            anchor = _last_use(grid, j, grid.position[barrier])
-            device = grid.task_device[anchor]
+            anchor = _last_use(passes, j, passes.position[barrier])
+            device = passes.task_device[anchor]
     return Updates(first, step, stage, device, anchor, barrier, in_lanes)
 
 
-def lanes_with(grid: Grid, updates: Updates) -> tuple[Ints, Ints]:
+def lanes_with(tables: Tables, updates: Updates) -> tuple[Ints, Ints]:
     """All lanes' tasks and where each lane begins, with the updates that take their devices' time in their places.
 
     As Algorithm 1 of the CDP paper has it: a worker updates a stage between that stage's backward and its next task,
     and waits for the partial sum that it adds to if that is late. Several at one place come in their stages' order.
     """
-    tasks, first = grid.lane_tasks, np.append(grid.lane_heads, len(grid.lane_tasks))
+    tasks, first = tables.lanes.tasks, np.append(tables.lanes.heads, len(tables.lanes.tasks))
     if not updates.in_lanes:
         return tasks, first
-    place = updates.place(grid)
+    place = updates.place(tables)
     order = np.argsort(place, kind="stable")
     return np.insert(tasks, place[order] + 1, updates.node[order]), first + np.searchsorted(place[order], first)
 
 
-def take_turns(grid: Grid, updates: Updates, build: Builder) -> None:
+def take_turns(tables: Tables, updates: Updates, build: Builder) -> None:
     """Let the host of each device make its updates one after another, in the order of what they follow."""
-    order = sort_by(updates.device, updates.position(grid), updates.stage)
+    order = sort_by(updates.device, updates.position(tables), updates.stage)
     before, after = order[:-1], order[1:]
     same = updates.device[before] == updates.device[after]
     build.link(updates.node[before[same]], updates.node[after[same]], Edge.ROOM)
 
 
-def beside_old(grid: Grid, updates: Updates) -> Ints:
+def beside_old(tables: Tables, updates: Updates) -> Ints:
     """Whether each update's device still has backwards to do, after it, with the version that it replaces.
 
     Otherwise the new version is written where the old one is.
     """
-    follows = updates.position(grid)
+    passes, follows = tables.passes, updates.position(tables)
     result = np.zeros(len(updates), dtype=np.int64)
-    if grid.together:  # every device updates for itself, as many in each step
-        replaced_by = grid.holders.row[0] + grid.backward_version * (len(updates) // grid.steps)
+    if passes.together:  # every device updates for itself, as many in each step
+        in_step = tables.holders.in_step
+        replaced_by = tables.holders.row % in_step + passes.backward_version * in_step
     else:
-        replaced_by = grid.backward_version * grid.n + grid.tij[2]
-    here = grid.device == updates.device[replaced_by]
-    result[replaced_by[here & (grid.position[grid.backward] > follows[replaced_by])]] = 1
+        replaced_by = passes.backward_version * passes.n + passes.tij[2]
+    here = passes.device == updates.device[replaced_by]
+    result[replaced_by[here & (passes.position[passes.backward] > follows[replaced_by])]] = 1
     return result
 
 
-def owner(grid: Grid, stage: Ints) -> Ints:
+def owner(passes: Passes, stage: Ints) -> Ints:
     """The device where the sharded state of a stage starts."""
-    return stage % grid.devices
+    return stage % passes.devices
 
 
-def uses(grid: Grid) -> tuple[Ints, Ints]:
+def uses(passes: Passes) -> tuple[Ints, Ints]:
     """All compute tasks by stage, in the schedule's order, and where each stage begins among them."""
-    stage = grid.by_task(grid.tij[2])
-    order = sort_by(stage, grid.position)
+    stage = passes.by_task(passes.tij[2])
+    order = sort_by(stage, passes.position)
     return order, heads(stage[order])
 
 
-def _last_use(grid: Grid, stage: Ints, position: Ints) -> Ints:
+def _last_use(passes: Passes, stage: Ints, position: Ints) -> Ints:
     """The last task of each stage at or before a position."""
-    order, first = uses(grid)
-    span = int(grid.position.max()) + 1
-    key = runs(first, len(order)).astype(np.int64) * span + grid.position[order]
+    order, first = uses(passes)
+    span = int(passes.position.max()) + 1
+    key = runs(first, len(order)).astype(np.int64) * span + passes.position[order]
     return order[np.searchsorted(key, stage.astype(np.int64) * span + position, side="right") - 1]

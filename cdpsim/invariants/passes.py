@@ -19,7 +19,7 @@ def handing_on(program: Program) -> Ints:
     """The task whose end hands on each compute task's result: of an undivided backward in two parts the second."""
     result = np.arange(program.compute)
     if program.undivided is not None:
-        some = np.tile(program.undivided, (program.steps, 1))
+        some = program.undivided
         result[program.of_kind(Kind.B)[some]] = program.of_kind(Kind.W)[some]
     return result
 
@@ -30,7 +30,7 @@ def boundaries(program: Program) -> tuple[Ints, Ints]:
     rows = np.flatnonzero(messages.content <= Content.ACTIVATION_GRADIENT)
     stage = messages.stage[rows]
     phase = np.where(messages.content[rows] == Content.ACTIVATION, stage + 1, 2 * program.n - stage)
-    reader = (messages.step[rows] * program.m + messages.micro_batch[rows]) * program.phases + phase
+    reader = program.find_pass(messages.step[rows], messages.micro_batch[rows]) * program.phases + phase
     return len(program.tasks) + rows, reader
 
 

@@ -81,6 +81,12 @@ class Recount:
         return self.request.shape.replicas
 
     @cached_property
+    def m(self) -> int:
+        """How many micro-batches each replica has in a step."""
+        assert self.program.m is not None, "a request has as many in each step"
+        return self.program.m // self.replicas
+
+    @cached_property
     def together(self) -> bool:
         """Whether gradients are summed, and sharded parameters handed out, by collectives."""
         return self.program.flushes or self.replicas > 1
@@ -129,17 +135,17 @@ class Recount:
         schedule, program = self.request.schedule, self.program
         if schedule.order.position is None:
             return None
-        m = program.m // self.replicas
-        t, i, phase = (index.ravel() for index in np.indices((program.steps, program.m, program.phases)))
-        return np.asarray(schedule.order.position(t, i % m, phase, Shape(program.n, m, 1, self.replicas)))
+        t, i, phase = program.pass_step[:, None], program.pass_micro_batch[:, None], np.arange(program.phases)
+        position = schedule.order.position(t, i % self.m, phase, Shape(program.n, self.m, 1, self.replicas))
+        return np.broadcast_to(position, (program.passes, program.phases)).ravel()
 
     @cached_property
     def barriers(self) -> Ints:
         """Of each update, the task with which the last micro-batch's pass ends in its step and replica."""
         program, updates = self.program, self.updates
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
-        last = (np.minimum(replica, self.replicas - 1) + 1) * (program.m // self.replicas) - 1
-        task: Ints = program.lasts[program.tasks.step[updates] * program.m + last, 0]
+        last = (np.minimum(replica, self.replicas - 1) + 1) * self.m - 1
+        task: Ints = program.lasts[program.find_pass(program.tasks.step[updates], last), 0]
         return task
 
     @cached_property
@@ -147,7 +153,7 @@ class Recount:
         """Of each update, the last task that gives a gradient to it; where all update together, on its device."""
         program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
         if not self.together:
-            last = program.lasts.reshape(program.steps, program.m, -1)[:, -1]
+            last = program.lasts[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
         giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]

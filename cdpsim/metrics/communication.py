@@ -38,11 +38,11 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
 
 
 def full_versions(program: Program) -> Ints:
-    """The made versions that every micro-batch reads at every stage; none if the run is too short for one."""
+    """The made versions that a step's number of micro-batches reads at every stage; none if the run is too short."""
     tasks = program.tasks
     forward = np.flatnonzero(tasks.kind == Kind.F)
     readers = np.bincount(tasks.version[forward], minlength=program.steps + 1)
-    return 1 + np.flatnonzero(readers[1:] == program.m * program.n)
+    return 1 + np.flatnonzero(readers[1 : program.steps] == program.counts[1:] * program.n)
 
 
 def full_version(program: Program) -> int:
@@ -65,11 +65,12 @@ def volumes(program: Program) -> dict[str, Fraction]:
     reduced = (messages.op == Op.ALL_REDUCE) | (messages.op == Op.REDUCE) | (messages.content == Content.GRADIENT)
     spread = (messages.op == Op.ALL_REDUCE) | (messages.versions > 0)
     forth = messages.content == Content.ACTIVATION
-    per_model = program.m * program.n
+    m = int(program.counts[step])  # of the step that made the version, or the last one's
+    per_model = m * program.n
     return {
         "gradient": Fraction(int(copies[now & reduced].sum()), per_model),
         "parameter": Fraction(int(copies[now & spread].sum()), per_model),
-        "boundary": Fraction(int(copies[now & forth].sum()), program.m * max(program.n - 1, 1)),
+        "boundary": Fraction(int(copies[now & forth].sum()), m * max(program.n - 1, 1)),
     }
 
 

@@ -147,8 +147,8 @@ def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> 
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
     """From the last micro-batch's first task to the first micro-batch's last one."""
-    first = start[program.of_kind(Kind.F)[: program.m, 0]].max()
-    return first.item(), end[program.lasts[-program.m :, 0]].min().item()
+    first = start[program.of_kind(Kind.F)[: program.first_pass[1], 0]].max()
+    return first.item(), end[program.lasts[program.first_pass[-2] :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:

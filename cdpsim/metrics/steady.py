@@ -32,7 +32,7 @@ class Certificate:
 def step_ends(program: Program, end: Times) -> Times:
     """When all tasks and updates of each step have ended."""
     ends = np.zeros(program.steps, dtype=end.dtype)
-    ends[:] = end[: program.compute].reshape(program.steps, -1).max(axis=1)
+    ends[:] = np.maximum.reduceat(end[: program.compute], program.first_pass[:-1] * program.phases)
     updates = slice(program.compute, len(program.tasks))
     np.maximum.at(ends, program.tasks.step[updates], end[updates])
     return ends
@@ -80,7 +80,12 @@ def last_complete(program: Program, step: Ints, start: Times, forward: int) -> i
 
 
 def certify(program: Program, step: Ints, start: Times, end: Times) -> Certificate | None:
-    """Find the least number of steps after which the steps of a run repeat; None where they do not yet."""
+    """Find the least number of steps after which the steps of a run repeat; None where they do not yet.
+
+    Where steps have unlike numbers of micro-batches, later ones need not repeat them.
+    """
+    if program.m is None:
+        return None
     reach, forward = back(program, step)
     last = last_complete(program, step, start, forward)
     ends = step_ends(program, end)
@@ -186,7 +191,14 @@ def apart(program: Program, start: Times, end: Times) -> Any | None:
     """
     messages, count = program.messages, len(program.tasks)
     strange = (messages.op != Op.P2P) | (messages.content > Content.ACTIVATION_GRADIENT)
-    if not program.flushes or program.fill or len(program.parts) or len(program.releases) or strange.any():
+    if (
+        program.m is None
+        or not program.flushes
+        or program.fill
+        or len(program.parts)
+        or len(program.releases)
+        or strange.any()
+    ):
         return None
     task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(messages.step == 0)
     node = np.concatenate([task, count + sent, count + sent])
@@ -218,8 +230,9 @@ def last_read(program: Program) -> int:
 
 def turns(program: Program) -> bool:
     """Whether a micro-batch meets other devices in one step than in another."""
-    device = program.tasks.device[: program.compute].reshape(program.steps, -1)
-    return bool((device != device[0]).any())
+    device = program.tasks.device[program.of_kind(Kind.F)]
+    same = program.find_pass(np.zeros_like(program.pass_step), program.pass_micro_batch)
+    return bool((device != device[np.minimum(same, len(device) - 1)]).any())
 
 
 def half(last: int) -> range:

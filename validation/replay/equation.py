@@ -105,12 +105,12 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 def grouping_of(program: Program) -> Grouping:
     """Add as a program does point to point: each device its own micro-batches, then devices one after another."""
-    gives = program.lasts.reshape(program.steps, program.m, program.n)
+    gives, first = program.lasts, program.first_pass
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
 
     def grouping(step: int, stage: int) -> list[list[int]]:
-        tasks = gives[step, :, stage]
+        tasks = gives[first[step] : first[step + 1], stage]
         groups: dict[int, list[int]] = {}
         for micro_batch in np.argsort(rank[tasks]).tolist():
             groups.setdefault(int(program.tasks.device[tasks[micro_batch]]), []).append(micro_batch)

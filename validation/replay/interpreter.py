@@ -105,7 +105,12 @@ class Device:
         with self._watch.task(node):
             target = self._training.target(t, i) if j == self._training.n - 1 else None
             y, kept = forward(
-                self._training, j, theta, self._training.input(t, i) if x is None else x, target, self._program.m
+                self._training,
+                j,
+                theta,
+                self._training.input(t, i) if x is None else x,
+                target,
+                int(self._program.counts[t]),
             )
         if y is not None:
             self._passing[Content.ACTIVATION, t, i, j] = y
