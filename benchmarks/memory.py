@@ -33,8 +33,7 @@ def measure(name: str, n: int, steps: int, *asked: str) -> None:
     options = {option: int(number) for option, number in (one.split("=") for one in asked)}
     assert compiled.longest is not None
     before = peak()
-    run = simulate(name, n, steps=steps, **options).run
-    assert run is not None
+    run = simulate(name, n, steps=steps, **options)
     memory.curves(run.program, run.start, run.end)
     tasks = len(run.program.tasks)
     said = f"{name:23} n={n:<4} steps={steps:<5} {' '.join(asked):18} {tasks:>9,} tasks"

@@ -23,8 +23,7 @@ def seconds(name: str, n: int, steps: int) -> tuple[int, float]:
     least = float("inf")
     for _ in range(4 if n * n * steps > 10**6 else 12):
         began = time.perf_counter()
-        run = simulate(name, n, steps=steps, max_memory="1 TB").run
-        assert run is not None
+        run = simulate(name, n, steps=steps, max_memory="1 TB")
         memory.curves(run.program, run.start, run.end)
         least = min(least, time.perf_counter() - began)
     return len(run.program.tasks), least

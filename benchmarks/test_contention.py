@@ -34,8 +34,8 @@ def test_schedules(name: str, cluster: str, contention: str, benchmark: Any) -> 
         return simulate(name, 32, **wanted, engine="simpy", contention=contention, ignore_memory=True)
 
     trace = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
-    assert len(trace.run.program.messages) >= 100_000
-    benchmark.extra_info["messages"] = len(trace.run.program.messages)
+    assert len(trace.program.messages) >= 100_000
+    benchmark.extra_info["messages"] = len(trace.program.messages)
 
 
 def at_random(devices: int, each: float, count: int = 100_000) -> list[Sent]:

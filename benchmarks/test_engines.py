@@ -20,15 +20,13 @@ LARGE = [("multi-cdp", 256, 8), ("multi-cdp", 8, 8192)]
 def traced(name: str, n: int, steps: int, engine: str = "fast", **options: Any) -> Trace:
     """Simulate and compute the memory curves."""
     trace = simulate(name, n, steps=steps, engine=engine, **options)
-    assert trace.run is not None
-    memory.curves(trace.run.program, trace.run.start, trace.run.end)
+    memory.curves(trace.program, trace.start, trace.end)
     return trace
 
 
 def rate(benchmark: Any, trace: Trace, messages: bool = False) -> float:
     """Tasks, and messages too, per second at the median; noted beside the times."""
-    assert trace.run is not None
-    count = trace.run.program.nodes if messages else len(trace.run.program.tasks)
+    count = trace.program.nodes if messages else len(trace.program.tasks)
     result = count / benchmark.stats.stats.median
     benchmark.extra_info["per_second"] = round(result)
     return float(result)
@@ -97,7 +95,7 @@ import time; began = time.perf_counter()
 import cdpsim
 from cdpsim.metrics import memory
 from cdpsim.schedules import TABLE_1
-run = cdpsim.simulate("multi-cdp", 256, steps=8).run
+run = cdpsim.simulate("multi-cdp", 256, steps=8)
 memory.curves(run.program, run.start, run.end)
 print(time.perf_counter() - began)
 """

@@ -111,10 +111,9 @@ def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gems"])
 def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longest paths alone: of 1f1b a front has hundreds of nodes, of GEMS one or two."""
-    run = simulate(name, 512, m=1024, steps=1).run
-    assert run is not None
+    run = simulate(name, 512, m=1024, steps=1)
     monkeypatch.setattr(paths, "compiled", lambda: None)
-    benchmark.pedantic(fast.run, (run.program, run.costs), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(fast, (run.program, run.costs), rounds=3, warmup_rounds=1)
     per_second(benchmark, run.program.nodes)
 
 
@@ -144,7 +143,7 @@ def test_runs_beside_torch(benchmark: Any) -> None:
         return schedules._simulate_comms_compute(sends, int, n)
 
     def ours() -> Any:
-        return simulate("gpipe", n, m=m, steps=1).run
+        return simulate("gpipe", n, m=m, steps=1)
 
     beside(benchmark, ours, torchs)
 

@@ -23,8 +23,7 @@ NAMES = ["multi-dp", "multi-cdp", "mp-cdp", "pp-cdp"]
 
 def run_of(name: str, jitter: str = "lognormal:0.1") -> Run:
     """Eight stages, eight micro-batches, four steps: 512 tasks, and messages."""
-    run = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter).run
-    assert run is not None
+    run = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter)
     assert len(run.program.lane_tasks) == 512
     return run
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
-from cdpsim.trace import Trace
+from cdpsim.runs import Run
 
 PRECISION = 1e-6  # of the bandwidth that is found
 _STEP = 4  # by which bandwidths are tried until the one that is looked for lies between two
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9  # of a step
 POINTS = 49  # of a curve
 _LEAST, _MOST = 1e-3, 1e17  # bytes/s of what is tried; units.py takes some more
 
-Runner = Callable[[Cluster], Trace]
+Runner = Callable[[Cluster], Run]
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
@@ -63,10 +63,9 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
     """
     if not 0 < share <= MOST_SHARE:
         raise RequestError("share", f"{share:g} is not between 0 and {MOST_SHARE}; give for example 0.01")
-    trace = run(cluster)
-    assert trace.run is not None, "what is run is not loaded"
-    devices = trace.run.program.devices
-    step, free = step_time(trace), step_time(run(scaled(cluster, inf, latency=0)))
+    own = run(cluster)
+    devices = own.program.devices
+    step, free = step_time(own), step_time(run(scaled(cluster, inf, latency=0)))
     narrowest = cluster.sized(devices).group_link(np.arange(devices))[1] if devices > 1 else None
     if narrowest == inf:
         problem = (
@@ -84,7 +83,7 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
         bounds = _LEAST / narrowest, _MOST / narrowest
         factor = None if least > (1 + share) * free else _threshold(excess, *bounds)
     return BreakEven(
-        **_asked(trace),
+        **_asked(own),
         devices=devices,
         free=free,
         step=step,
@@ -96,9 +95,9 @@ def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
     )
 
 
-def _asked(trace: Trace) -> dict[str, Any]:
-    rule = trace.request["rule"]
-    own = {name: trace.request[name] for name in ("schedule", "n", "m")}
+def _asked(run: Run) -> dict[str, Any]:
+    rule = run.request["rule"]
+    own = {name: run.request[name] for name in ("schedule", "n", "m")}
     return own | {"rule": rule if isinstance(rule, str) else "custom"}
 
 
@@ -118,10 +117,9 @@ def _visible(share: float) -> float:
     return share if abs(share) > _ROUNDING else 0.0
 
 
-def step_time(trace: Trace) -> float:
+def step_time(run: Run) -> float:
     """How long a training step takes once all is under way."""
-    assert trace.run is not None, "what is run is not loaded"
-    return float(trace.run.at_rest.period)
+    return float(run.at_rest.period)
 
 
 def scaled(part: Struct, factor: float, latency: float = 1) -> Struct:

@@ -11,9 +11,8 @@ from cdpsim.metrics import communication, memory, utilisation
 from cdpsim.metrics.waiting import Reason, idle
 from cdpsim.montecarlo import spread
 from cdpsim.program import Category, Edge
-from cdpsim.runs import Rest
-from cdpsim.setting import UNCOUNTED, setting, untied
-from cdpsim.trace import Trace
+from cdpsim.runs import Rest, Run
+from cdpsim.setting import UNCOUNTED, setting_of, untied
 from cdpsim.units import Number
 
 
@@ -75,18 +74,16 @@ def notes(measured: Sequence[Measured]) -> list[str]:
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
 
 
-def measure(trace: Trace, runs: int | None = None) -> Measured:
+def measure(run: Run, runs: int | None = None) -> Measured:
     """Measure a run; of so many runs of its request, beside it, how long their steps take."""
-    run = trace.run
-    assert run is not None, "what is loaded has no lanes"
-    rest = run.at_rest
+    request, rest = run.request, run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(Fraction(program.passes, program.steps) / rest.period)
-    each = _samples(trace)
-    rule = trace.request["rule"]
+    each = request.model.samples
+    rule = request.rule.recorded(request.shape)
     return Measured(
-        schedule=str(trace.request["schedule"]),
+        schedule=request.schedule.name,
         rule=rule if isinstance(rule, str) else "custom",
         devices=program.devices,
         step=rest.period,
@@ -100,20 +97,14 @@ def measure(trace: Trace, runs: int | None = None) -> Measured:
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(len(rest.messages)),
-        rounds=communication.rounds(program, rest.run.costs.rounds, start, end) if trace.in_slots else None,
-        sent=_sent(rest) if trace.in_slots else float(_sent(rest)),
+        rounds=communication.rounds(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
+        sent=_sent(rest) if run.in_slots else float(_sent(rest)),
         rate=rate,
         samples=rate * each if each else None,
-        steps=None if runs is None else spread(trace, runs).summary()["period"],
-        setting="" if trace.in_slots else ", ".join(setting(trace.request)),
+        steps=None if runs is None else spread(run, runs).summary()["period"],
+        setting="" if run.in_slots else ", ".join(setting_of(request.model, request.cluster)),
         untied=program.untied,
     )
-
-
-def _samples(trace: Trace) -> int | None:
-    """How many samples a micro-batch has, as far as its model says that."""
-    model = trace.request["model"]
-    return model.get("samples") if isinstance(model, dict) else None
 
 
 def _exposed(rest: Rest) -> float:

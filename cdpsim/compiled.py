@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from cdpsim import filling
+from cdpsim import filling_arrays
 from cdpsim.columns import Ints
 
-for _part in (filling.begin, filling.link, filling.reach, filling.fill, filling.hold, filling.spread):
+for _part in filling_arrays.PARTS:
     register_jitable(_part)
 
 
@@ -35,7 +35,7 @@ def kept(loop: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-share = kept(filling.share)
+FairRates = partial(filling_arrays.FairRates, share=kept(filling_arrays.share))
 
 
 @kept

@@ -1,5 +1,6 @@
 """The only place that turns a task or a message into time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -55,9 +56,11 @@ class Costs:
     runs_by: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each message's; -1 for point to point
     calendar: Calendar | None = None  # when devices do nothing
     wires: Wires | None = None  # with contention
+    request: Mapping[str, Any] | None = None  # of whose model and cluster these are
+    undisturbed: "Costs | None" = None  # what it would cost if nothing disturbed it; None: nothing does
 
 
-def price(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
+def node_costs(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
     """Cost every node of a program; collectives run by the algorithm named `collective`, or by the best."""
     cluster = cluster.sized(program.devices)
     exact = model.is_unit
@@ -75,14 +78,6 @@ def price(program: Program, model: Model, cluster: Cluster, collective: str, con
         release[k] = whole // share.denominator if exact else whole / share.denominator
     wires = None if contention == "none" else lay_out(program, cluster, contention)
     return Costs(duration, rounds, release, algorithms, runs_by, wires=wires)
-
-
-def with_parts(program: Program, costs: Costs) -> Costs:
-    """Cost the devices' parts in messages of a program that has been costed without them."""
-    if not len(program.parts):
-        return costs
-    parts = program.parts.times(costs.duration[program.message_nodes])
-    return replace(costs, duration=np.concatenate([costs.duration, parts]))
 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:

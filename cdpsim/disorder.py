@@ -19,15 +19,15 @@ _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
 
 
-class Slow(fileform.Table, frozen=True, kw_only=True):
+class Slow(fileform.Table, frozen=True):
     """A device whose tasks take `factor` times as long."""
 
     device: Device
     factor: Annotated[float, msgspec.Meta(ge=1 / MOST_TIMES, le=MOST_TIMES)]
 
 
-class Stop(fileform.Table, frozen=True, kw_only=True):
-    """A device that does nothing from `at` on: for so long, or for good."""
+class Stop(fileform.Table, frozen=True):
+    """A device that does nothing from `at` on: for so long, or for good; in seconds, or of a unit model in slots."""
 
     device: Device
     at: Seconds
@@ -129,17 +129,23 @@ def read_jitter(option: str, text: str) -> tuple[str, float]:
 def disorder_of(
     disorder: Disorder,
     *,
-    slow: Sequence[str] = (),
+    slow: "Sequence[str | Slow]" = (),
     jitter: str | None = None,
     link_jitter: str | None = None,
-    stop: Sequence[str] = (),
+    stop: "Sequence[str | Stop]" = (),
     slots: bool,
 ) -> Disorder:
-    """Take what is asked for, as on the command line, for what a cluster says; `slots`, where times are of slots."""
-    if _each("slow", slow):
-        disorder = replace(disorder, slow=tuple(map(_read_slow, slow)))
-    if _each("stop", stop):
-        disorder = replace(disorder, stop=tuple(_read_stop(text, slots) for text in stop))
+    """Take what is asked for, objects or texts as on the command line, for what a cluster says.
+
+    `slots` says that times are of slots.
+    """
+    if _each("slow", slow, Slow):
+        disorder = replace(disorder, slow=tuple(_read_slow(one) if isinstance(one, str) else one for one in slow))
+    if _each("stop", stop, Stop):
+        stops = tuple(_read_stop(one, slots) if isinstance(one, str) else one for one in stop)
+        if slots and any(part != int(part) for one in stops for part in (one.at, one.lasts or 0)):
+            raise RequestError("stop", "slots are whole; give whole numbers of them, or a --model, of seconds")
+        disorder = replace(disorder, stop=stops)
     for name, text in (("jitter", jitter), ("link_jitter", link_jitter)):
         if text is not None:
             read_jitter(name.replace("_", "-"), text)
@@ -152,10 +158,11 @@ def _shortest(factor: float) -> str:
     return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
-def _each(option: str, texts: object) -> Sequence[str]:
-    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise RequestError(option, f"takes a list of texts, such as ['{_EXAMPLES[option]}']")
-    return texts
+def _each(option: str, given: object, kind: type[Slow] | type[Stop]) -> bool:
+    """Whether there are any; refuses what is no list of them."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(g, str | kind) for g in given):
+        raise RequestError(option, f"takes a list of {kind.__name__} or of texts, such as ['{_EXAMPLES[option]}']")
+    return len(given) > 0
 
 
 _EXAMPLES = {"slow": "3:4", "stop": "3:2 s:500 ms"}

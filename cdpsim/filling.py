@@ -1,239 +1,160 @@
-"""Progressive filling: how fast flows are that share the edges of a graph max-min fairly.
+"""Max-min fair rates of flows on the links of a network, by progressive filling.
 
-No flow can have more but from one that has no more than it. All rates grow alike until an edge is full; its flows keep
-theirs, and the others go on (Bertsekas and Gallager, Data Networks, 2nd ed. 1992, section 6.5.2). Rates are fair if and
-only if each flow crosses a full edge, its bottleneck, on which no other has more. So after a change only a *region* is
-rated anew: who has changed and who had a bottleneck in common with them; then those who have too much beside them, or
-whose bottleneck they have changed; and so on, until nobody has.
+All rates grow alike until a link is full. The flows that cross it keep their rates, and the others grow on (Bertsekas
+and Gallager, Data Networks, 2nd ed. 1992, section 6.5.2). Rates are max-min fair if and only if each flow has a
+*bottleneck*: a full link that it crosses, on which no other flow is faster.
 
-Flows of one route have one rate: they are a *bundle*. What follows works on lists and on arrays alike. numba compiles
-these very functions for large programs (`compiled.py`), and both give the same bits.
+Flows of one route have one rate. So routes are rated, each with its number of flows.
+
+When flows join or leave, most rates stay. So only a *region* is rated anew: some routes whose rates grow from zero on
+what all other routes leave of the links. The region begins with the routes whose flows changed, and with those that had
+a bottleneck on a link of theirs. Then it takes in each route outside that its new rates deprive of its bottleneck, or
+that is faster than a route of the region on the bottleneck of that route, and is rated again, until there is no such
+route. So every route has a bottleneck in the end.
+
+`filling_arrays.py` does the same for large programs, bit for bit, in a form that numba compiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
-from typing import Any, NamedTuple
+from math import inf
 
-import numpy as np
-
-SAME = 1e-12  # rates that differ by less, relatively, are one
+SAME = 1e-12  # rates that differ by less, relatively, are equal
 
 
-class Bundles(NamedTuple):
-    """Who crosses which edges, how fast; and room to work in.
+@dataclass(slots=True, eq=False)
+class Link:
+    """A link, and what is left of it while the rates of a region grow."""
 
-    Bundle b crosses edges[first[b]:first[b + 1]]. Each of these places knows its bundle, and the places before and
-    after it on its edge, of which the edge knows the first; -1 where there is none, -2 before one that nobody takes.
+    number: int
+    capacity: float
+    routes: dict["Route", None] = field(default_factory=dict)  # those with flows, the newest last
+    growing: int = 0  # flows of the region whose rates still grow; 0 at rest
+    room: float = field(init=False)  # capacity that they may take
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """Some links in a row, the number of flows that cross them, and the rate of each of these flows."""
+
+    number: int
+    links: list[Link]
+    capacity: float  # of its narrowest link
+    flows: int = 0
+    rate: float = 0.0
+    bottleneck: Link | None = None  # None: a link that it has for itself
+
+
+Region = dict[Route, None]  # an ordered set
+Rated = dict[Route, tuple[float, Link | None]]  # rates and bottlenecks
+Outside = dict[Link, list[Route]]  # the routes on a link that are outside a region
+
+
+class FairRates:
+    """The fair rates of flows that join and leave.
+
+    >>> rates = FairRates([(0, 1), (1,), (2,)], [10.0, 100.0, 50.0])
+    >>> rates.share({0: 1, 1: 2, 2: 1})
+    {0: 10.0, 1: 45.0, 2: 50.0}
+    >>> rates.share({0: 0})
+    {1: 50.0}
     """
 
-    first: Any
-    edges: Any
-    owner: Any
-    before: Any
-    following: Any
-    head: Any
-    limit: Any  # of each edge, its bandwidth
-    most: Any  # the rate of a flow that is alone
-    flows: Any  # of each bundle
-    rate: Any  # of each of its flows
-    neck: Any  # its bottleneck; -1: an edge that it has for itself
-    region: Any  # numbers of bundles ...
-    inside: Any  # ... the place in there of each bundle, from 1 on; 0: it is none of them
-    new: Any  # by place: the rate ...
-    held: Any  # ... and the bottleneck
-    touched: Any  # edges that the region shares with others ...
-    count: Any  # ... by edge: the region's flows on it that are not rated yet, 0 at rest
-    room: Any  # ... what is left for them
-    top: Any  # ... the highest rate of those that are
+    def __init__(self, routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> None:
+        """Begin with routes without flows: the numbers of their links, and the capacity of each link."""
+        links = [Link(number, each) for number, each in enumerate(capacity)]
+        self.routes = [
+            Route(number, [links[link] for link in route], min((capacity[link] for link in route), default=inf))
+            for number, route in enumerate(routes)
+        ]
+
+    def share(self, flows: Mapping[int, int]) -> dict[int, float]:
+        """Let some routes have so many flows from now on; return the rates of all routes of the region."""
+        region = self._changed(flows)
+        rated: Rated = {}
+        while len(rated) < len(region):
+            outside = _restart(region)
+            rated = _fill(region, outside)
+            _extend(region, outside, rated)
+        for route, (rate, bottleneck) in rated.items():
+            route.bottleneck = bottleneck
+            if abs(rate - route.rate) > SAME * rate:  # else it keeps its last bit, too
+                route.rate = rate
+        return {route.number: route.rate for route in region}
+
+    def _changed(self, flows: Mapping[int, int]) -> Region:
+        """Let routes have so many flows; return them, and those that had a bottleneck on their links."""
+        changed = [self.routes[number] for number in flows]
+        for route in changed:
+            route.flows = flows[route.number]
+            for link in route.links:
+                if route.flows:
+                    link.routes[route] = None
+                else:
+                    link.routes.pop(route, None)
+            if not route.flows:
+                route.rate = 0.0
+        region = {route: None for route in changed if route.flows}
+        for route in changed:
+            for link in route.links:
+                region |= {other: None for other in reversed(link.routes) if other.bottleneck is link}
+        return region
 
 
-def bundles(paths: Sequence[Sequence[int]], limit: Sequence[float], most: Sequence[float], arrays: bool) -> Bundles:
-    """Begin with no flows at all."""
-    first, edges = [0, *accumulate(map(len, paths))], [edge for path in paths for edge in path]
-    owner = [bundle for bundle, path in enumerate(paths) for _ in path]
-    k, places, points = len(paths), len(edges), len(limit)
-    columns: list[list[int] | list[float]] = [
-        *(first, edges, owner, [-2] * places, [-1] * places, [-1] * points, list(limit), list(most)),
-        *([0] * k, [0.0] * k, [-1] * k, [0] * k, [0] * k, [0.0] * k, [-1] * k),
-        *([0] * points, [0] * points, [0.0] * points, [0.0] * points),
-    ]
-    if not arrays:
-        return Bundles(*columns)
-    real = {Bundles._fields.index(name) for name in ("limit", "most", "rate", "new", "room", "top")}
-    return Bundles(*(np.array(column, float if k in real else np.int64) for k, column in enumerate(columns)))
+def _restart(region: Region) -> Outside:
+    """Let all rates of a region grow from zero; return its links that several routes cross."""
+    outside: Outside = {}
+    for route in region:
+        for link in route.links:
+            if len(link.routes) > 1:
+                link.growing += route.flows
+                outside[link] = []
+    for link, others in outside.items():
+        others += [route for route in reversed(link.routes) if route not in region]
+        link.room = link.capacity
+        for route in others:
+            link.room -= route.rate * route.flows
+    return outside
 
 
-def share(own: Bundles, changed: Any, flows: Any) -> int:
-    """Give some bundles other numbers of flows; say how many have been rated anew: the first of `region`, by `new`."""
-    size = begin(own, changed, flows)
-    known = 0
-    while known < size:
-        known = size
-        reached, mixed = reach(own, size)
-        fill(own, size, reached)
-        size = spread(own, size, mixed)
-    for at in range(size):
-        bundle, new = own.region[at], own.new[at]
-        own.inside[bundle] = 0
-        own.neck[bundle] = own.held[at]
-        if abs(new - own.rate[bundle]) > SAME * new:
-            own.rate[bundle] = new
-        own.new[at] = own.rate[bundle]
-    return size
-
-
-def begin(own: Bundles, changed: Any, flows: Any) -> int:
-    """Link who comes and unlink who goes; the region is who has changed, and who had a bottleneck there."""
-    size = 0
-    for row in range(len(changed)):
-        bundle = changed[row]
-        own.flows[bundle] = flows[row]
-        for place in range(own.first[bundle], own.first[bundle + 1]):
-            link(own, place, flows[row] > 0)
-        if flows[row] > 0:
-            own.region[size] = bundle
-            size += 1
-            own.inside[bundle] = size
-        else:
-            own.rate[bundle] = 0.0
-    for row in range(len(changed)):
-        bundle = changed[row]
-        for k in range(own.first[bundle], own.first[bundle + 1]):
-            edge = own.edges[k]
-            place = own.head[edge]
-            while place >= 0:
-                other = own.owner[place]
-                if own.neck[other] == edge and not own.inside[other]:
-                    own.region[size] = other
-                    size += 1
-                    own.inside[other] = size
-                place = own.following[place]
-    return size
-
-
-def link(own: Bundles, place: int, there: bool) -> None:
-    """Put a place on its edge, or take it away, if it is not so already."""
-    edge = own.edges[place]
-    if there and own.before[place] == -2:
-        after = own.head[edge]
-        own.head[edge], own.before[place], own.following[place] = place, -1, after
-        if after >= 0:
-            own.before[after] = place
-    elif not there and own.before[place] != -2:
-        earlier, after = own.before[place], own.following[place]
-        if earlier >= 0:
-            own.following[earlier] = after
-        else:
-            own.head[edge] = after
-        if after >= 0:
-            own.before[after] = earlier
-        own.before[place] = -2
-
-
-def reach(own: Bundles, size: int) -> tuple[int, int]:
-    """Find the edges that the region shares with anybody, and what is left there by others.
-
-    Says how many they are, and how many of them, the first ones, are shared with bundles outside the region.
-    """
-    first, edges, head, following, owner = own.first, own.edges, own.head, own.following, own.owner
-    count, touched, inside = own.count, own.touched, own.inside
-    reached = 0
-    for at in range(size):
-        bundle = own.region[at]
-        own.new[at] = -1.0
-        for k in range(first[bundle], first[bundle + 1]):
-            edge = edges[k]
-            if following[head[edge]] < 0:
+def _fill(region: Region, outside: Outside) -> Rated:
+    """Raise the rates of a region together; each stops at its own bottleneck."""
+    # Links by the rate at which each is full: those that a route has for itself (None), and shared ones.
+    full: list[tuple[float, int, Link | None, Region]]
+    full = [(route.capacity / route.flows, -k, None, {route: None}) for k, route in enumerate(region, 1)]
+    full += [(link.room / link.growing, link.number, link, link.routes) for link in outside]
+    heapify(full)
+    rated: Rated = {}
+    while len(rated) < len(region):
+        rate, order, bottleneck, routes = heappop(full)
+        if bottleneck:
+            if not bottleneck.growing:
                 continue
-            if not count[edge]:
-                touched[reached] = edge
-                reached += 1
-            count[edge] += own.flows[bundle]
-    mixed = 0
-    for k in range(reached):
-        edge = touched[k]
-        room, others = own.limit[edge], False
-        place = head[edge]
-        while place >= 0:
-            other = owner[place]
-            if not inside[other]:
-                others = True
-                room -= own.rate[other] * own.flows[other]
-            place = following[place]
-        own.room[edge] = room
-        if others:
-            touched[k], touched[mixed] = touched[mixed], edge
-            mixed += 1
-    return reached, mixed
-
-
-def fill(own: Bundles, size: int, reached: int) -> None:
-    """Rate the region's bundles: who is held up first, by an edge of its own or by a shared one, is so at that rate."""
-    shares = [(own.most[own.region[at]] / own.flows[own.region[at]], -1 - at) for at in range(size)]
-    for k in range(reached):
-        edge = own.touched[k]
-        shares.append((own.room[edge] / own.count[edge], edge))
-    heapify(shares)
-    left = size
-    while left:
-        level, edge = heappop(shares)
-        if edge < 0:
-            left -= hold(own, -1 - edge, level, -1)
-        elif own.count[edge]:
-            rest = own.room[edge] / own.count[edge]
-            if rest > level:  # others on it have been held up since then, and have taken less
-                heappush(shares, (rest, edge))
+            later = bottleneck.room / bottleneck.growing
+            if later > rate:  # since then, some of its flows have stopped at other links
+                heappush(full, (later, order, bottleneck, routes))
                 continue
-            place = own.head[edge]
-            while place >= 0:
-                at = own.inside[own.owner[place]] - 1
-                if at >= 0:
-                    left -= hold(own, at, level, edge)
-                place = own.following[place]
+        rate = max(rate, 0.0)  # below 0: routes outside take more than there is, and will be taken in
+        stopped = [route for route in reversed(routes) if route in region and route not in rated]
+        rated |= dict.fromkeys(stopped, (rate, bottleneck))
+        for route in stopped:
+            for link in route.links:
+                if link in outside:
+                    link.growing -= route.flows
+                    link.room -= rate * route.flows
+    return rated
 
 
-def hold(own: Bundles, at: int, level: float, neck: int) -> int:
-    """Let a bundle have that rate, unless it has one; say how many that are."""
-    if own.new[at] >= 0:
-        return 0
-    level = max(level, 0.0)  # less: others, who will be rated as well, have left nothing
-    own.new[at], own.held[at] = level, neck
-    bundle = own.region[at]
-    edges, head, following, count, room, top = own.edges, own.head, own.following, own.count, own.room, own.top
-    flows = own.flows[bundle]
-    for k in range(own.first[bundle], own.first[bundle + 1]):
-        edge = edges[k]
-        if following[head[edge]] >= 0:
-            count[edge] -= flows
-            room[edge] -= level * flows
-            top[edge] = level
-    return 1
-
-
-def spread(own: Bundles, size: int, mixed: int) -> int:
-    """Add who has more than somebody held up beside him, or has lost his bottleneck; say how many all are."""
-    head, following, owner, inside, rate = own.head, own.following, own.owner, own.inside, own.rate
-    known = size
-    for k in range(mixed):
-        edge = own.touched[k]
-        holds = False
-        place = head[edge]
-        while place >= 0 and not holds:
-            at = inside[owner[place]] - 1
-            holds = 0 <= at < known and own.held[at] == edge
-            place = following[place]
-        top = own.top[edge]
-        full = own.room[edge] <= SAME * own.limit[edge]
-        place = head[edge]
-        while place >= 0:
-            other = owner[place]
-            place = following[place]
-            if inside[other]:
-                continue
-            lost = own.neck[other] == edge and not (full and top <= rate[other] * (1 + SAME))
-            if lost or (holds and rate[other] > top * (1 + SAME)):
-                own.region[size] = other
-                size += 1
-                inside[other] = size
-    return size
+def _extend(region: Region, outside: Outside, rated: Rated) -> None:
+    """Take in routes that have lost their bottleneck, or are faster than a route of the region on its bottleneck."""
+    bottlenecks = {bottleneck for _, bottleneck in rated.values()}
+    for link, others in outside.items():
+        if not others:
+            continue
+        top = max(rated[route][0] for route in link.routes if route in rated)
+        is_full = link.room <= SAME * link.capacity
+        for route in others:
+            lost = route.bottleneck is link and not (is_full and top <= route.rate * (1 + SAME))
+            if lost or (link in bottlenecks and route.rate > top * (1 + SAME)):
+                region[route] = None

@@ -222,6 +222,13 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         return self._column(kind, np.int64)
 
     @property
+    def weights(self) -> tuple[tuple[int | None, ...], ...]:
+        """All that its stages weigh, on devices and on hosts."""
+        return tuple(
+            tuple(getattr(stage, kind) for kind in (*SIZES, "offloaded", "host_optimizer")) for stage in self.stages
+        )
+
+    @property
     def bytes_of_parameters(self) -> int:
         """Say what all parameters weigh, each tied tensor counted once."""
         return int(self.size("parameters").sum()) - sum((len(tie.stages) - 1) * tie.parameters for tie in self.tied)

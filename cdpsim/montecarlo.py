@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 
 from cdpsim.columns import Ints, heads
-from cdpsim.disorder import recorded_disorder
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
+from cdpsim.front import simulate
 from cdpsim.limits import free_bytes
-from cdpsim.paths import levels
 from cdpsim.program import Program
 from cdpsim.progress import ticker
 from cdpsim.runs import Run
-from cdpsim.simulate import simulate
 from cdpsim.trace import RUNS_HEADER, Trace
 from cdpsim.variates import Floats
 
-CHANCE = ("jitter", "link_jitter", "seed", "run", "ignore_memory")  # the keywords of what is random
 SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
 AT_ONCE = 2**20  # durations: fewer are swept no faster
 
@@ -61,24 +58,22 @@ def quantiles(values: Floats) -> dict[str, float]:
     return ends | {"mean": fsum(values.tolist()) / len(values)}
 
 
-def spread(trace: Trace, runs: int) -> Spread:
-    """Serve a trace's request so many times, as the runs from number 0 on."""
-    run = trace.run
-    if run is None:
+def spread(run: Trace, runs: int) -> Spread:
+    """Serve a run's request so many times, as the runs from number 0 on."""
+    if not isinstance(run, Run):
         raise RequestError("runs", "a trace from files has no run behind it; simulate it again")
-    disorder = recorded_disorder(run.request)
+    disorder = run.request.disorder
     if not disorder.is_random:
         raise RequestError("runs", "nothing is random, so that all runs are alike; give --jitter, or leave --runs out")
     if run.costs.wires is not None:
         remedy = "leave --contention out, or look at single ones (--run 7)"
         raise RequestError("runs", f"many runs at once do not know who shares links with whom; {remedy}")
-    program, seed = run.program, int(run.request["seed"])
+    program, seed = run.program, run.request.seed
     _refuse_too_many(runs, run)
-    assert run.undisturbed is not None, "what runs from a request is priced before it is disturbed"
-    steady = steadily(program, run.undisturbed, disorder)
-    graph = levels(*program.waits(), program.nodes)
-    earliest = np.zeros(program.nodes)
-    earliest[[task for task, _ in program.releases]] = steady.release
+    steady = steadily(program, run.costs.undisturbed or run.costs, disorder)
+    graph = program.levels
+    earliest = np.zeros((program.nodes, 1))
+    earliest[[task for task, _ in program.releases], 0] = steady.release
     place = np.argsort(graph.order)
     steps = _steps(program, place)
     makespan, ends = np.empty(runs), np.empty((runs, program.steps))
@@ -93,9 +88,8 @@ def spread(trace: Trace, runs: int) -> Spread:
     done(0)
     _refuse_endless(makespan)
     end = graph.sweep(steady.duration[graph.order, None], earliest[graph.order], steady.calendar)
-    rested = simulate(**{name: value for name, value in run.request.items() if name not in CHANCE}, ignore_memory=True)
-    assert rested.run is not None
-    return Spread(makespan, ends, steps(end)[:, 0], float(rested.run.at_rest.period), run.at_rest.steps)
+    rested = simulate(run.request.without_chance())
+    return Spread(makespan, ends, steps(end)[:, 0], float(rested.at_rest.period), run.at_rest.steps)
 
 
 def _steps(program: Program, place: Ints) -> Callable[[Floats], Floats]:

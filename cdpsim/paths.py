@@ -162,7 +162,9 @@ class Levels:
     waits: tuple[tuple[Ints, ...], ...]
 
     def sweep(self, duration: Numbers, earliest: Numbers, calendar: Calendar | None = None) -> Numbers:
-        """Give the ends of all nodes, by their places: a column for each run, as `duration` has; `earliest` for all.
+        """Give the ends of all nodes, by their places: a column for each run, as `duration` has.
+
+        `earliest` has as many, or one for all.
 
         To the last bit what `longest` gives for each run alone: ends are the same sums, and starts the same maxima.
         """
@@ -172,9 +174,9 @@ class Levels:
             for more in waits[1:]:
                 part = start[: len(more)]
                 np.maximum(part, end[more], out=part)
-            late = np.flatnonzero(earliest[low:high])
+            late = np.flatnonzero(earliest[low:high].any(axis=1))
             if len(late):
-                start[late] = np.maximum(start[late], earliest[low + late, None])
+                start[late] = np.maximum(start[late], earliest[low + late])
             if calendar is None:
                 np.add(start, duration[low:high], out=end[low:high])
             else:

@@ -10,10 +10,10 @@ from cdpsim.compare import Measured
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import check_writable, write_file
+from cdpsim.front import order_of
 from cdpsim.progress import ticker
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
-from cdpsim.simulate import order_of
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:

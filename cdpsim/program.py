@@ -8,6 +8,7 @@ in a lane, all of them, as tasks have; others take no lane: such an update happe
 there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
-from cdpsim.paths import in_lanes
+from cdpsim.paths import Levels, in_lanes, levels
 from cdpsim.schedules.state import REPLICATED, State
 
 
@@ -200,6 +201,19 @@ class Program:
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = field(default_factory=no_parts)
+    request: Mapping[str, Any] | None = None  # what it was assembled for
+    whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
+    key: Mapping[str, Any] = field(default_factory=dict)  # what it depends on: assembled with others, it is another one
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Its nodes laid out for sweeping many runs at once."""
+        return levels(*self.waits(), self.nodes)
+
+    @cached_property
+    def lengthened(self) -> "dict[int, Program]":
+        """The programs of its request with other numbers of steps, as far as they have been asked for."""
+        return {}
 
     @property
     def nodes(self) -> int:

@@ -17,7 +17,7 @@ from cdpsim.columns import Ints, heads, runs
 from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind, Program
-from cdpsim.runs import Rest
+from cdpsim.runs import Rest, Run
 from cdpsim.trace import Trace
 from cdpsim.units import said
 
@@ -46,15 +46,15 @@ def pyramid(trace: Trace) -> dict[str, Any]:
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]
     [4, 3, 2, 1]
     """
-    if trace.run is None:
+    if not isinstance(trace, Run):
         raise RequestError("pyramid", "a loaded trace does not say what ran when by stage; simulate it again")
-    run = max(trace.run, trace.run.at_rest.run, key=lambda run: run.program.steps)
+    run = max(trace, trace.at_rest.run, key=lambda run: run.program.steps)
     program, start, end = run.program, run.start, run.end
     rows = occupancies(program, start, end)
     device = assign(rows)
     assert conflict(rows, device) is None, "the certificate is checked, not believed"
     stages = []
-    bounds = lower_bounds(trace.run.at_rest)
+    bounds = lower_bounds(trace.at_rest)
     for stage in range(program.n):
         of_it = slice(*np.searchsorted(rows.stage, [stage, stage + 1]).tolist())
         begin, finish = rows.begin[of_it], rows.end[of_it]
@@ -63,15 +63,15 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
     own = program.tasks.device[program.of_kind(Kind.F)]
     device = numbered(rows, device, own[program.find_pass(rows.step, rows.micro_batch), rows.stage])
-    shown = np.flatnonzero(rows.step < trace.run.program.steps)
+    shown = np.flatnonzero(rows.step < trace.program.steps)
     columns = (column[shown].tolist() for column in (rows.stage, rows.micro_batch, rows.step, device))
     names = ("stage", "micro_batch", "step", "device")
     return {
         "n": program.n,
         "devices": sum(stage["devices"] for stage in stages),
         "bound": sum(bounds),
-        "period": said(trace.run.at_rest.period),
-        "period_is": trace.run.at_rest.period_is,
+        "period": said(trace.at_rest.period),
+        "period_is": trace.at_rest.period_is,
         "stages": stages,
         "assignment": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
     }

@@ -1,43 +1,173 @@
 """What is asked of a simulation: read, checked, recorded, and read again from a record."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from functools import cached_property
+from inspect import Parameter, Signature
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 import msgspec
 import numpy as np
 
 from cdpsim import presets
+from cdpsim.assembly import counted_once, pyramid_of
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES, DEFAULT
-from cdpsim.costs import CONTENTION
+from cdpsim.costs import CONTENTION, reached
 from cdpsim.devices import UNLIMITED_LANES
 from cdpsim.disorder import KEYWORDS as DISORDER
-from cdpsim.disorder import Disorder, disorder_of
+from cdpsim.disorder import Disorder, Slow, Stop, disorder_of
 from cdpsim.engine import find_engine
 from cdpsim.errors import RequestError, choose, flag, shown
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
+from cdpsim.offload import timed
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule, imported
 from cdpsim.schedules.rule import NAMED, Rule, find_rule, recorded_rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.stage import Tie
 
-SLOT_ORDERS = ("forward-first", "backward-first")
 LEAST_STEPS = 3  # where no number is asked for
 _TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
 _FLAGS = ("overlap_all_reduce", "vertical_sync", "expand_collectives", "defer_receives", "ignore_memory")
-MEGATRON, TORCH = RENDEZVOUS = "megatron", "torch"
+
+SlotOrder = Literal["forward-first", "backward-first"]
+Engine = Literal["auto", "fast", "simpy"]
+Contention = Literal["none", "fair", "queue"]
+Rendezvous = Literal["megatron", "torch"]
+MEGATRON, TORCH = RENDEZVOUS = get_args(Rendezvous)
+SLOT_ORDERS: tuple[SlotOrder, ...] = get_args(SlotOrder)
+Collective = Literal[
+    "recursive-doubling",
+    "ring",
+    "tree",
+    "halving-doubling",
+    "double-tree",
+    "hierarchical",
+    "hierarchical-rails",
+    "best",
+]
+
+
+class Taken(TypedDict, total=False):
+    """What changes a schedule, if it takes it (`Schedule.options`)."""
+
+    rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
+    m: int | None
+    chunks: int | None
+    replicas: int
+    overlap_all_reduce: bool
+    vertical_sync: bool
+    prefetch: int
+    slot_order: SlotOrder | None
+
+
+class Training(TypedDict, total=False):
+    """How a model is trained; as its file says, where None."""
+
+    optimizer: Literal["sgd", "momentum", "adam", "adafactor"] | None
+    mixed_precision: bool | None
+    recompute: Literal["none", "full", "sqrt"] | None
+    offload: Literal["none", "optimizer", "activations", "all"] | None
+
+
+class Use(TypedDict, total=False):
+    """What runs where, and how messages go there."""
+
+    model: str | Path | Model | Mapping[str, Any]
+    cluster: str | Path | Cluster | Mapping[str, Any]
+    collective: Collective | None
+    expand_collectives: bool
+    contention: Contention
+    rendezvous: Rendezvous | None
+    defer_receives: bool
+    ignore_memory: bool
+
+
+class Disturbed(TypedDict, total=False):
+    """What disturbs a run, as the cluster says where it is empty or None; and which of all possible runs it is."""
+
+    slow: Sequence[str | Slow]
+    jitter: str | None
+    link_jitter: str | None
+    stop: Sequence[str | Stop]
+    seed: int
+    run: int
+
+
+class Machine(TypedDict, total=False):
+    """How much is simulated, and by what."""
+
+    steps: int | None
+    engine: Engine
+    max_memory: str | float | None
+
+
+class Words(Taken, Training, Use, Disturbed, Machine, total=False):
+    """All that may be asked for beside a schedule and its number of stages, as on the command line."""
+
+
+GROUPS = {group.__name__.lower(): tuple(group.__annotations__) for group in (Taken, Training, Use, Disturbed, Machine)}
+_UNASKED: dict[str, Any] = {
+    "model": "unit",
+    "cluster": "unit",
+    **dict.fromkeys(("prefetch", "seed", "run"), 0),
+    **dict.fromkeys(("slow", "stop"), ()),
+    **dict.fromkeys(_FLAGS, False),
+    "replicas": 1,
+    "engine": "auto",
+    "contention": "none",
+}
+DEFAULTS = {word: _UNASKED.get(word) for word in chain(*GROUPS.values())}
+
+
+SIGNATURE = Signature(
+    [
+        Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
+        Parameter("n", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None),
+        *(
+            Parameter(word, Parameter.KEYWORD_ONLY, default=default, annotation=Words.__annotations__[word])
+            for word, default in DEFAULTS.items()
+        ),
+    ]
+)
 
 
 class Untaken(RequestError):
     """An option that a schedule does not take, or that changes nothing of its run."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A schedule of a model on a cluster, and how; all of it has been checked, alone and together."""
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Request(Mapping[str, Any]):
+    """A schedule of a model on a cluster, and how it runs: checked, alone and together, when it is made.
+
+    `n` may be left out where the model says how many stages there are; of a model with more, n are made. Without
+    `steps`, it is two steps more than pass before all read what later steps read, and at least 3. How the model is
+    trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
+    cluster may be what a file has, as a mapping; a rule may be its lags, in rows, or a table of `lags`, `backward` and
+    `barrier`. Without `collective`, the best way to run each is taken where the cluster has a topology, and recursive
+    doubling elsewhere. `expand_collectives` runs every collective as the messages of its algorithm, and so does
+    `contention` (fair or queue), by which messages share the links of their routes. `rendezvous` (megatron or torch)
+    lets both ends of a message wait for each other where nothing overlaps; `defer_receives` is the old name of
+    "megatron". `max_memory` is what this machine may spend on the run, in bytes or as "8 GB"; `ignore_memory` is about
+    the simulated devices. What disturbs a run (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
+    command line) is what the cluster says, where not given; `seed` and the number of the `run` decide all that is
+    random in it.
+
+    As a mapping, it has the words that ask for the same again.
+
+    >>> request = Request("multi-cdp", n=4, prefetch=1)
+    >>> request.shape.m, request.steps, request["rule"]
+    (4, 3, 'cdp-v2')
+    >>> Request(**request).schedule is request.schedule
+    True
+    """
+
+    __signature__ = SIGNATURE  # for help and completion: the words one by one
 
     schedule: Schedule
     model: Model  # in its stages, trained as asked
@@ -56,9 +186,60 @@ class Request:
     disturbs: frozenset[str]  # the keywords of disorder that are asked for, beyond the cluster's own
     seed: int
     run: int
-    engine: str
+    engine: Engine
     ignore_memory: bool
     max_memory: str | float | None
+
+    def __init__(self, schedule: str | Schedule, n: int | None = None, **words: Unpack[Words]) -> None:
+        for word in words:
+            if word not in DEFAULTS:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {word!r}")
+        self.__dict__.update(read({"schedule": schedule, "n": n} | DEFAULTS | words))
+
+    @classmethod
+    def from_builtins(cls, words: Mapping[str, Any]) -> Self:
+        """Make it of what `to_builtins` gave, or a file says."""
+        for word in words:
+            if word not in DEFAULTS:
+                choose("request", word, ("schedule", "n", *DEFAULTS))
+        if "schedule" not in words:
+            raise RequestError("request", "has no schedule; give its name")
+        return cls(**words)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Give the words that ask for it again; what was not asked for has no word."""
+        return dict(self._words)
+
+    def __getitem__(self, word: str) -> Any:
+        return self._words[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __repr__(self) -> str:
+        said: dict[str, Any] = {"n": self.shape.n, "m": self.shape.m, "steps": self.steps}
+        said |= {"model": self.model.name, "cluster": self.cluster.name}
+        return f"Request({self.schedule.name!r}, {', '.join(f'{word}={value!r}' for word, value in said.items())})"
+
+    @cached_property
+    def counted(self) -> tuple[Model, tuple[Tie, ...]]:
+        """The model with tied tensors counted once where one device has all their stages, and these tensors."""
+        return counted_once(self.schedule, self.shape, self.rule, self.model)
+
+    @cached_property
+    def timed(self) -> Model:
+        """That model, with the times of what its stages leave to hosts."""
+        return timed(self.counted[0], self.cluster.host)
+
+    @property
+    def widths(self) -> Widths:
+        """The devices of each stage, where the placement asks for its times."""
+        if not self.schedule.placement.exclusive:
+            return ()
+        return pyramid_of(self.timed, self.shape.m, reached(self.cluster, 1, self.timed)[0])
 
     @property
     def in_slots(self) -> bool:
@@ -94,23 +275,51 @@ class Request:
                 if number:
                     raise Untaken(option, f"{option}={number}, and nothing is random; leave it out, or give --jitter")
         best = sums and self.cluster.is_joined and not self.cluster.is_free
-        return replace(self, disorder=disorder, collective=self.collective or ("best" if best else DEFAULT))
+        return self._changed(disorder=disorder, collective=self.collective or ("best" if best else DEFAULT))
 
     @property
     def weighed(self) -> str:
         """The engine whose memory counts."""
         return _weighed(self.engine, self.contention)
 
-    def with_steps(self, steps: int, **changed: Any) -> "Request":
+    def with_steps(self, steps: int, **changed: Any) -> Self:
         """Ask for another number of training steps, if these fit as well."""
         shape, engine, slots = self.shape, self.weighed, self.in_slots
         parts = 3 if self.schedule.splits(shape) else 2
         size = shape.n, shape.m, steps
         refuse_too_large(*size, engine, self.max_memory, replicas=shape.replicas, parts=parts, slots=slots)
-        return replace(self, steps=steps, **changed)
+        return self._changed(steps=steps, **changed)
 
-    def recorded(self) -> dict[str, Any]:
-        """Give the keywords of `simulate` that ask for it again; what was not asked for has no word."""
+    def _changed(self, **fields: Any) -> Self:
+        """Give the same with other fields, which go together with the rest."""
+        other = object.__new__(type(self))
+        other.__dict__.update({field.name: getattr(self, field.name) for field in fields_of(self)} | fields)
+        return other
+
+    def without_chance(self) -> Self:
+        """Ask for the run in which everything takes its mean, whatever room its devices have."""
+        disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="")
+        return self._changed(disorder=disorder, seed=0, run=0, ignore_memory=True)
+
+    def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
+        """Ask the same of another model, in as many stages, and another cluster.
+
+        What disturbs the run stays, but for what the clusters say of themselves.
+        """
+        n, slots = self.shape.n, self.in_slots
+        if model is not self.model:
+            model = model if isinstance(model, Model) and model.n == n else _find_model(model, n, {})
+            if model.is_unit != slots:
+                problem = "is of slots" if model.is_unit else "is of seconds and bytes"
+                raise RequestError("model", f"{problem}, and this request's is not; make another request")
+            model = model.split(self.schedule.name) if self.schedule.splits(self.shape) else model
+        cluster = _find_cluster(cluster)
+        disorder = self.disorder if self.disturbs or cluster.disorder == Disorder() else cluster.disorder
+        plain = cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
+        return self._changed(model=model, cluster=plain, disorder=disorder)
+
+    @cached_property
+    def _words(self) -> dict[str, Any]:
         shape = self.shape
         said: dict[str, Any] = {"schedule": self.schedule.name, "n": shape.n, "m": shape.m, "steps": self.steps}
         said |= {"chunks": shape.chunks} if shape.chunks > 1 else {}
@@ -127,8 +336,8 @@ class Request:
         return said | {"seed": self.seed, "model": self.model.to_builtins(), "cluster": self.cluster.to_builtins()}
 
 
-def read(asked: Mapping[str, Any]) -> Request:
-    """Read the keywords of `simulate`, in an order in which what is cheap to refuse is refused first."""
+def read(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the words of a request into its fields, in an order in which what is cheap to refuse is refused first."""
     asked = {name: str(value) if isinstance(value, str) else value for name, value in asked.items()}  # numpy's, too
     asked |= {name: flag(name, asked[name]) for name in _FLAGS}
     schedule = find_schedule(asked["schedule"])
@@ -157,7 +366,7 @@ def read(asked: Mapping[str, Any]) -> Request:
         _refuse_too_large(schedule, shape, steps, asked, slots=slots, parts=3)
         model = model.split(schedule.name)
     same = ("collective", "expand_collectives", "overlap_all_reduce", "rendezvous")
-    return Request(
+    return dict(
         schedule=schedule,
         model=model,
         cluster=msgspec.structs.replace(cluster, disorder=Disorder()),

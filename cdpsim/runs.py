@@ -1,19 +1,24 @@
 """A run: a program, what it cost and when everything started and ended; and the same run at rest."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from cdpsim import tabled
+from cdpsim.collectives import Algorithm
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
-from cdpsim.metrics import memory, staleness, steady, utilisation
-from cdpsim.program import Program
-from cdpsim.units import Number, plain
+from cdpsim.metrics import communication, memory, staleness, steady, utilisation
+from cdpsim.program import Category, Program
+from cdpsim.request import Request
+from cdpsim.trace import Columns, Trace
+from cdpsim.units import Number, plain, said
+from cdpsim.version import __version__
 
 FEW_STEPS = 3  # so many cost less to look at than another run of one
 MOST_STEPS = 96  # or four times as many as dependencies reach back
@@ -24,32 +29,128 @@ MEASURED_STEPS, MOST_SHARED = 12, 2**16
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A program, what it cost, and when every node started and ended.
+class Run(Trace):
+    """A request, its program, what that costs, and when every node started and ended: a trace that knows why.
 
-    Steps of a `settled` run may repeat each other exactly: nothing in it is random, no device stops, messages share no
-    links, and devices are alike where tasks change theirs. In a `listed` run every device does the same list in each
-    step. A `random` run has times that are drawn. `longer` makes the same run with more steps, or fewer.
+    `longer` makes the same run with more steps, or fewer.
     """
 
+    request: Request
     program: Program
     costs: Costs
     start: Times
     end: Times
-    collective: str
-    request: Mapping[str, Any]  # what produced it, without engine and output path
-    on_hosts: Ints | None = None  # bytes at most on each device's host; None where nothing is offloaded
-    room: Times = field(default_factory=lambda: np.array(np.inf))  # bytes that each device has; inf: no limit
-    settled: bool = True
-    listed: bool = False
-    random: bool = False
     longer: "Callable[[int], Run] | None" = None
-    undisturbed: Costs | None = None  # what it would cost if nothing disturbed it
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Its tables alone, without what made them."""
+        return Trace(self.tasks, self.messages, self.memory, self.summary())
+
+    @cached_property
+    def tasks(self) -> Columns:
+        """One row per task, as a trace has them."""
+        return tabled.tasks_of(self.program, self.start, self.end, self.task_nodes)
+
+    @cached_property
+    def messages(self) -> Columns:
+        """One row per message, as a trace has them."""
+        return tabled.messages_of(self.program, self.costs, self.start, self.end, self.message_nodes)
+
+    @cached_property
+    def memory(self) -> Columns:
+        """What each device holds of each category from each time on, one row per change."""
+        return tabled.memory_of(self.program, self.start, self.end)
+
+    @cached_property
+    def task_nodes(self) -> Ints:
+        """The program's node behind each row of `tasks`."""
+        return tabled.task_nodes(self.program, self.start)
+
+    @cached_property
+    def message_nodes(self) -> Ints:
+        """The program's node behind each row of `messages`."""
+        return tabled.message_nodes(self.program, self.costs, self.start, self.end)
+
+    @property
+    def algorithms(self) -> list[Algorithm | None] | None:
+        """The algorithm that each row of `messages` runs by, None of a row point to point; None without collectives."""
+        if not len(self.costs.runs_by):
+            return None
+        known: list[Algorithm | None] = [*self.costs.algorithms, None]
+        rows = self.message_nodes - len(self.program.tasks)
+        return [known[number] for number in self.costs.runs_by[rows].tolist()]
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
+        return bool(self.start.dtype.kind == "i")
+
+    def summary(self) -> dict[str, Any]:
+        """Give the content of summary.json."""
+        return self._summed
+
+    @cached_property
+    def _summed(self) -> dict[str, Any]:
+        program, rest = self.program, self.at_rest
+        names = [*(category.name.lower() for category in Category), "total"]
+        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, self.costs)]
+        hosts = [] if self.on_hosts is None else self.on_hosts.tolist()
+        offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
+        apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        apart |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
+        return {
+            "cdpsim": __version__,
+            "request": self.request.to_builtins(),
+            "devices": program.devices,
+            "tasks": len(program.tasks),
+            "messages": len(program.messages),
+            "makespan": utilisation.makespan(program, self.end),
+            "period": said(rest.period),
+            "period_is": rest.period_is,
+            "bubble": rest.bubble,
+            "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
+            "mean_staleness": rest.staleness,
+            **apart,
+            "peak_memory": [
+                {"device": device} | dict(zip(names, row, strict=True))
+                for device, row in enumerate(self.peaks.tolist())
+            ],
+            "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
+        } | (offloaded if hosts else {})
 
     @cached_property
     def peaks(self) -> Ints:
         """The most that each device holds: a row per device, a column per category and one for the total."""
         return memory.peaks(self.program, self.start, self.end)
+
+    @property
+    def room(self) -> Times:
+        """The bytes that each device has; inf where there is no limit."""
+        return self.request.cluster.memory_bytes(self.program.devices)
+
+    @cached_property
+    def on_hosts(self) -> Ints | None:
+        """The most bytes on each device's host; None where nothing is offloaded."""
+        model = self.request.counted[0]
+        sizes = [np.array([getattr(stage, name) for stage in model.stages]) for name in ("offloaded", "host_optimizer")]
+        return memory.host_peaks(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
+
+    @cached_property
+    def settled(self) -> bool:
+        """Whether steps may repeat each other exactly.
+
+        Nothing is random, no device stops, messages share no links, and devices are alike where tasks change theirs.
+        """
+        disorder, cluster, devices = self.request.disorder, self.request.cluster, self.program.devices
+        if disorder.is_random or disorder.stop or self.costs.wires is not None:
+            return False
+        return not steady.turns(self.program) or (not disorder.slow and cluster.sized(devices).is_alike(devices))
+
+    @property
+    def listed(self) -> bool:
+        """Whether every device does the same list in each step."""
+        return self.request.schedule.order.actions is not None
 
     @cached_property
     def at_rest(self) -> "Rest":
@@ -84,7 +185,7 @@ class Run:
 
     @property
     def _disturbed(self) -> bool:
-        return self.random or self.costs.calendar is not None
+        return self.request.disorder.is_random or self.costs.calendar is not None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cdpsim.cluster import Cluster
+from cdpsim.model import Model
+
 BUT = "without CUDA context and allocator reserve"
 UNCOUNTED = f"memory is {BUT}"
 
@@ -13,18 +16,31 @@ def setting(request: Mapping[str, Any]) -> list[str]:
     The request of a loaded trace may be anything.
     """
     model, cluster = request.get("model"), request.get("cluster")
-    words = _of_model(model) if isinstance(model, dict) else []
-    return words + ([str(cluster.get("name") or "a cluster")] if isinstance(cluster, dict) else [])
+    words = []
+    if isinstance(model, dict):
+        stages = model.get("stages")
+        kept = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+        has_state = any(stage.keys() & {"optimizer", "host_optimizer"} for stage in kept)
+        words = _of_model(*(model.get(name) for name in ("name", "samples", "precision")), has_state=has_state)
+    return words + (_of_cluster(cluster.get("name")) if isinstance(cluster, dict) else [])
 
 
-def _of_model(model: Mapping[str, Any]) -> list[str]:
+def setting_of(model: Model, cluster: Cluster) -> list[str]:
+    """Say the same of a model and a cluster."""
+    has_state = any(stage.optimizer or stage.host_optimizer for stage in model.stages)
+    words = [] if model.is_unit else _of_model(model.name, model.samples, model.precision, has_state=has_state)
+    return words + ([] if cluster.is_unit else _of_cluster(cluster.name))
+
+
+def _of_model(name: object, samples: object, precision: object, *, has_state: bool) -> list[str]:
     """Say what a model file says on top; its name ends in the recipe by which it is trained."""
-    stages = model.get("stages")
-    kept = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    words = [str(model.get("name") or "a model")]
-    words += [] if any(stage.keys() & {"optimizer", "host_optimizer"} for stage in kept) else ["no optimizer state"]
-    words += [f"{model['samples']} samples a micro-batch"] if model.get("samples") else []
-    return words + ([str(model["precision"])] if model.get("precision") else [])
+    words = [str(name or "a model"), *["no optimizer state"] * (not has_state)]
+    words += [f"{samples} samples a micro-batch"] if samples else []
+    return words + ([str(precision)] if precision else [])
+
+
+def _of_cluster(name: object) -> list[str]:
+    return [str(name or "a cluster")]
 
 
 def untied(stages: tuple[int, ...], schedules: list[str]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim import presets
-from cdpsim.assemble import assemble, counted_once
+from cdpsim.assembly import counted_once, derive
 from cdpsim.columns import Ints
 from cdpsim.costs import Costs
 from cdpsim.engine import find_engine
@@ -144,7 +144,7 @@ def held(model: Model, contents: str) -> Ints:
     """
     schedule, shape = SCHEDULES["multi-cdp"], Shape(model.n, 1)
     model, once = counted_once(schedule, shape, CDP_V1, model)
-    program = assemble(schedule, model, 1, shape=shape, rule=CDP_V1, once=once)
+    program = derive(schedule, model, 1, shape=shape, rule=CDP_V1, once=once)
     duration = np.zeros(program.nodes, dtype=np.int64)
     duration[: 2 * model.n] = 1
     rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)

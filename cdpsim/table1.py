@@ -9,13 +9,13 @@ import numpy as np
 
 from cdpsim.collectives import DEFAULT
 from cdpsim.errors import RequestError, choose, flag
+from cdpsim.front import simulate
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content, Op
 from cdpsim.progress import progress
 from cdpsim.request import whole
+from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
-from cdpsim.simulate import simulate
-from cdpsim.trace import Trace
 
 QUANTITIES = (
     "activations",
@@ -145,10 +145,8 @@ def exact(schedule: str, n: int, collective: str, shared_parameters: bool) -> di
     return {quantity: Fraction(value) for quantity, value in zip(QUANTITIES, rows[schedule], strict=True)}
 
 
-def measure(trace: Trace, shared_parameters: bool) -> dict[str, Fraction]:
-    """The simulated cells of a row, read off the trace of a run under unit costs."""
-    run = trace.run
-    assert run is not None
+def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
+    """The simulated cells of a row, read off a run under unit costs."""
     program, start, end = run.program, run.start, run.end
     buffers = program.buffers
     begin, finish = memory.held(buffers, start, end)
@@ -162,7 +160,7 @@ def measure(trace: Trace, shared_parameters: bool) -> dict[str, Fraction]:
         return np.flatnonzero(buffers.category == category)
 
     activations, parameters = of(Category.ACTIVATIONS), of(Category.PARAMETERS)
-    lanes = SCHEDULES[run.request["schedule"]].placement.lanes
+    lanes = run.request.schedule.placement.lanes
     if lanes and shared_parameters:
         kept = most(parameters, buffers.device[parameters])
     elif lanes:  # a copy of the stage for each micro-batch, from its forward to its backward
@@ -182,14 +180,12 @@ def measure(trace: Trace, shared_parameters: bool) -> dict[str, Fraction]:
     }
 
 
-def beside(trace: Trace) -> dict[str, Any]:
+def beside(run: Run) -> dict[str, Any]:
     """What the table leaves out: versions kept, optimizer states that move, what the wire carries.
 
     `versions` is the most of one stage that a device holds; `optimizer_moves` counts messages per training step;
     `wire_volume` is gradients, parameters and states per micro-batch and step in units of the model's parameters.
     """
-    run = trace.run
-    assert run is not None
     program, messages = run.program, run.program.messages
     step = communication.full_version(program) - 1
     live = memory.live_versions(program, run.start, run.end)
@@ -281,7 +277,7 @@ def _row(name: str, cells: dict[str, Fraction]) -> dict[str, Any]:
     return {"schedule": name, "rule": SCHEDULES[name].rule.name, **values}
 
 
-def _run(name: str, n: int, **options: Any) -> Trace:
+def _run(name: str, n: int, **options: Any) -> Run:
     """Simulate a row; a refusal for its size names the way that has no runs."""
     try:
         return simulate(name, n, **options)

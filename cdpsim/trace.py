@@ -1,10 +1,9 @@
-"""The columns of a run, and the files that they are saved in and loaded from."""
+"""A trace: the columns of a run, and the files that they are saved in and loaded from."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
-from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
@@ -13,17 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cdpsim.collectives import Algorithm
-from cdpsim.columns import Ints
-from cdpsim.costs import Times
 from cdpsim.errors import RequestError
 from cdpsim.files import read_text, write_folder
-from cdpsim.metrics import communication, memory, staleness, utilisation
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.progress import progress
-from cdpsim.runs import Run
-from cdpsim.units import said
-from cdpsim.version import __version__
 
 Columns = Mapping[str, np.ndarray]
 
@@ -48,137 +40,60 @@ _TIMES = ("start", "end", "time")
 _MOST_MISSING = 100_000  # pictures and exports give a row to each number, whether it is there or not
 
 
-def _names(kinds: type[IntEnum]) -> np.ndarray:
+def names_of(kinds: type[IntEnum]) -> np.ndarray:
+    """Give the words of a column, by their numbers."""
     return np.array([member.name if kinds is Kind else member.name.lower() for member in kinds])
 
 
 _WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
-_NUMBERS = {name: {word: k for k, word in enumerate(_names(kinds).tolist())} for name, kinds in _WORDS.items()}
+_NUMBERS = {name: {word: k for k, word in enumerate(names_of(kinds).tolist())} for name, kinds in _WORDS.items()}
 
 
 class Trace:
-    """What a run shows, under the names of the files' columns; `run` is None for a trace that was loaded."""
+    """When each task ran, when each message went and what devices held, under the names of the files' columns.
 
-    def __init__(self, run: Run | None) -> None:
-        self.run = run
+    >>> from cdpsim import simulate
+    >>> trace = simulate("multi-cdp", 2).trace
+    >>> trace.tasks["device"][:3].tolist(), trace.summary()["makespan"]
+    ([0, 0, 0], 14)
+    """
 
-    @cached_property
+    request: Mapping[str, Any]  # what was asked for; of a loaded trace anything that its file says, or nothing
+
+    def __init__(
+        self, tasks: Columns, messages: Columns, memory: Columns, summary: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self._tables = {"tasks": tasks, "messages": messages, "memory": memory}
+        self._summary = dict(summary)
+        asked = summary.get("request")
+        self.request = asked if isinstance(asked, Mapping) else {}
+
+    @property
     def tasks(self) -> Columns:
         """One row per task, sorted by start, device, kind (U, F, B, W), step, micro_batch, stage."""
-        program, start, end = self._run.program, self._run.start, self._run.end
-        tasks, count, order = program.tasks, len(program.tasks), self.task_nodes
-        stale = staleness.stale(program, start, end)
-        columns = {name: getattr(tasks, name)[order] for name in ("stage", "micro_batch", "step", "device")}
-        columns["kind"] = _names(Kind)[tasks.kind[order]]
-        columns["start"], columns["end"] = start[:count][order], end[:count][order]
-        columns["version"], columns["stale"] = tasks.version[order], stale[order]
-        return {name: columns[name] for name in TASKS}
+        return self._tables["tasks"]
 
-    @cached_property
+    @property
     def messages(self) -> Columns:
         """One row per message, sorted by start, then the other columns from the left.
 
         `dst` is a column of integers where every message goes point to point, else of text: members joined by `|`.
         """
-        program, first = self._run.program, len(self._run.program.tasks)
-        messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
-        single, order = messages.op == Op.P2P, self.message_nodes - first
-        columns = {name: getattr(messages, name)[order] for name in MESSAGES[2:8]}
-        columns["stage"] = np.maximum(columns["stage"], -1)
-        columns["op"] = _names(Op)[messages.op[order]]
-        columns["content"] = _names(Content)[messages.content[order]]
-        if not single.all():
-            groups = ["|".join(map(str, members.tolist())) for members in program.groups]
-            pairs = zip(single[order].tolist(), columns["dst"].tolist(), strict=True)
-            columns["dst"] = np.array([str(to) if one else groups[to] for one, to in pairs], dtype=object)
-        columns["start"], columns["end"] = start[order], end[order]
-        columns["rounds"] = self._run.costs.rounds[order]
-        return {name: columns[name] for name in MESSAGES}
+        return self._tables["messages"]
 
     @property
-    def _times(self) -> tuple[Times, Times]:
-        return self._run.start, self._run.end
-
-    @cached_property
-    def task_nodes(self) -> Ints:
-        """The program's node behind each row of `tasks`."""
-        tasks, start = self._run.program.tasks, self._run.start[: len(self._run.program.tasks)]
-        return np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start))
-
-    @cached_property
-    def message_nodes(self) -> Ints:
-        """The program's node behind each row of `messages`."""
-        program, first = self._run.program, len(self._run.program.tasks)
-        messages, start, end = program.messages, *(column[program.message_nodes] for column in self._times)
-        dst, together = messages.dst.copy(), messages.op != Op.P2P
-        dst[together] = _places(program.groups)[dst[together]]
-        stage = np.maximum(messages.stage, -1)
-        by = (messages.op, messages.content, stage, messages.micro_batch, messages.step, messages.src, dst)
-        return first + np.lexsort((self._run.costs.rounds, end, messages.size, *by[::-1], start))
-
-    @property
-    def algorithms(self) -> list[Algorithm | None] | None:
-        """What each row of `messages` runs by, where the trace has its run; None of a row point to point."""
-        if self.run is None or not len(self.run.costs.runs_by):
-            return None
-        known: list[Algorithm | None] = [*self.run.costs.algorithms, None]
-        rows = self.message_nodes - len(self.run.program.tasks)
-        return [known[number] for number in self.run.costs.runs_by[rows].tolist()]
-
-    @property
-    def request(self) -> Mapping[str, Any]:
-        """What was asked for; of a loaded trace anything that its file says, or nothing."""
-        asked = self._summary.get("request") if self.run is None else self.run.request
-        return asked if isinstance(asked, Mapping) else {}
+    def memory(self) -> Columns:
+        """What each device holds of each category from each time on, one row per change."""
+        return self._tables["memory"]
 
     @property
     def in_slots(self) -> bool:
         """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
-        start = self.tasks["start"] if self.run is None else self.run.start
-        return bool(start.dtype.kind == "i")
-
-    @cached_property
-    def memory(self) -> Columns:
-        """What each device holds of each category from each time on, one row per change."""
-        curve = memory.curves(self._run.program, self._run.start, self._run.end)
-        return curve | {"category": _names(Category)[curve["category"]]}
+        return bool(self.tasks["start"].dtype.kind == "i")
 
     def summary(self) -> dict[str, Any]:
         """Give the content of summary.json."""
         return self._summary
-
-    @cached_property
-    def _summary(self) -> dict[str, Any]:
-        run, program = self._run, self._run.program
-        names = [*(category.name.lower() for category in Category), "total"]
-        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, run.costs)]
-        hosts = [] if run.on_hosts is None else run.on_hosts.tolist()
-        offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
-        apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
-        apart |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
-        return {
-            "cdpsim": __version__,
-            "request": dict(run.request),
-            "devices": program.devices,
-            "tasks": len(program.tasks),
-            "messages": len(program.messages),
-            "makespan": utilisation.makespan(program, run.end),
-            "period": said(run.at_rest.period),
-            "period_is": run.at_rest.period_is,
-            "bubble": run.at_rest.bubble,
-            "idle_of_run": utilisation.idle_share(program, run.start, run.end, run.costs.calendar),
-            "mean_staleness": run.at_rest.staleness,
-            **apart,
-            "peak_memory": [
-                {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(run.peaks.tolist())
-            ],
-            "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
-        } | (offloaded if hosts else {})
-
-    @property
-    def _run(self) -> Run:
-        assert self.run is not None, "a loaded trace has its columns from its files"
-        return self.run
 
     def save(
         self,
@@ -202,7 +117,6 @@ class Trace:
 
 def load(directory: str | Path) -> Trace:
     """Load what `Trace.save` wrote."""
-    trace = Trace(None)
     path = Path(directory) / SEAL
     if not path.exists() and any((Path(directory) / name).exists() for name in FILES):
         raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_REMEDY} (--force)")
@@ -210,13 +124,11 @@ def load(directory: str | Path) -> Trace:
     rows = sum(len(table[header[0]]) for table, header in zip(tables.values(), TABLES.values(), strict=True))
     for name, table in tables.items():
         _check(Path(directory) / f"{name}.csv", table, rows)
-    trace.__dict__.update(_by_one_clock(tables))
     try:
         summary = msgspec.json.decode(read_text(path, largest_bytes=_LARGEST_BYTES), type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(str(path), f"not a summary: {error}; {_REMEDY}") from None
-    trace.__dict__["_summary"] = summary
-    return trace
+    return Trace(**_by_one_clock(tables), summary=summary)
 
 
 def _is_of_runs(path: Path) -> bool:
@@ -245,14 +157,6 @@ def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
         key: {name: column.astype(one, copy=False) if name in _TIMES else column for name, column in table.items()}
         for key, table in tables.items()
     }
-
-
-def _places(groups: Sequence[Ints]) -> Ints:
-    """Where each group stands when they are sorted by their members."""
-    ranked = sorted(range(len(groups)), key=lambda group: groups[group].tolist())
-    places = np.empty(len(groups), dtype=np.int64)
-    places[ranked] = np.arange(len(groups))
-    return places
 
 
 def _lines(columns: Columns) -> Iterator[bytes]:
@@ -303,7 +207,7 @@ def _parse_rows(path: Path, header: tuple[str, ...], lines: list[str], first: in
         kind = object if any(isinstance(value, str) for value in values.values()) else None if column else np.int64
         columns[name] = np.array(list(map(values.__getitem__, column)), dtype=kind)
         if name in _WORDS:
-            columns[name] = _names(_WORDS[name])[columns[name]]
+            columns[name] = names_of(_WORDS[name])[columns[name]]
     return columns
 
 

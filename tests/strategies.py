@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
-from cdpsim.assemble.causal import check_causal
+from cdpsim.assembly.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.collectives import ALL_REDUCE
 from cdpsim.devices import OVERLAPS

@@ -18,8 +18,8 @@ from cdpsim.breakeven import PRECISION, BreakEven, Runner, _crossing, breakeven,
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.hidden import hidden
+from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
-from cdpsim.trace import Trace
 from tests.conftest import Command, examples
 from tests.drawn import drawn, read
 from tests.pictured import HOSTILE
@@ -40,7 +40,7 @@ def near(value: float) -> object:
 def runner(name: str, model: Model | str, n: int | None = None, **asked: object) -> Runner:
     """What runs a schedule on a cluster."""
 
-    def run(cluster: Cluster) -> Trace:
+    def run(cluster: Cluster) -> Run:
         return simulate(name, n, model=model, cluster=cluster, steps=12, ignore_memory=True, **asked)  # type: ignore[arg-type]
 
     return run

@@ -16,8 +16,7 @@ from cdpsim.program import Edge, Edges, Kind, Program
 
 def program(schedule: str = "multi-cdp", n: int = 3) -> Program:
     """A sound program to break."""
-    run = simulate(schedule, n).run
-    assert run is not None
+    run = simulate(schedule, n)
     return run.program
 
 

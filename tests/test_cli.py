@@ -31,7 +31,7 @@ from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
 from tests.strategies import fitting
 
 FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
-SIMULATE = importlib.import_module("cdpsim.simulate")  # the package has a function of that name
+SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
 TABLE1 = importlib.import_module("cdpsim.table1")
 
 
@@ -500,7 +500,7 @@ def disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def off_by_one(trace: Any, shared_parameters: bool) -> Any:
         cells = measure(trace, shared_parameters)
-        return cells | {"rounds": cells["rounds"] + (trace.run.request["schedule"] == "mp-cdp")}
+        return cells | {"rounds": cells["rounds"] + (trace.request["schedule"] == "mp-cdp")}
 
     monkeypatch.setattr(TABLE1, "measure", off_by_one)
 
@@ -569,7 +569,7 @@ def simulate(*_, **__):
 # A shell's background jobs ignore the first of them, and those of nohup the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules["cdpsim.simulate"].simulate = simulate
+sys.modules["cdpsim.front"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 
@@ -814,7 +814,7 @@ def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    run = SIMULATE.simulate("multi-cdp", 32, steps=8, engine="simpy").run
+    run = SIMULATE.simulate("multi-cdp", 32, steps=8, engine="simpy")
     nodes = run.program.nodes
     assert said[:4] == [("simulate", 3), 1, 1, ("events", nodes)]
     assert said[-2:] == ["closed", "closed"]

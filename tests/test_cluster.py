@@ -15,6 +15,7 @@ from cdpsim.breakeven import scaled
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
 from cdpsim.offload import timed
+from cdpsim.request import Contention
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -344,7 +345,7 @@ def achieving(share: float) -> list[Cluster]:
 
 @pytest.mark.parametrize("contention", ["none", "fair", "queue"])
 @pytest.mark.parametrize("schedule", ["multi-dp", "pp-cdp"])
-def test_a_link_that_achieves_a_share_is_so_much_narrower(schedule: str, contention: str) -> None:
+def test_a_link_that_achieves_a_share_is_so_much_narrower(schedule: str, contention: Contention) -> None:
     """In messages and collectives, with contention and without, and for breakeven."""
     stages = (Stage(forward=1.0, backward=1.0, parameters=3 * 2**11, boundary=50),) * 4
     clusters = achieving(0.5)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.compare import CATEGORIES, measure
+from cdpsim.front import reopen
 from cdpsim.schedules import TABLE_1
-from cdpsim.simulate import reopen
 from tests.conftest import Command
 from tests.drawn import read
 from tests.strategies import in_seconds, requests
@@ -107,8 +107,7 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
     one, summary = measure(trace), trace.summary()
     assert (one.devices, one.makespan) == tuple(summary[key] for key in ("devices", "makespan"))
     assert (one.step, one.period_is) == (Fraction(summary["period"]), summary["period_is"])
-    assert trace.run is not None
-    longer = simulate(**request | {"steps": trace.run.at_rest.run.program.steps})  # type: ignore[arg-type]
+    longer = simulate(**request | {"steps": trace.at_rest.run.program.steps})  # type: ignore[arg-type]
     for name in (*CATEGORIES, "total"):
         most = max(row[name] for row in longer.summary()["peak_memory"])
         assert most == (one.memory if name == "total" else getattr(one, name))
@@ -242,7 +241,7 @@ def test_an_order_from_a_file_is_timed_and_measured(command: Command, here: Path
     assert command(*["simulate", "zb-h1", "-n", "4", "-m", "8", "-o", "own"]).code == 0
     for name in ("tasks.csv", "messages.csv", "memory.csv"):
         assert (here / "traces" / name).read_bytes() == (here / "own" / name).read_bytes()
-    assert reopen("traces").run is not None
+    assert reopen("traces") is not None
     out = command("import-schedule", "mine.csv").out
     assert "devices        4" in out
     refuse(command, here, "import-schedule mine.csv -n 3", "n=3, but mine.csv has 4 stages; leave it out")

@@ -29,8 +29,7 @@ every_size = pytest.mark.parametrize(("schedule", "n"), sizes, ids=[f"{schedule.
 def test_its_program_keeps_the_rules(schedule: Schedule, n: int) -> None:
     """For any number of stages."""
     cluster = Cluster(devices=(Devices(lanes=n if schedule.placement.lanes else 1),))
-    run = simulate(**fitting(schedule.name, n), cluster=cluster).run
-    assert run is not None
+    run = simulate(**fitting(schedule.name, n), cluster=cluster)
     check(run.program)
 
 
@@ -51,8 +50,7 @@ def test_it_does_every_task_once(schedule: Schedule, n: int) -> None:
 @pytest.mark.parametrize("schedule", spaced, ids=lambda s: s.name)
 def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) -> None:
     """What the order declares and what comes out of dependencies and costs coincide in the slot model."""
-    run = simulate(schedule, n).run
-    assert run is not None
+    run = simulate(schedule, n)
     t, i, phase = np.ogrid[:3, :n, : 2 * n]
     assert schedule.order.position is not None
     position = np.broadcast_to(schedule.order.position(t, i, phase, Shape(n, n)), (3, n, 2 * n)).ravel()
@@ -64,7 +62,7 @@ def test_messages_under_latency_keep_every_device_in_order(schedule: Schedule) -
     """Real links change times, not the order in which a device works."""
     clusters = (Cluster(), Cluster(link=Link(latency=0.3)))
     model = in_seconds(4)
-    free, slow = (simulate(**fitting(schedule.name, 4), model=model, cluster=cluster).run for cluster in clusters)
+    free, slow = (simulate(**fitting(schedule.name, 4), model=model, cluster=cluster) for cluster in clusters)
     assert free is not None
     assert slow is not None
     if not schedule.placement.lanes:
@@ -92,8 +90,7 @@ def test_the_last_update_ends_the_hold_on_its_optimizer_state(schedule: Schedule
     stage = Stage(forward=1, backward=2, weight_backward=1, parameters=8, optimizer=8)
     wanted["model"] = Model(stages=(stage,) * wanted["n"])
     for rule in [CDP_V1, CDP_V2] if schedule.order is CYCLIC else [schedule.rule]:
-        run = simulate(**wanted, steps=2, rule=rule).run
-        assert run is not None
+        run = simulate(**wanted, steps=2, rule=rule)
         tasks, buffers = run.program.tasks, run.program.buffers
         ends = buffers.end[buffers.category == Category.OPTIMIZER]
         last = np.flatnonzero((tasks.kind == Kind.U) & (tasks.step == 1))
@@ -111,9 +108,8 @@ def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int)
     sums = [dst for op, dst in zip(trace.messages["op"], trace.messages["dst"], strict=True) if op == "all_reduce"]
     assert len(sums) == 3 * n
     assert {len(members.split("|")) for members in sums} == {m}
-    assert trace.run is not None
-    check(trace.run.program)
-    assert violations(trace.run) == {}
+    check(trace.program)
+    assert violations(trace) == {}
 
 
 @every_schedule
@@ -123,8 +119,7 @@ def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> N
     Replicas of a pipeline need it at once even where the pipeline does not flush.
     """
     replicas = 2 if "replicas" in schedule.options else 1
-    run = simulate(**fitting(schedule.name, 4), replicas=replicas).run
-    assert run is not None
+    run = simulate(**fitting(schedule.name, 4), replicas=replicas)
     messages = run.program.messages
     model_messages = messages.op[messages.micro_batch < 0]
     assert len(model_messages) or schedule.placement.lanes

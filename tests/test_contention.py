@@ -13,11 +13,12 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, preset
 from cdpsim.cluster import Cable, Devices, Edge, Link
 from cdpsim.compare import measure
 from cdpsim.devices import OVERLAPS
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.montecarlo import spread
 from cdpsim.pictures import timeline
-from cdpsim.request import RENDEZVOUS
-from cdpsim.simulate import reopen
+from cdpsim.request import RENDEZVOUS, Contention
+from cdpsim.runs import Run
 from tests.conftest import Command, examples
 from tests.patterns import joined
 from tests.strategies import fitting, taken
@@ -38,8 +39,8 @@ COLLECTIVES = ("recursive-doubling", "ring", "tree", "best")
 
 def ends(trace: Trace) -> np.ndarray:
     """When every node has ended."""
-    assert trace.run is not None
-    return trace.run.end
+    assert isinstance(trace, Run)
+    return trace.end
 
 
 def makespan(**wanted: Any) -> float:
@@ -48,7 +49,7 @@ def makespan(**wanted: Any) -> float:
 
 
 @pytest.mark.parametrize("contention", HOW)
-def test_a_collective_that_uses_a_card_twice_waits_for_itself(contention: str) -> None:
+def test_a_collective_that_uses_a_card_twice_waits_for_itself(contention: Contention) -> None:
     """By hand: an all-reduce of 1 GB by recursive doubling over two nodes of two devices, whose cards pass 1 GB/s.
 
     Devices 0 and 1 exchange at once inside their node; then 0 with 2 and 1 with 3, both through the two cards: 2 s, in
@@ -94,14 +95,13 @@ def contended(draw: st.DrawFn) -> dict[str, Any]:
 def test_a_run_with_contention_keeps_every_rule(wanted: dict[str, Any]) -> None:
     """All invariants, of which one is that no message is faster than alone; and the same bits again."""
     trace = simulate(**wanted)
-    assert trace.run is not None
-    assert violations(trace.run) == {}
+    assert violations(trace) == {}
     assert np.array_equal(ends(trace), ends(simulate(**wanted)))
 
 
 @pytest.mark.parametrize("contention", HOW)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_slot_model_knows_no_contention(name: str, contention: str) -> None:
+def test_the_slot_model_knows_no_contention(name: str, contention: Contention) -> None:
     """Free messages take nothing from one another."""
     with pytest.raises(RequestError, match="contention: messages take no time; give a --cluster with links"):
         simulate(**fitting(name, 4), contention=contention)
@@ -109,7 +109,7 @@ def test_the_slot_model_knows_no_contention(name: str, contention: str) -> None:
 
 @pytest.mark.parametrize("contention", HOW)
 @pytest.mark.parametrize("link", [Link(latency=0.01), Link(latency=1e-3, bandwidth=1e6)])
-def test_what_meets_nobody_has_the_same_bits(link: Link, contention: str) -> None:
+def test_what_meets_nobody_has_the_same_bits(link: Link, contention: Contention) -> None:
     """Links without a limit; and one stage's boundary after another, each pair of devices with its own link."""
     model = Model(stages=(Stage(forward=0.3, backward=0.7, boundary=1000, parameters=10),) * 3)
     wanted: dict[str, Any] = {"schedule": "pp-cdp", "model": model, "cluster": Cluster(link=link)}
@@ -131,12 +131,11 @@ def test_exposed_communication_grows_with_it() -> None:
 
 
 @pytest.mark.parametrize("contention", HOW)
-def test_a_saved_run_is_reopened_as_it_was(tmp_path: Path, contention: str) -> None:
+def test_a_saved_run_is_reopened_as_it_was(tmp_path: Path, contention: Contention) -> None:
     """With its program, whose collectives are messages; and every picture and export takes it."""
     trace = simulate("multi-dp", model=ONE_SUM, cluster=NICS, contention=contention)
     trace.save(tmp_path / "run")
     again = reopen(tmp_path / "run")
-    assert again.run is not None
     assert np.array_equal(ends(again), ends(trace))
     assert trace.request["contention"] == contention and trace.request["expand_collectives"]
     for ending in ("svg", "html", "json"):
@@ -145,7 +144,7 @@ def test_a_saved_run_is_reopened_as_it_was(tmp_path: Path, contention: str) -> N
 
 
 @pytest.mark.parametrize("contention", HOW)
-def test_disorder_and_contention_go_together(contention: str) -> None:
+def test_disorder_and_contention_go_together(contention: Contention) -> None:
     """Links that jitter make messages as much longer; devices stop while messages go on; all rules hold."""
     model = Model(stages=(Stage(forward=0.1, backward=0.2, parameters=10**8, boundary=10**7),) * 3)
     disorder: dict[str, Any] = {"link_jitter": "uniform:0.1", "stop": ["1:0.5 s:1 s"], "slow": ["0:2"]}
@@ -153,9 +152,8 @@ def test_disorder_and_contention_go_together(contention: str) -> None:
         wanted: dict[str, Any] = {"schedule": name, "model": model, "contention": contention}
         wanted |= {"collective": "ring"} if name == "multi-dp" else {}
         trace = simulate(**wanted, cluster=CLUSTERS["switch"], **disorder)
-        assert trace.run is not None
-        assert violations(trace.run) == {}
-        assert trace.run.end.max() > ends(simulate(**wanted, cluster=CLUSTERS["switch"])).max()
+        assert violations(trace) == {}
+        assert trace.end.max() > ends(simulate(**wanted, cluster=CLUSTERS["switch"])).max()
     with pytest.raises(RequestError, match="leave --contention out"):
         spread(trace, 10)
 
@@ -163,7 +161,7 @@ def test_disorder_and_contention_go_together(contention: str) -> None:
 def test_what_cannot_be_asked_for() -> None:
     """A word that is none, the engine that has no links, devices that nothing reaches, links that carry nothing."""
     with pytest.raises(RequestError, match="did you mean 'fair'"):
-        simulate("multi-dp", 2, contention="unfair")
+        simulate("multi-dp", 2, contention="unfair")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"fast cannot let messages share links \(fair\); take simpy, or auto"):
         simulate("multi-dp", 2, contention="fair", engine="fast")
     lost = Cluster(devices=(Devices(count=4),), edges=(Edge(between=(0, 1), bandwidth=1e9),))

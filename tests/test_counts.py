@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError
-from cdpsim.assemble import assemble
+from cdpsim.assembly import derive
 from cdpsim.check import check
 from cdpsim.collectives import DEFAULT
-from cdpsim.costs import price
+from cdpsim.costs import node_costs
 from cdpsim.disorder import Disorder
 from cdpsim.disturb import jittered
 from cdpsim.engine import ENGINES
@@ -22,7 +22,7 @@ COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
 
 def pipeline(counts: Any = COUNTS, name: str = "1f1b") -> Program:
     """Two stages, at most three micro-batches, two replicas, two steps."""
-    return assemble(SCHEDULES[name], Model.unit(2, split=True), 2, shape=Shape(2, 3, 1, 2), counts=counts)
+    return derive(SCHEDULES[name], Model.unit(2, split=True), 2, shape=Shape(2, 3, 1, 2), counts=counts)
 
 
 def row(program: Program, name: str) -> int:
@@ -72,7 +72,7 @@ def test_a_list_leaves_out_the_micro_batches_that_are_not_there(name: str) -> No
 def test_engines_agree_and_all_gradients_are_summed() -> None:
     """An all-reduce for each step and stage waits for all of the step's backwards there."""
     program = pipeline()
-    costs = price(program, Model.unit(2), Cluster.unit(), DEFAULT)
+    costs = node_costs(program, Model.unit(2), Cluster.unit(), DEFAULT)
     times = [engine(program, costs) for engine in ENGINES.values()]
     assert all(np.array_equal(*both) for both in zip(*times, strict=True))
     sums = len(program.tasks) + np.flatnonzero(program.messages.op == Op.ALL_REDUCE)
@@ -88,13 +88,13 @@ def test_engines_agree_and_all_gradients_are_summed() -> None:
 
 def test_gradients_in_turn_end_with_the_last_micro_batch_that_is_there() -> None:
     """multi-cdp: device i has micro-batch i, so the second step's last one, i = 1, makes the update."""
-    program = assemble(SCHEDULES["multi-cdp"], Model.unit(3), 3, counts=np.array([[3], [2], [3]]))
+    program = derive(SCHEDULES["multi-cdp"], Model.unit(3), 3, counts=np.array([[3], [2], [3]]))
     check(program)
     tasks = program.tasks
     updates = slice(program.compute, None)
     made = {(t, d) for t, d in zip(tasks.step[updates].tolist(), tasks.device[updates].tolist(), strict=True)}
     assert made == {(0, 2), (1, 1), (2, 2)}
-    costs = price(program, Model.unit(3), Cluster.unit(), DEFAULT)
+    costs = node_costs(program, Model.unit(3), Cluster.unit(), DEFAULT)
     assert all(np.array_equal(*both) for both in zip(*(run(program, costs) for run in ENGINES.values()), strict=True))
 
 
@@ -142,7 +142,7 @@ def test_numbers_that_are_none_are_refused(counts: Any, problem: str) -> None:
 def test_a_device_without_a_micro_batch_cannot_sum(name: str) -> None:
     """Of devices with a micro-batch each, one would have none."""
     with pytest.raises(RequestError, match="counts: leave a device without a micro-batch"):
-        assemble(SCHEDULES[name], Model.unit(3), 2, counts=np.array([[3], [2]]))
+        derive(SCHEDULES[name], Model.unit(3), 2, counts=np.array([[3], [2]]))
 
 
 def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
@@ -150,7 +150,7 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
     disorder = Disorder(jitter="lognormal:0.5")
 
     def factors(counts: list[list[int]]) -> dict[str, float]:
-        program = assemble(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
+        program = derive(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
         drawn = jittered(program, np.ones(program.nodes), disorder, 7, range(1))[0]
         return {program.describe(node): drawn[node] for node in range(len(program.tasks))}
 

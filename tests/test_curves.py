@@ -2,10 +2,11 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from cdpsim.draw.curves import memory, traffic, versions
 from tests.drawn import drawn
 from tests.pictured import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.strategies import requests
+from tests.traces import changed, empty
 
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -137,14 +139,13 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(
 
 
 @pytest.mark.parametrize("draw", [memory, traffic, versions])
-def test_ids_are_unique(draw: Callable[[list[Trace]], Figure]) -> None:
+def test_ids_are_unique(draw: Callable[[Sequence[Trace]], Figure]) -> None:
     for traces in ([simulate("mp-cdp", 3)], [simulate("mp-dp", 2), simulate("mp-cdp", 3)]):
         assert drawn(draw(traces)).shapes
 
 
 def test_a_hostile_name_stays_text() -> None:
-    trace = simulate("single-cdp", model=model(2), cluster=BOX)
-    trace.summary()["request"]["model"]["name"] = HOSTILE
+    trace = simulate("single-cdp", model=msgspec.structs.replace(model(2), name=HOSTILE), cluster=BOX)
     content = rendered(memory([trace]), "a.svg")
     shown = ["".join(text.itertext()) for text in ElementTree.fromstring(content).iter(f"{SVG}text")]
     assert any('</script><b a="$x^"&' in text for text in shown)
@@ -163,7 +164,7 @@ def test_one_device_has_one_panel_and_words_name_what_differs() -> None:
 @pytest.mark.parametrize("request_", [None, "x", {"n": [1]}, {"n": "4", "m": None}, {"schedule": {"a": 1}}])
 def test_a_file_may_record_any_request(request_: object, tmp_path: Path) -> None:
     trace = saved(simulate("multi-cdp", 2), tmp_path / "trace")
-    trace.summary()["request"] = request_
+    trace = changed(trace, trace.summary() | {"request": request_})
     for traces in ([trace], [trace, trace]):
         assert not [text for text in words(memory(traces)) if "BΨA" in text]
         assert words(traffic(traces))
@@ -171,12 +172,10 @@ def test_a_file_may_record_any_request(request_: object, tmp_path: Path) -> None
 
 def test_what_cannot_be_one_picture_is_refused() -> None:
     unit, real = simulate("multi-dp", 2), simulate("multi-dp", model=model(2), cluster=BOX)
-    empty = Trace(None)
-    empty.__dict__ |= {"tasks": {"start": np.zeros(0, dtype=np.int64)}, "_summary": {}}
     for traces, problem in (
         ([], "none; give at least one"),
         ([unit, real], "some in seconds"),
-        ([unit, empty], "no tasks"),
+        ([unit, empty()], "no tasks"),
         ([unit] * 17, "at most 16"),
     ):
         with pytest.raises(RequestError, match=problem):

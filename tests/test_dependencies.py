@@ -163,8 +163,7 @@ def without(run: Run, row: int) -> Run:
 @pytest.mark.parametrize("name", RUNS)
 def test_no_edge_that_matters_can_be_missing(name: str) -> None:
     """Each edge that decides when a node starts is taken away; an invariant says so, which cannot have read it."""
-    run = simulate(**RUNS[name]).run
-    assert run is not None
+    run = simulate(**RUNS[name])
     assert violations(run) == {}
     edges, rows = run.program.edges, binding(run)
     assert rows
@@ -178,8 +177,7 @@ def test_no_edge_that_matters_can_be_missing(name: str) -> None:
 @given(requests())
 def test_what_is_recounted_times_the_run(request: dict[str, Any]) -> None:
     """The needs of the laws alone, without the program's edges, give every node the start that it has."""
-    run = simulate(**request).run
-    assert run is not None
+    run = simulate(**request)
     found, program = turns.needs(Recount(run)), run.program
     edges = Edges(found.before, found.after, np.zeros_like(found.before))
     start, end = ENGINES["fast"](replace(program, edges=edges), run.costs)
@@ -201,8 +199,7 @@ def test_replicas_update_a_stage_in_the_order_of_steps(asked: dict[str, Any], se
     one = Stage(forward=1.0, backward=2.0, activation=10**9, boundary=10**7, parameters=4 * 10**9)
     links = Cluster(link=Link(latency=5e-6, bandwidth=1e9))
     more: dict[str, Any] = {"model": Model(stages=(one, one)), "cluster": links, "link_jitter": "lognormal:2"}
-    run = simulate(n=2, replicas=2, seed=seed, **asked, **more).run
-    assert run is not None
+    run = simulate(n=2, replicas=2, seed=seed, **asked, **more)
     tasks = run.program.tasks
     rows = np.flatnonzero(tasks.kind == Kind.U)
     in_order = rows[np.lexsort((tasks.step[rows], tasks.stage[rows], tasks.device[rows]))].reshape(4, 6)
@@ -216,7 +213,7 @@ def test_a_schedule_that_has_no_name_here_is_recounted_by_times(name: str) -> No
     """Its order is not known; the states that travel are followed as they went."""
     asked = dict(RUNS[name])
     own = replace(SCHEDULES[asked.pop("schedule")], name="mine")
-    run = simulate(own, **asked).run
+    run = simulate(own, **asked)
     assert run is not None and violations(run) == {}
     rows = binding(run)
     seen = [row for row in rows if violations(without(run, row))]

@@ -9,27 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.compare import measure
 from cdpsim.disorder import Disorder, Slow, Stop
 from cdpsim.engine import ENGINES
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.metrics.waiting import idle
 from cdpsim.program import Program
 from cdpsim.runs import Run
-from cdpsim.simulate import reopen
 from tests.conftest import examples
 from tests.strategies import disorders, requests, streamed_requests, taken
 
 SECONDS = Model(stages=(Stage(forward=1.0, backward=2.0, activation=10, boundary=4, parameters=10),) * 3)
 LINKED = Cluster(link=Link(latency=0.25, bandwidth=40.0))
-
-
-def run_of(trace: Trace) -> Run:
-    """The run behind a simulated trace."""
-    assert trace.run is not None
-    return trace.run
 
 
 @st.composite
@@ -51,7 +45,7 @@ def same(left: Run, right: Run) -> bool:
 @given(disturbed_requests())
 def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
-    fast, discrete = (run_of(simulate(**request, **disorder, engine=engine)) for engine in ENGINES)
+    fast, discrete = (simulate(**request, **disorder | {"engine": engine}) for engine in ENGINES)
     assert fast.start.dtype == discrete.start.dtype
     assert same(fast, discrete)
 
@@ -61,7 +55,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str,
 def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
     trace = simulate(**request, **disorder)
-    assert violations(run_of(trace)) == {}
+    assert violations(trace) == {}
     assert 0 <= measure(trace).exposed <= measure(trace).bubble <= 1
     assert -1e-9 <= trace.summary()["bubble"] <= 1
 
@@ -74,7 +68,7 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
     unit = "" if "model" not in request else "s"
     trace = simulate(**request, **nothing, stop=[f"0:{at}{unit}:0{unit}"])
     assert trace.summary() == simulate(**request).summary()
-    assert same(run_of(trace), run_of(simulate(**request)))
+    assert same(trace, simulate(**request))
 
 
 @settings(max_examples=examples(60))
@@ -82,11 +76,11 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
 def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]], factor: int, at: int) -> None:
     """Neither with a slower device, nor with one more stop; whatever else disturbs the run, drawn alike."""
     request, disorder = drawn
-    before = run_of(simulate(**request, **disorder))
+    before = simulate(**request, **disorder)
     unit = "" if "model" not in request else "s"
     more = [*disorder.get("stop", []), f"0:{at}{unit}:7{unit}"]
     own = float(disorder.get("slow", ["0:1"])[0][2:]) * factor
-    after = run_of(simulate(**request, **disorder | {"stop": more, "slow": [f"0:{own:g}"]}))
+    after = simulate(**request, **disorder | {"stop": more, "slow": [f"0:{own:g}"]})
     assert (after.start >= before.start).all()
     assert (after.end >= before.end).all()
 
@@ -105,7 +99,7 @@ def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
     factors = []
     for name, steps, link in (("multi-dp", 2, Link()), ("pp-cdp", 3, Link(latency=1.0))):
         options: dict[str, Any] = {"model": model, "steps": steps, "cluster": _like(request["cluster"], link)}
-        plain, other = (run_of(simulate(name, n, **options, **some)) for some in ({}, disorder))
+        plain, other = (simulate(name, n, **options, **some) for some in ({}, disorder))
         count = 2 * 2 * n * n
         factors.append((other.costs.duration / np.where(plain.costs.duration, plain.costs.duration, 1))[:count])
     assert np.allclose(factors[0], factors[1], rtol=1e-12)
@@ -164,7 +158,7 @@ def test_a_run_is_what_a_ticking_clock_makes_of_it(
     name: str, n: int, stops: list[tuple[int, int, int]], factor: int, latency: int
 ) -> None:
     """Whole seconds, or whole slots: each device works in each second in which it does not stand still."""
-    devices = run_of(simulate(name, n)).program.devices
+    devices = simulate(name, n).program.devices
     pairs: dict[int, list[tuple[int, int]]] = {}
     for device, at, length in stops:
         pairs.setdefault(device % devices, []).append((at, at + length))
@@ -173,12 +167,12 @@ def test_a_run_is_what_a_ticking_clock_makes_of_it(
         model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * n)
         said = [f"{d}:{a}s:{u - a}s" for d, some in pairs.items() for a, u in some]
         cluster = Cluster(link=Link(latency=float(latency)))
-        run = run_of(simulate(name, n, steps=2, model=model, cluster=cluster, stop=said, slow=slow))
+        run = simulate(name, n, steps=2, model=model, cluster=cluster, stop=said, slow=slow)
         run.costs.release[:] = np.round(run.costs.release)  # cyclic releases may be thirds of seconds
         start, end = ENGINES["fast"](run.program, run.costs)
     else:
         said = [f"{d}:{a}:{u - a}" for d, some in pairs.items() for a, u in some]
-        run = run_of(simulate(name, n, steps=2, stop=said, slow=slow))
+        run = simulate(name, n, steps=2, stop=said, slow=slow)
         start, end = run.start, run.end
     expected = by_ticks(run, pairs)
     assert start.tolist() == expected[0]
@@ -245,7 +239,7 @@ def test_one_gpu_four_times_slower_leaves_the_others_idle_three_quarters_of_the_
     trace = simulate("multi-dp", 4, steps=4, slow=["3:4"])
     assert trace.summary()["period"] == 32
     assert trace.summary()["makespan"] == 4 * 32
-    gaps = idle(run_of(trace).program, run_of(trace).start, run_of(trace).end)
+    gaps = idle(trace.program, trace.start, trace.end)
     for device, share in ((0, 3 / 4), (1, 3 / 4), (2, 3 / 4), (3, 0)):
         mine = gaps["device"] == device
         assert (gaps["end"][mine] - gaps["begin"][mine]).sum() / (4 * 32) == share
@@ -263,10 +257,9 @@ def test_what_disturbs_is_recorded_and_served_again(tmp_path: Any) -> None:
     assert {name: trace.request[name] for name in said} == said
     trace.save(tmp_path / "trace")
     again = reopen(tmp_path / "trace")
-    assert again.run is not None
     assert again.summary() == trace.summary()
     simulate("multi-dp", 4, slow=["3:4"], stop=["1:3:2"]).save(tmp_path / "slots")
-    assert reopen(tmp_path / "slots").run is not None
+    assert reopen(tmp_path / "slots") is not None
     assert not {"jitter", "link_jitter", "slow", "stop", "run"} & set(simulate("multi-dp", 4).request)
 
 
@@ -322,7 +315,7 @@ def test_a_device_that_a_schedule_does_not_use_may_be_slow() -> None:
 )
 def test_invariants_know_when_devices_stand_still(start: int, end: int, problem: str) -> None:
     """Device 1 would begin B(i=1,j=1) in slot 2, stands still until 5, and does it until 6: all else is a fault."""
-    run = run_of(simulate("multi-dp", 2, steps=1, stop=["1:2:3"]))
+    run = simulate("multi-dp", 2, steps=1, stop=["1:2:3"])
     node = next(k for k in range(run.program.nodes) if run.program.describe(k) == "B(t=0,i=1,j=1)")
     assert (run.start[node], run.end[node], violations(run)) == (5, 6, {})
     starts, ends = run.start.copy(), run.end.copy()
@@ -333,14 +326,14 @@ def test_invariants_know_when_devices_stand_still(start: int, end: int, problem:
 
 def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled sweeps know none, and leave such runs to numpy."""
-    expected = run_of(simulate("multi-cdp", 4, stop=["2:9:4"]))
+    expected = simulate("multi-cdp", 4, stop=["2:9:4"])
     monkeypatch.setattr("cdpsim.paths.COMPILED_FROM", 0)
     monkeypatch.setattr("cdpsim.paths.LOADED_FROM", 0)
-    assert same(run_of(simulate("multi-cdp", 4, stop=["2:9:4"])), expected)
+    assert same(simulate("multi-cdp", 4, stop=["2:9:4"]), expected)
 
 
 def test_programs_keep_their_type() -> None:
     """In slots whole numbers stay whole."""
-    run = run_of(simulate("multi-cdp", 4, slow=["1:3"], stop=["2:9:4"]))
+    run = simulate("multi-cdp", 4, slow=["1:3"], stop=["2:9:4"])
     assert isinstance(run.program, Program)
     assert run.end.dtype == np.int64

@@ -13,10 +13,10 @@ from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.collectives import COLLECTIVES, algorithm
 from cdpsim.expand import expand, unroll
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.schedules import TABLE_1
-from cdpsim.simulate import reopen
 from cdpsim.topology import Cable, Topology
 from cdpsim.units import Work
 from tests.conftest import examples
@@ -88,12 +88,10 @@ def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     slots = {} if "model" in wanted else {"collective": "tree"}  # one part: it goes into slots
     wanted = taken(wanted | {"expand_collectives": True} | slots)
     trace = simulate(**wanted)
-    assert trace.run is not None
-    check(trace.run.program)
-    assert violations(trace.run) == {}
+    check(trace.program)
+    assert violations(trace) == {}
     again = simulate(**wanted, engine="simpy")
-    assert again.run is not None
-    assert np.array_equal(trace.run.end, again.run.end)
+    assert np.array_equal(trace.end, again.end)
 
 
 @given(alike(), st.lists(st.floats(0.1, 10.0), min_size=49, max_size=49))
@@ -112,9 +110,8 @@ def test_nothing_is_later_than_in_one_piece(wanted: dict[str, Any], speeds: list
         "cluster": Cluster(devices=devices, link=Link(latency=0.5)),
     }
     whole, parts = simulate(**uneven), simulate(**taken(uneven | {"expand_collectives": True}))
-    count = len(whole.run.program.tasks) if whole.run else 0
-    assert whole.run is not None and parts.run is not None
-    assert (parts.run.end[:count] <= whole.run.end[:count] * (1 + 1e-9)).all()
+    count = len(whole.program.tasks) if whole else 0
+    assert (parts.end[:count] <= whole.end[:count] * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -220,8 +217,7 @@ def test_messages_wait_for_what_they_carry_on() -> None:
 def test_a_program_without_collectives_stays_as_it_is() -> None:
     """Cyclic schedules have none, and one device has nobody to exchange with."""
     for name, n in (("multi-cdp", 3), ("multi-dp", 1)):
-        run = simulate(name, n).run
-        assert run is not None
+        run = simulate(name, n)
         assert expand(run.program, run.costs) is run.program
 
 
@@ -236,16 +232,14 @@ def test_an_expanded_trace_is_opened_again(tmp_path: Any) -> None:
     """Its request says how it was made."""
     trace = simulate("zero-dp", 3, expand_collectives=True)
     trace.save(tmp_path / "a")
-    assert reopen(tmp_path / "a").run is not None
+    assert reopen(tmp_path / "a") is not None
 
 
 def test_messages_that_are_of_no_collective_take_what_they_took() -> None:
     """Boundaries, and updates, of two replicas of a pipeline whose all-reduces run as messages."""
     stage = Stage(forward=1.0, backward=1.0, update=0.5, boundary=3, parameters=8)
     asked: dict[str, Any] = {"model": Model(stages=(stage,) * 2), "cluster": Cluster(link=Link(bandwidth=1.0))}
-    whole, pieces = (
-        simulate("1f1b", replicas=2, steps=1, **asked, expand_collectives=way).run for way in (False, True)
-    )
+    whole, pieces = (simulate("1f1b", replicas=2, steps=1, **asked, expand_collectives=way) for way in (False, True))
     assert whole is not None and pieces is not None
     kept = pieces.costs.duration[: len(whole.program.tasks) + int((whole.program.messages.op == Op.P2P).sum())]
     assert sorted(set(kept.tolist())) == [0.5, 1.0, 3.0]

@@ -22,6 +22,7 @@ from cdpsim.trace import load
 from cdpsim.units import Work
 from tests.pictured import saved
 from tests.strategies import requests
+from tests.traces import changed, empty, some_rows
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -201,11 +202,10 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
         raise
     kinds = trace.tasks["kind"]
     assert len(picture.boxes("forward")) == len(picture.boxes("backward")) == (kinds == "F").sum()
-    assert trace.run is not None
-    halves = ["backward-of-weights"] * trace.run.program.splits
+    halves = ["backward-of-weights"] * trace.program.splits
     assert [len(picture.boxes(half)) for half in halves] == [(kinds == "W").sum()] * len(halves)
     areas: dict[int, list[tuple[float, float]]] = {}
-    in_lanes = ["update"] if len(trace.run.program.lane_tasks) > trace.run.program.compute else []
+    in_lanes = ["update"] if len(trace.program.lane_tasks) > trace.program.compute else []
     for gid in ("forward", "backward", *halves, *in_lanes, *(f"idle-{reason.name.lower()}" for reason in Reason)):
         for path in picture.groups[gid].iter(f"{SVG}path") if gid in picture.groups else ():
             if "clip-path" in path.attrib:  # else it is of a texture
@@ -237,7 +237,8 @@ def test_names_that_somebody_chose_are_text(tmp_path: Path) -> None:
     simulate("multi-dp", 2).save(tmp_path / "run")
     trace = load(tmp_path / "run")
     name = "</script>$x^'\"&<b>\n\0" + "x" * 10_000
-    trace.summary()["request"] = {"schedule": name, "model": {"name": name}, "cluster": {"name": name}}
+    request = {"schedule": name, "model": {"name": name}, "cluster": {"name": name}}
+    trace = changed(trace, trace.summary() | {"request": request})
     picture = Picture(trace)
     (title,) = (words for words in picture.words if "script" in words)
     assert title.startswith("</script>$x^'\"&<b>\\n\\x00xxx")
@@ -275,7 +276,7 @@ def test_what_runs_at_once_on_a_device_of_a_loaded_trace_gets_its_own_lane(tmp_p
         assert Picture(load(tmp_path / "run")).boxes(gid) == Picture(whole).boxes(gid)
 
 
-def changed(folder: Path, trace: Trace, kinds: dict[int, str], devices: int) -> Trace:
+def rewritten(folder: Path, trace: Trace, kinds: dict[int, str], devices: int) -> Trace:
     """A trace from files in which some tasks are of other kinds, and which says how many devices there are."""
     trace.save(folder / "run")
     loaded = load(folder / "run")
@@ -287,7 +288,7 @@ def changed(folder: Path, trace: Trace, kinds: dict[int, str], devices: int) -> 
 
 def test_backwards_of_weights_and_devices_without_tasks(tmp_path: Path) -> None:
     """What no schedule of the paper has: a third form of bar, hatched at its head, and a row that is idle always."""
-    picture = Picture(changed(tmp_path, simulate("single-dp", 1, steps=1), {1: "W"}, 3))
+    picture = Picture(rewritten(tmp_path, simulate("single-dp", 1, steps=1), {1: "W"}, 3))
     assert simple(picture.boxes("backward-of-weights")) == [("device 0", 1, 2)]
     assert [box.lane for box in picture.boxes("backward-of-weights-hatch-light")] == [-1]
     assert not picture.boxes("backward")
@@ -300,8 +301,7 @@ def test_updates_alone_can_be_drawn(tmp_path: Path) -> None:
     simulate("multi-dp", 2, steps=1).save(tmp_path / "run")
     trace = load(tmp_path / "run")
     rows = trace.tasks["kind"] == "U"
-    trace.__dict__["tasks"] = {name: column[rows] for name, column in trace.tasks.items()}
-    picture = Picture(trace)
+    picture = Picture(changed(trace, tasks=some_rows(trace.tasks, rows)))
     assert picture.marks("update-mark") == [("device 0", 4), ("device 1", 4)]
     assert simple(picture.boxes("idle-nothing")) == [("device 0", 0, 4), ("device 1", 0, 4)]
 
@@ -348,10 +348,8 @@ def test_narrow_tasks_are_drawn_finer() -> None:
 
 def test_a_trace_without_tasks_is_refused() -> None:
     """Before anything else is looked at."""
-    trace = Trace(None)
-    trace.__dict__["tasks"] = {"start": np.zeros(0)}
     with pytest.raises(RequestError, match="trace: has no tasks"):
-        gantt(trace)
+        gantt(empty())
 
 
 def updated(**where: float) -> Trace:

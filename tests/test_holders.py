@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from cdpsim import SCHEDULES
-from cdpsim.assemble.tables import Lanes, Passes, Tables, check_counts
+from cdpsim.assembly.tables import Lanes, Passes, Tables, check_counts
 from cdpsim.program import Kind
 from cdpsim.schedules.shape import Shape
 from tests.strategies import shapes

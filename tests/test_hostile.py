@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ VALUES: list[Any] = [
     *(np.array([1, 2]), np.array(["unit", "x"]), np.float64(2), Fraction(1, 2), Path("/nowhere/x.toml"), Unwritable()),
     *(Cluster.unit(), SCHEDULES["1f1b"], HALVES, Rule("x", lambda i, j, shape: i - 9)),
 ]
-KEYWORDS = [name for name in simulate.__annotations__ if name not in ("return", "n")]
+KEYWORDS = [name for name in signature(simulate).parameters if name != "n"]
 
 
 @pytest.mark.no_cover
@@ -177,7 +178,7 @@ def test_a_wrong_type_is_named(keyword: str, value: object, problem: str) -> Non
         simulate(**{"schedule": "multi-cdp", "n": 2, keyword: value})  # type: ignore[arg-type]
 
 
-FLAGS = [name for name, kind in simulate.__annotations__.items() if kind in (bool, bool | None)]
+FLAGS = [name for name, word in signature(simulate).parameters.items() if word.annotation in (bool, bool | None)]
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -244,11 +245,11 @@ PREFETCHING = [name for name, schedule in SCHEDULES.items() if "prefetch" in sch
 @pytest.mark.parametrize("beyond", [2**31 - 1, 3_000_000_000, 10**17])
 def test_parameters_may_arrive_before_all_tasks(name: str, beyond: int) -> None:
     """Then no message waits for room at its receiver, however far beyond all tasks that is."""
-    trace, run = simulate(name, 3, prefetch=beyond), simulate(name, 3, prefetch=1000).run
-    assert trace.run is not None and run is not None
-    edges, tasks = trace.run.program.edges, len(trace.run.program.tasks)
+    trace, run = simulate(name, 3, prefetch=beyond), simulate(name, 3, prefetch=1000)
+    assert trace is not None and run is not None
+    edges, tasks = trace.program.edges, len(trace.program.tasks)
     assert not ((edges.kind == Edge.ROOM) & (edges.before < tasks) & (edges.after >= tasks)).any()
-    assert np.array_equal(trace.run.start, run.start)
+    assert np.array_equal(trace.start, run.start)
 
 
 @pytest.mark.parametrize("what", ["memory", "traffic", "steps"])

@@ -14,23 +14,24 @@ from cdpsim import SCHEDULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from those above it; a package is its modules, last of them its __init__.
 DRAWN = """
-    version display errors progress help console columns variates filling compiled stops paths files units fileform
+    version display errors progress help console columns variates filling filling_arrays compiled stops paths
+    files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
     schedules.state schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
     program collectives.rounds collectives.double_tree collectives check
-    assemble.build assemble.causal assemble.listing assemble.tables assemble.passes assemble.update
-    assemble.tied assemble.data_axis assemble.carried assemble.in_turn assemble
+    assembly.build assembly.causal assembly.listing assembly.tables assembly.passes assembly.update
+    assembly.tied assembly.data_axis assembly.carried assembly.in_turn assembly
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    runs stalled trace setting
+    trace tabled limits request runs stalled setting
     invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
     invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
-    pyramid limits request simulate montecarlo
+    pyramid front montecarlo
     compare breakeven superpose table1 tables table1_forms
     draw.text draw.canvas draw.palette draw.scene draw.sheet
     draw.paper.marks draw.paper.shown draw.paper
@@ -240,5 +241,5 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert "slot" in list(words(tree))
     assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
-    assert module_named("cdpsim.simulate") == "simulate"
+    assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"

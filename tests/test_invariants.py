@@ -16,6 +16,7 @@ from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.invariants.pieces import put_together
 from cdpsim.program import Category, Content, Edge, Edges, Program, no_parts
 from cdpsim.runs import Run
+from cdpsim.schedules.rule import recorded_rule
 from tests.strategies import requests
 
 Fault = Callable[[], Run]
@@ -25,9 +26,7 @@ OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
 
 def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
     """A run with nothing wrong."""
-    run = simulate(schedule, n, **options).run
-    assert run is not None
-    return run
+    return simulate(schedule, n, **options)
 
 
 def node(program: Program, name: str) -> int:
@@ -217,7 +216,7 @@ def read_by_backward() -> Run:
 
 def asked(run: Run, rule: object) -> Run:
     """Let the request say another rule."""
-    return replace(run, request={**run.request, "rule": rule})
+    return replace(run, request=run.request._changed(rule=recorded_rule(rule)))
 
 
 def read_by_both(t: int, version: int) -> Run:
@@ -534,9 +533,7 @@ def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
 
 def run_of(request: dict[str, Any]) -> Run:
     """The run of a drawn request."""
-    run = simulate(**request).run
-    assert run is not None
-    return run
+    return simulate(**request)
 
 
 @pytest.mark.parametrize("name", INVARIANTS)

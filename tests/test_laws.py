@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, Trace, simulate
+from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.columns import Ints
@@ -27,12 +27,6 @@ from tests.strategies import requests, taken
 PARTS = 8
 
 
-def run_of(trace: Trace) -> Run:
-    """The run behind a simulated trace."""
-    assert trace.run is not None
-    return trace.run
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize("part", range(PARTS))
 def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
@@ -41,7 +35,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
     @settings(max_examples=examples(2000 // PARTS))
     @given(requests())
     def law(request: dict[str, Any]) -> None:
-        run = run_of(simulate(**request, engine="fast"))
+        run = simulate(**request, engine="fast")
         start, end = ENGINES["simpy"](run.program, run.costs)
         assert run.start.dtype == start.dtype
         assert np.array_equal(run.start, start)
@@ -54,13 +48,13 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
 @given(requests())
 def test_every_assembled_program_keeps_the_rules(request: dict[str, Any]) -> None:
     """What assembly derives passes the checks that refuse broken programs."""
-    check(run_of(simulate(**request)).program)
+    check(simulate(**request).program)
 
 
 @given(requests())
 def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, Any]) -> None:
     """Dependencies and lane orders hold in the times."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     edges, (before, after) = run.program.edges, run.program.lane_edges
     assert (run.end[edges.before] <= run.start[edges.after]).all()
     assert (run.end[before] <= run.start[after]).all()
@@ -69,7 +63,7 @@ def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, An
 @given(requests())
 def test_a_version_exists_before_it_is_read(request: dict[str, Any]) -> None:
     """The update that makes a version ends before its readers start, whatever the costs."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     tasks = run.program.tasks
     made = {(v, j, d): node for node, (v, j, d) in _updates(run)}
     anywhere: dict[tuple[int, int], float] = {}
@@ -88,7 +82,7 @@ def _updates(run: Run) -> list[tuple[int, tuple[int, int, int]]]:
 @given(requests())
 def test_a_reader_holds_what_it_reads(request: dict[str, Any]) -> None:
     """While a task runs, its device holds the version that it reads, if a version weighs anything."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     tasks, buffers = run.program.tasks, run.program.buffers
     begin, end = memory.held(buffers, run.start, run.end)
     spans: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
@@ -116,7 +110,7 @@ def test_what_is_held_is_freed(request: dict[str, Any]) -> None:
 @given(requests())
 def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
     """Every holding is an interval."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     begin, end = memory.held(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()
 
@@ -125,7 +119,7 @@ def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
 def test_the_busiest_lane_and_the_longest_pass_fit_into_the_run(request: dict[str, Any]) -> None:
     """A run takes at least as long as its busiest lane and as any micro-batch's own tasks."""
     trace = simulate(**request)
-    run, program = run_of(trace), run_of(trace).program
+    run, program = trace, trace.program
     lanes = np.add.reduceat(run.costs.duration[program.lane_tasks], program.lane_start[:-1])
     passes = run.costs.duration[: program.compute].reshape(-1, program.phases).sum(axis=1)
     assert trace.summary()["makespan"] >= max(lanes.max(), passes.max()) * (1 - 1e-12)
@@ -134,7 +128,7 @@ def test_the_busiest_lane_and_the_longest_pass_fit_into_the_run(request: dict[st
 @given(requests(), st.sampled_from([0.5, 2.0, 1024.0]))
 def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: float) -> None:
     """Times scale with costs; by powers of two exactly."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     costs = Costs(run.costs.duration * factor, run.costs.rounds, run.costs.release * factor)
     start, end = ENGINES["fast"](run.program, costs)
     assert np.array_equal(start, run.start * factor)
@@ -144,7 +138,7 @@ def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: flo
 @given(requests(), st.data())
 def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st.DataObject) -> None:
     """Without contention there is no task or message whose slowing speeds another."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     duration = run.costs.duration.astype(float)
     for node in data.draw(st.lists(st.integers(0, len(duration) - 1), min_size=1, max_size=3)):
         duration[node] += data.draw(st.floats(0, 10))
@@ -156,7 +150,7 @@ def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st
 @given(requests())
 def test_free_communication_never_slows(request: dict[str, Any]) -> None:
     """A program whose messages take no time ends no task later."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     duration = run.costs.duration.copy()
     duration[len(run.program.tasks) :] = 0
     _, end = ENGINES["fast"](run.program, replace(run.costs, duration=duration))
@@ -193,11 +187,11 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
     request = taken(request | {"schedule": schedule, "cluster": same, "prefetch": 0})
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     own = run.program.devices // request["replicas"]
     label = list(range(own))
     random.shuffle(label)
-    other = run_of(simulate(**request | {"schedule": relabelled(schedule, np.array(label))}))
+    other = simulate(**request | {"schedule": relabelled(schedule, np.array(label))})
     compute = slice(run.program.compute)
     replica, device = np.divmod(run.program.tasks.device[compute], own)
     assert np.array_equal(own * replica + np.array(label)[device], other.program.tasks.device[compute])
@@ -219,7 +213,7 @@ def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
     """Parameters that may arrive earlier make no task start later."""
     if "prefetch" not in request["schedule"].options:
         return
-    now, later = (run_of(simulate(**request | {"prefetch": k})) for k in (2, 0))
+    now, later = (simulate(**request | {"prefetch": k}) for k in (2, 0))
     compute = slice(len(now.program.tasks))
     assert (now.start[compute] <= later.start[compute]).all()
 
@@ -227,7 +221,7 @@ def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
 @given(requests())
 def test_a_pulled_message_finds_room(request: dict[str, Any]) -> None:
     """What is pulled lands on a device that is done with the task before the reader, `prefetch` tasks earlier."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     program, edges = run.program, run.program.edges
     room = (edges.kind == Edge.ROOM) & (edges.after >= len(program.tasks))  # others: updates take turns on a host
     receivers = program.tasks.device[edges.before[room]]

@@ -8,18 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content
-from cdpsim.runs import Run
+from cdpsim.request import Collective
 from tests.strategies import fitting, requests
-
-
-def run_of(trace: Trace) -> Run:
-    """The run behind a trace."""
-    assert trace.run is not None
-    return trace.run
 
 
 def test_bubble_is_the_idle_share() -> None:
@@ -65,7 +59,7 @@ def test_the_period_is_a_training_step() -> None:
 )
 def test_bytes_sent_by_hand(name: str, expected: list[int]) -> None:
     """Two steps, three stages, unit sizes."""
-    collective = "ring" if name == "multi-dp" else "recursive-doubling"
+    collective: Collective = "ring" if name == "multi-dp" else "recursive-doubling"
     sent = simulate(name, 3, steps=2, collective=collective).summary()["bytes_sent"]
     assert [row["bytes"] for row in sent] == expected
 
@@ -210,14 +204,14 @@ def test_sizes_beyond_counting_are_refused() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_short_run_has_no_full_version(steps: int) -> None:
     """Under CDP-v2 the first version that every micro-batch reads takes three steps."""
-    assert communication.full_version(run_of(simulate("multi-cdp", 3, steps=steps)).program) == 0
-    assert communication.full_version(run_of(simulate("multi-cdp", 3, steps=3)).program) == 1
+    assert communication.full_version(simulate("multi-cdp", 3, steps=steps).program) == 0
+    assert communication.full_version(simulate("multi-cdp", 3, steps=3).program) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_versions_alive_follow_from_the_trace(replicas: int) -> None:
     """Spec section 2: PP with v2 keeps two on every stage but the last; so does each of several replicas."""
-    run = run_of(simulate("pp-cdp", 4, steps=5, replicas=replicas))
+    run = simulate("pp-cdp", 4, steps=5, replicas=replicas)
     live = memory.live_versions(run.program, run.start, run.end)
     most = [int(live["versions"][live["device"] == device].max()) for device in range(4 * replicas)]
     assert most == [2, 2, 2, 1] * replicas
@@ -225,7 +219,7 @@ def test_versions_alive_follow_from_the_trace(replicas: int) -> None:
 
 def test_rounds_count_every_chain() -> None:
     """With a message that has to wait for two others between two slots, three rounds fall there."""
-    run = run_of(simulate("multi-cdp", 4))
+    run = simulate("multi-cdp", 4)
     program = run.program
     assert communication.rounds(program, run.costs.rounds, run.start, run.end) == 1
     assert communication.rounds(program, 3 * run.costs.rounds, run.start, run.end) == 3
@@ -234,7 +228,7 @@ def test_rounds_count_every_chain() -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_rounds_count_through_updates(stage: int) -> None:
     """All is made at 0, and one task needs a new version at 0: its stage's gradient comes, then its parameters go."""
-    run = run_of(simulate("multi-cdp", 2, steps=3))
+    run = simulate("multi-cdp", 2, steps=3)
     program, messages = run.program, run.program.messages
     first = (messages.content == Content.PARAMETERS) & (messages.stage == stage) & (messages.step == 0)
     needs = program.edges.after[program.edges.before == len(program.tasks) + np.flatnonzero(first)[0]]
@@ -267,7 +261,7 @@ def test_the_peak_within_a_window_is_the_most_at_any_moment_of_it(times: list[li
 
 def test_the_steady_window_by_hand() -> None:
     """Two stages in slots, three steps of four: micro-batch 1 begins two slots late, micro-batch 0 ends at 12."""
-    run = run_of(simulate("multi-cdp", 2, steps=3))
+    run = simulate("multi-cdp", 2, steps=3)
     assert memory.steady_window(run.program, run.start, run.end) == (2, 12)
 
 
@@ -275,8 +269,7 @@ def test_the_steady_window_by_hand() -> None:
 def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any], at_once: int) -> None:
     """Of each category alone and of all together, however many devices at once, in integers and in other times."""
     trace = simulate(**request)
-    assert trace.run is not None
-    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    program, start, end = trace.program, trace.start, trace.end
     wanted = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     curve, total = memory.curves(program, start, end), memory.totals(program, start, end)
     for device, category, size in zip(curve["device"], curve["category"], curve["size"], strict=True):

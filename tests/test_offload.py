@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.front import reopen
 from cdpsim.model import Recipe
 from cdpsim.offload import timed
 from cdpsim.recipe import apply
-from cdpsim.simulate import reopen
 from cdpsim.units import Work
 from tests.conftest import Command
 
@@ -82,8 +82,7 @@ def test_times_that_a_stage_states_stand() -> None:
 def test_activations_are_on_the_device_while_their_tasks_run() -> None:
     """A pipeline of two: each device holds the 20 bytes of its task while that runs, and none of the other's."""
     trace = simulate("pp-cdp", steps=1, model=apply(model(2), Recipe(offload="activations")), cluster=BOX)
-    assert trace.run is not None
-    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    program, start, end = trace.program, trace.start, trace.end
     for device in (0, 1):
         rows = (trace.memory["device"] == device) & (trace.memory["category"] == "activations")
         time, size = trace.memory["time"][rows], trace.memory["size"][rows]
@@ -138,7 +137,6 @@ def test_a_run_with_offload_is_opened_again(tmp_path: Path) -> None:
     trace = simulate("multi-cdp", model=model(), cluster=BOX, offload="all")
     trace.save(tmp_path / "run")
     again = reopen(tmp_path / "run")
-    assert again.run is not None
     assert again.summary() == trace.summary()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
+from cdpsim.request import Collective
 from cdpsim.schedules.rule import RULES
 from cdpsim.trace import TABLES
 from tests.strategies import fitting
@@ -137,7 +138,9 @@ def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
 def test_the_best_collective_is_what_a_topology_gets_and_links_do_not() -> None:
     """Recorded as what was used, so that the record asks for it again; without collectives nothing is chosen."""
     joined, links = base("multi-dp", "slow"), base("multi-dp", "slow") | {"cluster": Cluster(link=Link(bandwidth=1e3))}
-    for given, used, other in ((joined, "best", "recursive-doubling"), (links, "recursive-doubling", "best")):
+    cases: list[tuple[dict[str, Any], Collective, Collective]]
+    cases = [(joined, "best", "recursive-doubling"), (links, "recursive-doubling", "best")]
+    for given, used, other in cases:
         plain = simulate(**given)
         assert plain.request["collective"] == used
         assert outcome(plain) == outcome(simulate(**given, collective=used)) == outcome(simulate(**plain.request))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Command
 
-SIMULATE = sys.modules["cdpsim.simulate"]
+SIMULATE = sys.modules["cdpsim.front"]
 REAL = "--model toy.toml --cluster box.toml"
 # Each writing command, but for its -o; what it writes; whether it takes the options of a run, and of real costs.
 WRITING = {

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,9 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate, tra
 from cdpsim.cluster import Devices, Link
 from cdpsim.export import page as module
 from cdpsim.export.page import page
-from cdpsim.trace import Trace
+from cdpsim.trace import TABLES, Trace
 from tests.strategies import fitting, requests
+from tests.traces import changed, empty, some_rows
 
 HOSTILE = (
     "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)> \"'`&amp;\n\r\x00\x1b\u2028\u202e$x^$"
@@ -225,11 +227,8 @@ def test_a_micro_batch_keeps_its_lane() -> None:
 
 
 def test_a_summary_that_somebody_else_wrote() -> None:
-    run = simulate("multi-dp", 2)
-    assert all(len(columns) for columns in (run.tasks, run.messages, run.memory))  # as if they had been loaded
-    run.run = None
-    run.__dict__["_summary"] = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
-    said = read(run)
+    summary = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
+    said = read(changed(simulate("multi-dp", 2), summary))
     assert (said.facts["title"], said.facts["summary"]) == ("trace", {})
 
 
@@ -265,8 +264,7 @@ def test_only_its_own_script_and_style_may_run() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    run = simulate("pp-cdp", model=TOY, cluster=BOX)
-    run.summary()["request"]["model"]["name"] = HOSTILE  # as in a summary that somebody else wrote
+    run = simulate("pp-cdp", model=msgspec.structs.replace(TOY, name=HOSTILE), cluster=BOX)
     text = b"".join(page(run)).decode()
     tame = b"".join(page(simulate("pp-cdp", model=TOY, cluster=BOX))).decode()
     parts = Parts(text)
@@ -295,8 +293,7 @@ def test_every_device_has_a_lane() -> None:
     run = simulate("multi-dp", 2)
     held = {name: np.append(column, column[-1:]) for name, column in run.memory.items()}
     held["device"][-1] = 4
-    run.__dict__["memory"] = held
-    said = read(run)
+    said = read(changed(run, memory=held))
     assert said.facts["devices"] == 5
     lanes = zip(said.columns["row_owner"].tolist(), said.columns["row_lane"].tolist(), strict=True)
     assert {owner for owner, lane in list(lanes)[: said.facts["deviceRows"]] if lane == 1} == set(range(5))
@@ -312,12 +309,8 @@ def test_updates_have_no_lane_of_work() -> None:
 def test_one_task() -> None:
     """What is left of a run whose other rows are gone."""
     run = simulate("single-dp", 1, steps=1)
-    for name in ("tasks", "messages", "memory"):
-        kept = 1 if name == "tasks" else 0
-        run.__dict__[name] = {column: values[:kept] for column, values in getattr(run, name).items()}
-    run.summary()
-    run.run = None
-    said = read(run)
+    kept = {name: some_rows(getattr(run, name), slice(name == "tasks")) for name in TABLES}
+    said = read(changed(run, **kept))
     assert (said.start, said.end) == ([0], [1])
     assert len(said.columns["held_time"]) == 0
 
@@ -329,6 +322,5 @@ def test_nothing_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         RequestError, match="tasks and messages are more than the 10 that it can hold; take fewer steps"
     ):
         page(run)
-    run.__dict__["tasks"] = {name: column[:0] for name, column in run.tasks.items()}
     with pytest.raises(RequestError, match="has no tasks"):
-        page(run)
+        page(empty())

@@ -17,10 +17,11 @@ from cdpsim.draw import palette
 from cdpsim.export.page import page
 from cdpsim.program import Content, Kind
 from cdpsim.schedules import TABLE_1
-from cdpsim.trace import Trace
+from cdpsim.trace import TABLES, Trace
 from tests.conftest import need
 from tests.strategies import fitting
 from tests.test_page import HOSTILE
+from tests.traces import changed, some_rows
 
 SIZES = {"activation": 10**9, "boundary": 10**8, "parameters": 10**8, "optimizer": 7}
 FOUR = tuple(Stage(forward=0.01 + 0.003 * k, backward=0.02, weight_backward=0.01, **SIZES) for k in range(4))
@@ -179,12 +180,8 @@ def test_a_loaded_trace_opens(opened: Opener, tmp_path: Path) -> None:
 
 def test_one_task_and_nothing_else(opened: Opener) -> None:
     run = simulate("single-dp", 1, steps=1)
-    for name in ("tasks", "messages", "memory"):
-        kept = 1 if name == "tasks" else 0
-        run.__dict__[name] = {column: values[:kept] for column, values in getattr(run, name).items()}
-    run.summary()
-    run.run = None
-    tab = opened(run)
+    kept = {name: some_rows(getattr(run, name), slice(name == "tasks")) for name in TABLES}
+    tab = opened(changed(run, **kept))
     assert inside(tab, 0) == palette.colour(0)
     tab.focus("canvas")
     key(tab, "Enter", "Tab", "w", "n", "m", "p", "ArrowDown", "]", "0", "Escape")
@@ -265,12 +262,11 @@ def test_dragging(opened: Opener) -> None:
 def test_hovering_tells_the_task(costs: str, opened: Opener) -> None:
     """At the middle of each task of a device, found by its time and its lane."""
     run = simulate("multi-cdp", 3) if costs == "unit" else simulate("multi-cdp", model=MODEL, cluster=BOX)
-    assert run.run is not None
     tab = opened(run)
     told = tab.evaluate("Array.from({ length: cdpsim.tasks }, (_, k) => cdpsim.about(k))")
     lanes = {tuple(lines[:2]): k for k, lines in enumerate(told)}
     for row in np.flatnonzero(run.tasks["kind"] != "U").tolist()[::5]:
-        name = run.run.program.describe(int(run.task_nodes[row]))
+        name = run.program.describe(int(run.task_nodes[row]))
         task = {column: values[row] for column, values in run.tasks.items()}
         lane = place(tab, lanes[name, f"device {task['device']}"])
         lines = tip_at(tab, window_x(tab, (task["start"] + task["end"]) / 2), (lane["top"] + lane["bottom"]) / 2)
@@ -441,8 +437,7 @@ def test_kinds_differ_in_more_than_colour(scheme: str, opened: Opener) -> None:
     run = simulate("multi-cdp", 3)
     kinds = run.tasks["kind"].copy()
     kinds[np.flatnonzero(kinds == "B")[0]] = "W"
-    run.__dict__["tasks"] = {**run.tasks, "kind": kinds}
-    tab = opened(run, color_scheme=scheme)
+    tab = opened(changed(run, tasks={**run.tasks, "kind": kinds}), color_scheme=scheme)
     known = bars(tab)
     for kind, banded in {"F": [], "B": [0.93], "W": [0.07]}.items():
         bar = next(some[0] for name, some in known.items() if name.startswith(kind) and "i=0" in name)

@@ -18,6 +18,7 @@ from cdpsim.schedules.rule import matrix_rule
 from cdpsim.trace import MESSAGES, Trace, load
 from tests.drawn import Picture, Shape, drawn, read
 from tests.reference import CYCLIC, SCHEDULES, Reference
+from tests.traces import empty
 
 HOSTILE = "</script><b>\n\x07'\"& $x^$ " + "long" * 2500
 TOY = Model(
@@ -31,14 +32,12 @@ TOY = Model(
 BOX = Cluster(name="box", link=Link(latency=5e-6, bandwidth=100e9))
 
 
-def handmade(rows: list[tuple[Any, ...]]) -> Trace:
+def handmade(rows: list[tuple[Any, ...]], **summary: Any) -> Trace:
     """A trace without its run, of (kind, stage, micro_batch, step, device, start, end, version, stale)."""
-    trace = Trace(None)
     names = ("kind", "stage", "micro_batch", "step", "device", "start", "end", "version", "stale")
     tasks = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in MESSAGES}
-    trace.__dict__.update(tasks=tasks, messages=nothing, memory={}, _summary={})
-    return trace
+    return Trace(tasks, nothing, {}, summary)
 
 
 # When steps are synchronised
@@ -321,17 +320,9 @@ def test_nothing_is_refused() -> None:
         paper([simulate("multi-dp", 2), simulate("multi-dp", model=TOY)])
 
 
-def empty() -> Trace:
-    trace = Trace(None)
-    trace.__dict__.update(tasks={"start": np.zeros(0)}, _summary={})
-    return trace
-
-
 def test_hostile_names_come_out_escaped_and_short() -> None:
-    named = handmade([("F", 0, 0, 0, 0, 0, 1, 0, 0)])
-    named.__dict__["_summary"] = {
-        "request": {"schedule": HOSTILE, "n": HOSTILE, "rule": HOSTILE, "model": {"name": HOSTILE}}
-    }
+    request = {"schedule": HOSTILE, "n": HOSTILE, "rule": HOSTILE, "model": {"name": HOSTILE}}
+    named = handmade([("F", 0, 0, 0, 0, 0, 1, 0, 0)], request=request)
     for trace, titles in ((named, None), (simulate("multi-dp", 2), [HOSTILE])):
         figure = paper([trace], titles)
         picture = drawn(figure)

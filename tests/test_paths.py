@@ -85,8 +85,7 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
     assert not left
     monkeypatch.setattr(paths, "NARROW", 2)
     trace = simulate("gems", 8, m=64, steps=1)
-    assert trace.run is not None
-    nodes = trace.run.program.nodes
+    nodes = trace.program.nodes
     assert len(left) == 1
     assert nodes - 2 * paths.PATIENCE < left[0] < nodes - paths.PATIENCE  # that many fronts, of one or two nodes
     assert trace.tasks["start"].tolist() == by_fronts.tasks["start"].tolist()

@@ -26,6 +26,7 @@ from cdpsim.export.chrome import chrome
 from cdpsim.export.protobuf import protobuf
 from cdpsim.export.tracks import _ranks, in_order, nanoseconds
 from cdpsim.program import Edge
+from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
 from tests.conftest import ALL
 from tests.strategies import fitting, requests
@@ -114,7 +115,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
 
     Where that began before, from the message to the one that goes on with it.
     """
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return set()
     made, used = scene.message_ends(trace)
     count = len(trace.tasks["start"])
@@ -124,7 +125,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     result = {(a, b) for a, b in pairs if slices[a][3] <= slices[b][3]}
     no_source, no_target = {b for a, b in pairs if (a, b) not in result}, {a for a, b in pairs if (a, b) not in result}
     node = {int(n): k + count for k, n in enumerate(trace.message_nodes)}
-    edges = trace.run.program.edges
+    edges = trace.program.edges
     for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
         if kind == Edge.DATA and before in node and after in node:
             a, b = node[before], node[after]
@@ -334,9 +335,9 @@ def test_hostile_names_are_data(form: str, processor: TraceProcessor, tmp_path: 
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     summary["request"]["model"]["name"] = HOSTILE
     (tmp_path / "run/summary.json").write_text(json.dumps(summary))
-    trace = load(tmp_path / "run")
-    content = b"".join(FORMS[form](trace))
-    check(trace, form, processor, content)
+    loaded = load(tmp_path / "run")
+    content = b"".join(FORMS[form](loaded))
+    check(loaded, form, processor, content)
     if form == "json":
         assert b"</" not in content
         assert not any(byte < 32 and byte != 10 for byte in content)

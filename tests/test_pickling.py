@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stalled, Trace, load, presets, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stalled, Trace, assemble, load, presets, simulate
 from cdpsim.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -30,7 +29,6 @@ from cdpsim.collectives import (
 )
 from cdpsim.compare import measure
 from cdpsim.montecarlo import spread
-from cdpsim.request import read
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
 from cdpsim.schedules.rule import NAMED, matrix_rule
@@ -146,9 +144,10 @@ def test_a_trace_and_all_of_its_run(way: str, request_: dict[str, Any]) -> None:
 
 @in_every_way
 def test_a_request(way: str) -> None:
-    defaults = {name: parameter.default for name, parameter in signature(simulate).parameters.items()}
-    request = read(defaults | {"schedule": "pipedream", "n": 3, "cluster": "a100-nodes", "model": "gpt2"})
+    request = Request("pipedream", 3, cluster="a100-nodes", model="gpt2")
     assert same(passed(way, request), request)
+    program = assemble(request)
+    assert same(passed(way, program), program)
 
 
 @in_every_way

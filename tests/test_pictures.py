@@ -22,7 +22,7 @@ from tests.strategies import fitting
 from tests.test_cli import content, here, refuse
 
 __all__ = ["here"]  # a fixture
-SIMULATE = importlib.import_module("cdpsim.simulate")
+SIMULATE = importlib.import_module("cdpsim.front")
 BEGINNINGS = {
     ".png": b"\x89PNG",
     ".svg": b"<?xml",

@@ -9,27 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.check import check
 from cdpsim.cluster import Link
 from cdpsim.compare import measure
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, pipeline
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
-from cdpsim.simulate import reopen
 from cdpsim.trace import TABLES
 from tests.strategies import requests, shapes
 
 FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions]
 STREAMED = [name for name, schedule in SCHEDULES.items() if schedule.order.any_m and not schedule.order.together]
-
-
-def run_of(trace: Trace) -> Run:
-    assert trace.run is not None
-    return trace.run
 
 
 def step_of(name: str, n: int, **options: Any) -> int:
@@ -45,10 +39,10 @@ def test_both_engines_agree_and_every_invariant_holds(name: str) -> None:
     """In every small shape that a schedule allows, of one replica and of two."""
     for shape in shapes(SCHEDULES[name], 4):
         asked: dict[str, Any] = {"n": shape.n, "m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas}
-        run = run_of(simulate(name, steps=2, **asked))
+        run = simulate(name, steps=2, **asked)
         check(run.program)
         assert violations(run) == {}, shape
-        again = run_of(simulate(name, steps=2, engine="simpy", **asked))
+        again = simulate(name, steps=2, engine="simpy", **asked)
         assert np.array_equal(run.start, again.start), shape
 
 
@@ -107,7 +101,7 @@ def test_2bw_at_m_equal_n_is_the_pipeline_of_cdp_v1(n: int) -> None:
 def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
     """n - j of stage j; a micro-batch reads what its stage has when it comes (Narayanan et al. 2019, section 3.3)."""
     trace = simulate("pipedream", n, steps=4 * n)
-    live = run_of(trace)
+    live = trace
     most = np.zeros(n, dtype=int)
     from cdpsim.metrics.memory import live_versions
 
@@ -122,8 +116,8 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 def test_with_vertical_sync_all_stages_read_one_version(n: int) -> None:
     trace = simulate("pipedream", n, steps=4 * n, vertical_sync=True)
-    tasks = run_of(trace).program.tasks
-    version = tasks.version[run_of(trace).program.of_kind(Kind.F)]
+    tasks = trace.program.tasks
+    version = tasks.version[trace.program.of_kind(Kind.F)]
     assert (version == version[:, :1]).all()
     assert (version[2 * n :, 0] == np.arange(n + 1, 3 * n + 1)).all()  # n - 1 steps old
     assert trace.request["rule"] == "vertical-sync"
@@ -133,7 +127,7 @@ def test_with_vertical_sync_all_stages_read_one_version(n: int) -> None:
 def test_pipemare_reads_other_weights_in_backwards_and_says_where(n: int) -> None:
     """One version; forwards as old as with cdp-v2, backwards the newest; their rows have different versions."""
     trace = simulate("pipemare", n, steps=4)
-    run, cdp = run_of(trace), run_of(simulate("pp-cdp", n, steps=4))
+    run, cdp = trace, simulate("pp-cdp", n, steps=4)
     assert measure(trace).versions == 1
     tasks = run.program.tasks
     forward, backward = (tasks.version[run.program.of_kind(kind)] for kind in (Kind.F, Kind.B))
@@ -165,14 +159,14 @@ def test_the_papers_comparison_of_devices(n: int) -> None:
     """Model parallelism with CDP has N(N+1)/2 devices for N micro-batches; N pipelines with replicas have N squared."""
     pyramid, replicas = measure(simulate("mp-cdp", n)), measure(simulate("1f1b", n, m=1, replicas=n))
     assert (pyramid.devices, replicas.devices) == (n * (n + 1) // 2, n * n)
-    assert run_of(simulate("1f1b", n, m=1, replicas=n)).program.m == n
+    assert simulate("1f1b", n, m=1, replicas=n).program.m == n
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "pp-cdp", "pipedream-2bw"])
 def test_replicas_do_the_same_and_reduce_each_stage_together(name: str) -> None:
     """Times of one replica where links are free; one all-reduce for each stage and step, over all replicas of it."""
-    one, three = (run_of(simulate(name, 4, steps=3, replicas=r)) for r in (1, 3))
-    first = run_of(simulate(name, 4, steps=3, replicas=3)).program.tasks.device[: three.program.compute] < 4
+    one, three = (simulate(name, 4, steps=3, replicas=r) for r in (1, 3))
+    first = simulate(name, 4, steps=3, replicas=3).program.tasks.device[: three.program.compute] < 4
     assert np.array_equal(three.start[: three.program.compute][first], one.start[: one.program.compute])
     messages = three.program.messages
     together = np.flatnonzero(messages.op == Op.ALL_REDUCE)
@@ -187,7 +181,7 @@ def test_all_reduces_overlap_if_they_may() -> None:
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 3)
     cluster = Cluster(link=Link(bandwidth=1e9))
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "m": 4, "chunks": 3, "replicas": 2, "steps": 1}
-    flushed, early = (run_of(simulate("interleaved-1f1b", overlap_all_reduce=on, **asked)) for on in (False, True))
+    flushed, early = (simulate("interleaved-1f1b", overlap_all_reduce=on, **asked) for on in (False, True))
     for run, begins in ((flushed, [36.0, 36.0, 36.0]), (early, [36.0, 34.0, 32.0])):
         messages, first = run.program.messages, len(run.program.tasks)
         rows = first + np.flatnonzero(messages.op == Op.ALL_REDUCE)
@@ -199,7 +193,7 @@ def test_all_reduces_overlap_if_they_may() -> None:
 def test_two_directions_share_a_stage() -> None:
     """Chimera's and GEMS's stages are on two devices, whose gradients are reduced together; a middle one is on one."""
     for name, n, pairs in (("chimera", 4, 4), ("gems", 5, 4)):
-        run = run_of(simulate(name, n, m=4, steps=1))
+        run = simulate(name, n, m=4, steps=1)
         messages = run.program.messages
         groups = [run.program.groups[k].tolist() for k in messages.dst[messages.op == Op.ALL_REDUCE].tolist()]
         assert len(groups) == pairs
@@ -218,7 +212,7 @@ def test_more_micro_batches_hold_no_more_in_1f1b(request: dict[str, Any], data: 
 @pytest.mark.parametrize(("name", "chunks"), [("dualpipe", 1), ("dualpipev", 2)])
 def test_a_whole_backward_hands_on_its_gradient_when_all_of_it_is_done(name: str, chunks: int) -> None:
     """Where others are split: it is a B and a W with nothing between, and its message leaves after the W."""
-    run = run_of(simulate(name, 4, m=8, steps=1))
+    run = simulate(name, 4, m=8, steps=1)
     actions = SCHEDULES[name].actions(Shape(4, 8, chunks))
     program, messages = run.program, run.program.messages
     rows = np.flatnonzero(actions.kind == Action.B)
@@ -235,7 +229,7 @@ def test_a_whole_backward_hands_on_its_gradient_when_all_of_it_is_done(name: str
 
 def test_weights_parts_hold_the_activations() -> None:
     """Each device of zb-h1 holds a pass from the start of its forward to the end of its W."""
-    run = run_of(simulate("zb-h1", 3, m=5, steps=1))
+    run = simulate("zb-h1", 3, m=5, steps=1)
     program, buffers = run.program, run.program.buffers
     rows = buffers.category == Category.ACTIVATIONS
     assert set((buffers.end[rows] >> 1).tolist()) == set(program.of_kind(Kind.W).ravel().tolist())
@@ -249,7 +243,7 @@ def ladder(devices: int, m: int, chunks: int) -> Actions:
 def test_a_schedule_from_outside_is_simulated_measured_and_checked() -> None:
     """The ten lines of DESIGN.md's page on adding a schedule."""
     trace = simulate(pipeline("ladder", "one micro-batch at a time", ladder), 4, m=3, steps=2)
-    assert violations(run_of(trace)) == {}
+    assert violations(trace) == {}
     assert measure(trace).step == 3 * 2 * 4
     assert measure(trace).activations == 1
     assert measure(trace).bubble == pytest.approx(1 - 1 / 4)
@@ -319,7 +313,6 @@ def test_what_is_saved_is_opened_again_with_its_run(name: str, tmp_path: Any) ->
     trace = simulate(name, 4, **asked)
     trace.save(tmp_path)
     again = reopen(tmp_path)
-    assert again.run is not None
     assert again.request == trace.request
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Model, RequestError, Schedule, Stage, Trace, load, simulate
 from cdpsim.columns import Ints
 from cdpsim.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid
+from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.order import CYCLIC, Order
 from cdpsim.schedules.placement import BY_MICRO_BATCH
@@ -25,10 +26,9 @@ from tests.strategies import fitting
 sizes = st.integers(1, 12)
 
 
-def rows_of(trace: Trace) -> Occupancies:
+def rows_of(trace: Run) -> Occupancies:
     """The occupancies of a simulated trace."""
-    assert trace.run is not None
-    return occupancies(trace.run.program, trace.run.start, trace.run.end)
+    return occupancies(trace.program, trace.start, trace.end)
 
 
 def staggered(offsets: list[int], n: int) -> Schedule:
@@ -125,7 +125,7 @@ def check_bound(result: dict[str, Any]) -> None:
     assert result["devices"] == sum(stage["devices"] for stage in result["stages"])
 
 
-def certificate(trace: Trace, result: dict[str, Any]) -> tuple[Occupancies, Any]:
+def certificate(trace: Run, result: dict[str, Any]) -> tuple[Occupancies, Any]:
     """The rows and the devices that the result assigns, matched by their keys."""
     rows = rows_of(trace)
     device = {(a["stage"], a["micro_batch"], a["step"]): a["device"] for a in result["assignment"]}

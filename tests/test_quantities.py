@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, Tie, fileform, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.disorder import Disorder, Stop
+from cdpsim.request import Contention
 from tests.conftest import examples
 from tests.test_combinations import files
 
@@ -107,7 +108,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     st.sampled_from(["none", "fair"]),
 )
 def test_however_a_quantity_is_written_it_is_one_run(
-    model: dict[str, Any], cluster: dict[str, Any], schedule: str, contention: str
+    model: dict[str, Any], cluster: dict[str, Any], schedule: str, contention: Contention
 ) -> None:
     """The same bytes in all files, the recorded request included."""
     found = {}

@@ -11,16 +11,17 @@ from cdpsim import Cluster, Model, Stage, rendezvous, simulate
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Content, Edge, Kind, Op, Program
-from cdpsim.request import RENDEZVOUS
-from cdpsim.simulate import reopen
+from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.runs import Run
 from tests.conftest import examples
 from tests.drawn import drawn
 from tests.queues import play
 from tests.strategies import streamed_requests, taken
 from tests.test_expand import alike
-from tests.timed import makespan, named, run_of
+from tests.timed import makespan, named
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)
@@ -122,12 +123,12 @@ def met_requests(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=examples(150), deadline=None)
 def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
     """Event by event, in the order of the unit-cost run: the same times to the last bit, from both engines."""
-    run = run_of(simulate(**request))
-    plain = run_of(simulate(**whole(request)))
+    run = simulate(**request)
+    plain = simulate(**whole(request))
     start, end = play(plain, request["cluster"].overlaps(run.program.devices), request.get("rendezvous") == "megatron")
     assert run.start.tolist() == start
     assert run.end.tolist() == end
-    again = run_of(simulate(**request, engine="simpy"))
+    again = simulate(**request, engine="simpy")
     assert np.array_equal(run.start, again.start) and np.array_equal(run.end, again.end)
 
 
@@ -136,7 +137,7 @@ def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
     """For the pipeline, torch's own lowering of each device's tasks has its sends and receives in order of turns."""
     lowering = pytest.importorskip("torch.distributed.pipelining.schedules")
     action, types = lowering._Action, lowering._ComputationType
-    program = run_of(simulate("pp-cdp", n)).program
+    program = simulate("pp-cdp", n).program
     tasks, messages, first = program.tasks, program.messages, len(program.tasks)
     computes: dict[int, list[Any]] = {device: [] for device in range(n)}
     for task in program.lane_tasks.tolist():
@@ -165,7 +166,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None
     if expand:
         slots = {} if "model" in request else {"collective": "tree"}
         request = taken(request | {"expand_collectives": True} | slots)
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     check(run.program)
     assert violations(run) == {}
     added = run.program.edges.kind == Edge.STREAM
@@ -178,7 +179,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None
 @settings(max_examples=examples(100), deadline=None)
 def test_what_devices_do_beside_each_other(request: dict[str, Any]) -> None:
     """Under "none" no task runs while a message of its device does; a collective has its device's stream for itself."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     overlaps, program, count = request["cluster"].overlaps(run.program.devices), run.program, len(run.program.tasks)
     for device, word in enumerate(overlaps):
         messages = [node for node in range(count, program.nodes) if device in ends_of(program, node)]
@@ -203,7 +204,7 @@ def ends_of(program: Program, node: int) -> list[int]:
 @settings(max_examples=examples(100), deadline=None)
 def test_a_meeting_is_only_waited_for(request: dict[str, Any]) -> None:
     """Nothing is earlier than where everything overlaps."""
-    before, run = run_of(simulate(**whole(request))), run_of(simulate(**request))
+    before, run = simulate(**whole(request)), simulate(**request)
     assert (before.start <= run.start).all()
 
 
@@ -217,7 +218,7 @@ def vars_of(group: Devices) -> dict[str, Any]:
 def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict[str, Any]) -> None:
     """What a task reads starts to arrive when its device has done what its lane has before."""
     request |= {"rendezvous": "megatron"}
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     program, messages = run.program, run.program.messages
     previous = dict(zip(*(ends.tolist() for ends in program.lane_edges[::-1]), strict=True))
     for row in np.flatnonzero(messages.content <= Content.ACTIVATION_GRADIENT).tolist():
@@ -231,11 +232,11 @@ def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict
 
 @given(alike(), st.sampled_from(RENDEZVOUS))
 @settings(max_examples=examples(60), deadline=None)
-def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str, Any], how: str) -> None:
+def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str, Any], how: Rendezvous) -> None:
     """A collective's messages keep its turn; a member is done with it, and goes on, with its own last one."""
     groups = (Devices(**{**vars_of(wanted["cluster"].devices[0]), "overlap": "none"}),)
     wanted |= {"cluster": replace_devices(wanted["cluster"], groups), "rendezvous": how}
-    one, many = (run_of(simulate(**taken(wanted | {"expand_collectives": expand}))) for expand in (False, True))
+    one, many = (simulate(**taken(wanted | {"expand_collectives": expand})) for expand in (False, True))
     count = len(one.program.tasks)
     assert (many.end[:count] <= one.end[:count] * (1 + 1e-9)).all()
 
@@ -251,7 +252,7 @@ def test_groups_of_devices_differ() -> None:
 
 
 @pytest.mark.parametrize("how", RENDEZVOUS)
-def test_a_buffer_is_there_while_its_message_is_on_its_way(how: str) -> None:
+def test_a_buffer_is_there_while_its_message_is_on_its_way(how: Rendezvous) -> None:
     """What a device receives weighs from the start of its message on, however late that is, until it is read."""
     stage = Stage(forward=1.0, backward=2.0, boundary=10, activation=10)
     wanted: dict[str, Any] = {"model": Model(stages=(stage,) * 3), "cluster": on(), "steps": 2}
@@ -268,7 +269,7 @@ def test_a_trace_of_both_ends_is_opened_again(tmp_path: Any) -> None:
     trace.save(tmp_path / "a")
     assert trace.request["rendezvous"] == "megatron" and "defer_receives" not in trace.request
     again = reopen(tmp_path / "a")
-    assert again.run is not None and np.array_equal(again.run.start, run_of(trace).start)
+    assert isinstance(again, Run) and np.array_equal(again.start, trace.start)
     plain = simulate("pp-cdp", model=LONG_FIRST, cluster=on("full"))
     assert "rendezvous" not in plain.request
     assert "overlap" not in str(plain.request)
@@ -330,7 +331,7 @@ def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPat
     """Something is left out or turned around in `cdpsim.rendezvous`, and nothing is if there is no fault."""
     for name in BY_HAND if fault == "none" else [FAULTS[fault][0]]:
         request = BY_HAND[name]
-        plain = run_of(simulate(**whole(request)))
+        plain = simulate(**whole(request))
         overlaps = request["cluster"].overlaps(plain.program.devices)
         if fault != "none":
             _, what, wrong = FAULTS[fault]
@@ -340,7 +341,7 @@ def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPat
             else:
                 monkeypatch.setattr(module, what, wrong)
         start, _ = play(plain, overlaps, request.get("rendezvous") == "megatron")
-        assert (run_of(simulate(**request)).start.tolist() == start) == (fault == "none")
+        assert (simulate(**request).start.tolist() == start) == (fault == "none")
 
 
 def test_a_picture_tells_of_streams() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.disorder import Disorder, Slow, Stop
+from cdpsim.front import order_of
 from cdpsim.schedules.table import write_actions
-from cdpsim.simulate import order_of
 from tests.conftest import Command, examples
 from tests.strategies import fitting, in_seconds, requests, streamed_requests
 from tests.test_cli import here, refuse

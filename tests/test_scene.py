@@ -14,6 +14,7 @@ from cdpsim import RequestError, Trace, simulate
 from cdpsim.draw import scene
 from cdpsim.trace import load
 from tests.strategies import requests
+from tests.traces import empty
 
 Task = tuple[str, int, int, int, int]  # kind, micro-batch, stage, step, device
 Message = tuple[Any, ...]  # op, content, stage, micro-batch, step, src, dst
@@ -237,7 +238,5 @@ def load_changed(folder: Path, request: dict[str, Any]) -> Trace:
 
 def test_nothing_is_refused() -> None:
     """A trace without tasks has no picture."""
-    trace = Trace(None)
-    trace.__dict__["tasks"] = {"start": np.zeros(0)}
     with pytest.raises(RequestError, match="trace: has no tasks"):
-        scene.refuse_empty(trace)
+        scene.refuse_empty(empty())

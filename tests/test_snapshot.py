@@ -20,6 +20,7 @@ from cdpsim.trace import MESSAGES, Trace, load
 from tests.drawn import Picture, drawn
 from tests.reference import CYCLIC, SCHEDULES, Reference, Task
 from tests.strategies import fitting
+from tests.traces import empty
 
 STEPS = 3
 TOY = Model(
@@ -329,7 +330,6 @@ def handmade(**summary: Any) -> Trace:
     rows = [("F", j, 0, 0, j % 2, j, j + 1) for j in range(4)]
     names = ("kind", "stage", "micro_batch", "step", "device", "start", "end")
     tasks = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    trace = Trace(None)
     nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in MESSAGES}
     held = {
         "device": np.array([2]),
@@ -337,8 +337,7 @@ def handmade(**summary: Any) -> Trace:
         "time": np.array([0]),
         "size": np.array([7]),
     }
-    trace.__dict__.update(tasks=tasks, messages=nothing, memory=held, _summary=summary)
-    return trace
+    return Trace(tasks, nothing, held, summary)
 
 
 def test_where_rows_are_no_stages_each_disk_has_its_stage_beside_it() -> None:
@@ -445,10 +444,8 @@ def test_stages_without_end_are_refused_at_once() -> None:
 
 
 def test_a_trace_without_tasks_is_refused() -> None:
-    empty = Trace(None)
-    empty.__dict__.update(tasks={"start": np.zeros(0)})
     with pytest.raises(RequestError, match="no tasks"):
-        snapshot(empty, 0)
+        snapshot(empty(), 0)
 
 
 def test_hostile_names_come_out_escaped_and_short() -> None:

@@ -32,9 +32,7 @@ def uneven(n: int, scale: float = 1.0) -> Model:
 
 
 def run_of(*args: Any, **asked: Any) -> Run:
-    run = simulate(*args, **asked).run
-    assert run is not None
-    return run
+    return simulate(*args, **asked)
 
 
 def ends(run: Run) -> Any:
@@ -216,8 +214,7 @@ def test_the_first_step_that_repeats_has_one_before_it() -> None:
 
 def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
     """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
-    run = simulate("multi-cdp", 2, steps=12).run
-    assert run is not None
+    run = simulate("multi-cdp", 2, steps=12)
     program, step = run.program, steady.needed_in(run.program)
     assert steady.back(program, step)[0] == 2
     end = run.end.copy()
@@ -280,8 +277,7 @@ def test_shared_links_are_measured_over_steps_of_our_own(steps: int) -> None:
 
 def test_the_last_half_of_a_measured_run_is_looked_at() -> None:
     """Up to the last step whose versions are read: of 8 steps, each t² slots late, steps 4 to 6 take 4 + 27 / 3."""
-    run = simulate("multi-dp", 2, steps=8).run
-    assert run is not None
+    run = simulate("multi-dp", 2, steps=8)
     late = np.concatenate([run.program.tasks.step, run.program.messages.step]) ** 2
     rest = replace(run, start=run.start + late, end=run.end + late, longer=None).at_rest
     assert (rest.steps, rest.period, rest.period_is) == (range(4, 7), 4 + 9, "measured")

@@ -18,7 +18,7 @@ from cdpsim.draw.gantt import gantt
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
 from cdpsim.program import Edge
-from cdpsim.request import RENDEZVOUS
+from cdpsim.request import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import TABLES
 from tests.conftest import Command, examples
@@ -26,7 +26,7 @@ from tests.drawn import drawn
 from tests.strategies import fitting, streamed_requests, taken
 from tests.taken_turns import play
 from tests.test_cli import refuse
-from tests.timed import makespan, named, run_of
+from tests.timed import makespan, named
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)
@@ -108,8 +108,8 @@ def test_the_rings_of_several_cards_take_a_device_together(overlap: str, more: d
     """Not one after another. With a single stage there is nothing beside the sum, so no overlap makes a difference."""
     cluster = presets.find_cluster("h100-nodes")
     asked: dict[str, Any] = {"m": 16, "model": "gpt2", "collective": "ring", "ignore_memory": True}
-    step = run_of(simulate("multi-dp", 1, cluster=cluster, **asked)).at_rest.period
-    run = run_of(simulate("multi-dp", 1, cluster=overlapping(cluster, overlap), **asked, **more))
+    step = simulate("multi-dp", 1, cluster=cluster, **asked).at_rest.period
+    run = simulate("multi-dp", 1, cluster=overlapping(cluster, overlap), **asked, **more)
     assert run.at_rest.period == pytest.approx(step, rel=1e-9)
     assert violations(run) == {}
 
@@ -119,14 +119,14 @@ def test_the_rings_of_several_cards_take_a_device_together(overlap: str, more: d
 def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
     """Event by event: the same times to the last bit, from both engines."""
     request.pop("rendezvous", None)
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     cluster = request.get("cluster", Cluster.unit())
-    plain = run_of(simulate(**request | {"cluster": overlapping(cluster, "full")}))
+    plain = simulate(**request | {"cluster": overlapping(cluster, "full")})
     start, end = play(plain, cluster.overlaps(run.program.devices))
     nodes = range(plain.program.nodes)
     assert run.start[: len(nodes)].tolist() == [start[node] for node in nodes]
     assert run.end[: len(nodes)].tolist() == [end[node] for node in nodes]
-    again = run_of(simulate(**request, engine="simpy"))
+    again = simulate(**request, engine="simpy")
     assert np.array_equal(run.start, again.start) and np.array_equal(run.end, again.end)
 
 
@@ -140,7 +140,7 @@ def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: d
     request.pop("rendezvous", None)
     cluster = request.get("cluster", Cluster.unit())
     for end in (lambda some: some, free):
-        runs = [run_of(simulate(**request | {"cluster": end(overlapping(cluster, word))})) for word in OVERLAPS]
+        runs = [simulate(**request | {"cluster": end(overlapping(cluster, word))}) for word in OVERLAPS]
         nodes = runs[0].program.nodes
         for before, after in pairwise(runs):
             assert (before.start[:nodes] <= after.start[:nodes]).all()
@@ -172,7 +172,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any]) -> None:
     request.pop("rendezvous", None)
     for expand in (False, True):
         slots = {} if "model" in request else {"collective": "tree"}
-        run = run_of(simulate(**taken(request | slots | {"expand_collectives": expand})))
+        run = simulate(**taken(request | slots | {"expand_collectives": expand}))
         check(run.program)
         assert violations(run) == {}
         assert (run.program.edges.kind == Edge.STREAM).sum() <= 5 * run.program.nodes
@@ -245,7 +245,7 @@ def test_an_unknown_overlap_is_refused() -> None:
 
 @pytest.mark.parametrize("how", RENDEZVOUS)
 @pytest.mark.parametrize("overlap", ["full", "stream"])
-def test_a_rendezvous_is_refused_where_messages_overlap_with_tasks(overlap: str, how: str) -> None:
+def test_a_rendezvous_is_refused_where_messages_overlap_with_tasks(overlap: str, how: Rendezvous) -> None:
     """Both ends wait for each other only where a message has its devices to itself."""
     with pytest.raises(RequestError, match=r'rendezvous: devices that overlap .* --cluster with overlap = "none"'):
         simulate("pp-cdp", 2, model=EVEN, cluster=on(overlap), rendezvous=how)
@@ -257,7 +257,7 @@ def test_a_rendezvous_is_one_of_two() -> None:
     """The old name is that of one of them, and stands beside no other."""
     asked: dict[str, Any] = {"model": EVEN, "cluster": on("none")}
     with pytest.raises(RequestError, match="rendezvous: unknown rendezvous 'nccl'"):
-        simulate("pp-cdp", 2, **asked, rendezvous="nccl")
+        simulate("pp-cdp", 2, **asked, rendezvous="nccl")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="defer-receives: is the old name of --rendezvous megatron"):
         simulate("pp-cdp", 2, **asked, rendezvous="torch", defer_receives=True)
     with pytest.raises(RequestError, match="rendezvous: multi-dp sends no message; leave it out"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import Cluster, Model, RequestError, Stage, presets, simulate
-from cdpsim.assemble import assemble
+from cdpsim.assembly import derive
 from cdpsim.cluster import Devices
 from cdpsim.costs import Costs
 from cdpsim.engine import find_engine
@@ -178,7 +178,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
 
     As many micro-batches as workers, each released by the cyclic order; whole times, of which 1/n is whole, too.
     """
-    program = assemble(SCHEDULES["multi-cdp"], model, 3, shape=Shape(model.n, n), rule=CDP_V1)
+    program = derive(SCHEDULES["multi-cdp"], model, 3, shape=Shape(model.n, n), rule=CDP_V1)
     assert program.devices == n
     tasks, count = program.tasks, len(program.lane_tasks)
     own = n * whole(passing(model, axis)).astype(np.int64)

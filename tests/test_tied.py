@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, Tie, Trace, presets, simulate
+from cdpsim import Cluster, Model, Stage, Tie, presets, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import Devices, Link
 from cdpsim.compare import measure
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.recipe import apply
+from cdpsim.request import Contention
 from cdpsim.runs import Run
 from cdpsim.superpose import worker_curve
 from tests.drawn import read
@@ -63,16 +64,11 @@ UNTIED: dict[str, Any] = {
 }
 
 
-def run_of(trace: Trace) -> Run:
-    assert trace.run is not None
-    return trace.run
-
-
-def peaks(trace: Trace, category: str) -> list[int]:
+def peaks(trace: Run, category: str) -> list[int]:
     return [device[category] for device in trace.summary()["peak_memory"]]
 
 
-def sums(trace: Trace, step: int = 0) -> list[tuple[int, str, int]]:
+def sums(trace: Run, step: int = 0) -> list[tuple[int, str, int]]:
     """The all-reduces of a step: stage, members, size."""
     messages = trace.messages
     rows = np.flatnonzero((messages["op"] == "all_reduce") & (messages["step"] == step))
@@ -92,7 +88,7 @@ def test_what_devices_have_is_counted_by_hand(name: str) -> None:
     if name not in ("single-dp", "interleaved-1f1b"):  # where a stage is updated before others have all gradients
         assert peaks(trace, "gradients") == expected
     assert "untied" not in trace.summary()
-    assert not violations(run_of(trace))
+    assert not violations(trace)
 
 
 @pytest.mark.parametrize("name", ["single-cdp", "multi-cdp", "multi-dp", "single-dp"])
@@ -106,7 +102,7 @@ def test_a_device_of_all_stages_holds_parameters_as_if_the_last_stage_had_none_o
         assert all((tied.memory[c][rows] == plain.memory[c][others]).all() for c in tied.memory)
     for column in ("op", "stage", "size", "src", "dst", "start", "end"):
         assert (tied.messages[column] == plain.messages[column]).all()
-    assert not violations(run_of(tied))
+    assert not violations(tied)
 
 
 def test_its_gradient_is_held_from_the_last_stages_backward_on() -> None:
@@ -123,7 +119,7 @@ def test_three_stages_may_share_a_tensor() -> None:
     trace = simulate("interleaved-1f1b", 4, m=2, chunks=2, model=tied)
     assert peaks(trace, "parameters") == [140, 100 - 30]
     assert sums(trace) == [(-1, "0|1", 30)]
-    assert not violations(run_of(trace))
+    assert not violations(trace)
 
 
 def test_owners_of_sharded_states_have_a_copy_each() -> None:
@@ -143,7 +139,7 @@ def test_owners_of_sharded_states_have_a_copy_each() -> None:
     memory = tied.memory
     rows = (memory["category"] == "gradients") & (memory["device"] == 1)
     assert memory["size"][rows][:2].tolist() == [70, 110]
-    assert not violations(run_of(tied))
+    assert not violations(tied)
 
 
 # What is sent
@@ -182,7 +178,7 @@ def test_bidirectional_pipelines_sum_it_once() -> None:
 
 
 @pytest.mark.parametrize("contention", ["none", "fair"])
-def test_each_of_several_tensors_is_summed_by_itself(contention: str) -> None:
+def test_each_of_several_tensors_is_summed_by_itself(contention: Contention) -> None:
     """In one piece and as messages; messages.csv has no stage for either."""
     tied = model(Tie(stages=(0, 3), parameters=30), Tie(stages=(0, 1, 3), parameters=20))
     trace = simulate("gpipe", 4, m=4, model=tied, cluster=SLOW, contention=contention)
@@ -190,8 +186,8 @@ def test_each_of_several_tensors_is_summed_by_itself(contention: str) -> None:
     if contention == "none":
         assert sums(trace) == [(-1, "0|1|3", 20), (-1, "0|3", 30)]
     assert set(stages[(stages < 0) | (op == "all_reduce")].tolist()) == {-1}
-    assert not violations(run_of(trace))
-    assert run_of(trace).at_rest.period_is == ("certified" if contention == "none" else "measured")
+    assert not violations(trace)
+    assert trace.at_rest.period_is == ("certified" if contention == "none" else "measured")
 
 
 def test_it_may_be_summed_before_the_step_ends() -> None:
@@ -203,7 +199,7 @@ def test_it_may_be_summed_before_the_step_ends() -> None:
     tasks = early.tasks
     gives = (tasks["kind"] == "B") & np.isin(tasks["stage"], (1, 2)) & (tasks["step"] == 0)
     assert starts[1] == tasks["end"][gives].max() < starts[0]
-    assert not violations(run_of(early))
+    assert not violations(early)
 
 
 @pytest.mark.parametrize("name", UNTIED)
@@ -214,7 +210,7 @@ def test_without_a_flush_stages_are_untied(name: str) -> None:
         assert all((one[column] == other[column]).all() for column in one)
     assert tied.summary()["untied"] == [[0, 3]]
     assert "untied" not in apart.summary()
-    assert not violations(run_of(tied))
+    assert not violations(tied)
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,15 +220,17 @@ def test_without_a_flush_stages_are_untied(name: str) -> None:
     contention=st.sampled_from(["none", "fair"]),
     update=st.sampled_from([None, 0.25]),
 )
-def test_engines_agree_and_invariants_hold(name: str, stages: list[int], contention: str, update: float | None) -> None:
+def test_engines_agree_and_invariants_hold(
+    name: str, stages: list[int], contention: Contention, update: float | None
+) -> None:
     asked = COUNTED[name][0] if name in COUNTED else UNTIED.get(name, {})
     tied = model(Tie(stages=tuple(stages), parameters=30, gradients=20), gradients=25, update=update)
     traces = [simulate(name, 4, model=tied, cluster=SLOW, engine=engine, **asked) for engine in ("fast", "simpy")]
     assert (traces[0].tasks["start"] == traces[1].tasks["start"]).all()
     assert (traces[0].messages["end"] == traces[1].messages["end"]).all()
-    run = run_of(traces[0])
+    run = traces[0]
     if contention != "none" and len(run.program.messages):
-        run = run_of(simulate(name, 4, model=tied, cluster=SLOW, contention=contention, **asked))
+        run = simulate(name, 4, model=tied, cluster=SLOW, contention=contention, **asked)
     assert not violations(run)
 
 

@@ -19,7 +19,6 @@ from hypothesis import given
 
 from cdpsim import SCHEDULES, RequestError, Trace, __version__, load, simulate
 from cdpsim.program import Op
-from cdpsim.runs import Run
 from tests.strategies import requests
 
 HEADERS = {
@@ -226,8 +225,7 @@ def test_destinations_are_integers_where_all_go_point_to_point(name: str, toy: P
 
 def test_groups_are_sorted_by_their_members_whatever_their_numbers() -> None:
     """2|14|26 comes before 10|22|34, though not as text."""
-    run = simulate("mp-dp", 12, steps=1).run
-    assert run is not None
+    run = simulate("mp-dp", 12, steps=1)
     program, messages = run.program, run.program.messages
     single = messages.op == Op.P2P
     last = len(program.groups) - 1
@@ -235,7 +233,7 @@ def test_groups_are_sorted_by_their_members_whatever_their_numbers() -> None:
     other_way = np.where(single, messages.dst, last - messages.dst)
     program = replace(program, groups=program.groups[::-1], messages=replace(messages, stage=same, dst=other_way))
     start = np.zeros_like(run.start)
-    columns = Trace(Run(program, run.costs, start, run.end, run.collective, run.request)).messages
+    columns = replace(run, program=program, start=start).messages
     together = [dst for op, dst in zip(columns["op"], columns["dst"], strict=True) if op == "all_reduce"]
     members = [[int(device) for device in dst.split("|")] for dst in together]
     assert len(members) == 12
@@ -245,8 +243,7 @@ def test_groups_are_sorted_by_their_members_whatever_their_numbers() -> None:
 
 def test_what_starts_together_is_sorted_down_to_the_last_column() -> None:
     """Equal messages of unequal sizes: the smaller one first, whichever was assembled first."""
-    run = simulate("multi-cdp", 2, steps=2).run
-    assert run is not None
+    run = simulate("multi-cdp", 2, steps=2)
     messages = run.program.messages
     count = len(messages)
     blank = np.zeros(count, dtype=np.int64)
@@ -255,7 +252,7 @@ def test_what_starts_together_is_sorted_down_to_the_last_column() -> None:
     start, end = np.zeros_like(run.start), np.zeros_like(run.end)
     end[len(run.program.tasks) :] = np.arange(count)[::-1]
     program = replace(run.program, messages=same)
-    columns = Trace(Run(program, run.costs, start, end, run.collective, run.request)).messages
+    columns = replace(run, program=program, start=start, end=end).messages
     keys = list(zip(columns["size"].tolist(), columns["end"].tolist(), strict=True))
     assert count > 3
     assert keys == sorted(keys)

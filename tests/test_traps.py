@@ -19,7 +19,7 @@ from cdpsim.program import Edges, Program
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.shape import Shape
 
-front_door = sys.modules["cdpsim.simulate"]  # the module: `cdpsim.simulate` is the function
+front_door = sys.modules["cdpsim.front"]  # the module: `cdpsim.simulate` is the function
 Tamper = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -32,10 +32,10 @@ def without_dependency(schedule: str, before: str, after: str) -> Tamper:
     """Assemble that schedule with one dependency missing."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
-        assemble = front_door.assemble
+        derive = front_door.derive
 
         def tampered(chosen: Schedule, *args: Any, **options: Any) -> Program:
-            program: Program = assemble(chosen, *args, **options)
+            program: Program = derive(chosen, *args, **options)
             if chosen.name != schedule:
                 return program
             edges = program.edges
@@ -43,7 +43,7 @@ def without_dependency(schedule: str, before: str, after: str) -> Tamper:
             assert is_it.sum() == 1
             return replace(program, edges=Edges(edges.before[~is_it], edges.after[~is_it], edges.kind[~is_it]))
 
-        patch.setattr(front_door, "assemble", tampered)
+        patch.setattr(front_door, "derive", tampered)
 
     return tamper
 
@@ -52,15 +52,15 @@ def with_delay(schedule: str, task: str) -> Tamper:
     """Let one task of that schedule take one slot longer."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
-        price = front_door.price
+        node_costs = front_door.node_costs
 
         def tampered(program: Program, *args: Any) -> Costs:
-            costs: Costs = price(program, *args)
+            costs: Costs = node_costs(program, *args)
             if program.devices == devices_of(schedule):
                 costs.duration[node_named(program, task)] += 1
             return costs
 
-        patch.setattr(front_door, "price", tampered)
+        patch.setattr(front_door, "node_costs", tampered)
 
     return tamper
 
@@ -119,8 +119,7 @@ def test_tampering_shows_in_times_and_in_the_table(
 @pytest.mark.parametrize("schedule", ["multi-cdp", "mp-cdp", "pp-cdp", "zero-cdp", "single-cdp"])
 def test_without_its_releases_a_cyclic_schedule_is_another(schedule: str) -> None:
     """The one time that a schedule states is what staggers it."""
-    run = simulate(schedule, 4).run
-    assert run is not None
+    run = simulate(schedule, 4)
     at_once = replace(run.costs, release=0 * run.costs.release)
     start, _ = front_door.find_engine("fast")(run.program, at_once)
     assert not np.array_equal(start, run.start)

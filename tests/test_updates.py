@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.check import check_columns
 from cdpsim.cluster import Devices, Link
+from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.metrics.waiting import Reason, idle, waits_for
+from cdpsim.request import Engine
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
-from cdpsim.simulate import reopen
 from cdpsim.trace import load
 from cdpsim.units import Work
 
@@ -29,11 +30,6 @@ def model(n: int = 3, update: Any = 0.5, **more: Any) -> Model:
     return Model(stages=(Stage(**stage, update=update),) * n)
 
 
-def run_of(trace: Trace) -> Run:
-    assert trace.run is not None
-    return trace.run
-
-
 def updates(trace: Trace) -> list[tuple[int, int, int, float, float]]:
     """Step, stage, device, start and end of each update."""
     tasks = trace.tasks
@@ -42,7 +38,7 @@ def updates(trace: Trace) -> list[tuple[int, int, int, float, float]]:
     return sorted(zip(*columns, strict=True))
 
 
-def held(trace: Trace, device: int, category: str) -> list[tuple[float, int]]:
+def held(trace: Run, device: int, category: str) -> list[tuple[float, int]]:
     """What a device holds of a category: time, size."""
     memory = trace.memory
     rows = np.flatnonzero((memory["device"] == device) & (memory["category"] == category))
@@ -130,13 +126,13 @@ def test_no_time_is_no_difference(schedule: str, rule: str, n: int) -> None:
     """Columns are the same without updates' times; with them the same tasks, never earlier, both engines agreeing."""
     cluster = Cluster(link=Link(latency=0.125, bandwidth=64.0))
     options: dict[str, Any] = {"n": n, "rule": rule, "cluster": cluster}
-    at_once = run_of(simulate(schedule, model=model(n, None), **options))
+    at_once = simulate(schedule, model=model(n, None), **options)
     assert len(at_once.program.lane_tasks) == at_once.program.compute
-    timed = run_of(simulate(schedule, model=model(n), **options))
+    timed = simulate(schedule, model=model(n), **options)
     tasks = slice(len(timed.program.tasks))
     assert (timed.start[tasks] >= at_once.start[tasks]).all()
     assert len(timed.program.lane_tasks) == len(timed.program.tasks)
-    again = run_of(simulate(schedule, model=model(n), engine="simpy", **options))
+    again = simulate(schedule, model=model(n), engine="simpy", **options)
     assert np.array_equal(timed.start, again.start)
     assert np.array_equal(timed.end, again.end)
     assert not violations(timed)
@@ -217,7 +213,7 @@ def walked(model: Model, steps: int, barrier: bool, latency: float) -> dict[tupl
 def test_an_idle_device_waits_for_its_hosts_update() -> None:
     """Of one device: 3 s of work, then the host's 2 s, in which the device can do nothing: 2 of 5."""
     trace = simulate("single-dp", 1, steps=2, model=model(1, None, optimizer=0, host_optimizer=20, host_update=2.0))
-    run = run_of(trace)
+    run = trace
     found = idle(run.program, run.start, run.end)
     assert list(zip(found["begin"], found["end"], found["reason"], strict=True)) == [
         (3.0, 5.0, Reason.DEPENDENCY),
@@ -237,7 +233,7 @@ def test_staleness_counts_an_update_from_its_end() -> None:
 
 
 def test_updates_stand_in_all_lanes_or_in_none() -> None:
-    program = run_of(simulate("pp-cdp", 2, steps=1, model=model(2))).program
+    program = simulate("pp-cdp", 2, steps=1, model=model(2)).program
     check_columns(program)
     fewer = replace(program, lane_tasks=program.lane_tasks[:-1], lane_start=program.lane_start - np.array([0, 0, 1]))
     with pytest.raises(RequestError, match=r"U\(t=0,j=1\) on device 1 has 0 places in lanes; it needs one"):
@@ -259,12 +255,12 @@ def test_files_bring_updates_back(tmp_path: Path) -> None:
     trace = simulate("multi-cdp", 2, model=model(2))
     trace.save(tmp_path / "run")
     assert updates(load(tmp_path / "run")) == updates(trace)
-    assert reopen(tmp_path / "run").run is not None
+    assert isinstance(reopen(tmp_path / "run"), Run)
 
 
 @pytest.mark.parametrize("where", [{"update": 2.0}, {"optimizer": 0, "host_optimizer": 1, "host_update": 2.0}])
 @pytest.mark.parametrize("engine", ["fast", "simpy"])
-def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: str) -> None:
+def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: Engine) -> None:
     """Three seconds of work, then an update from 3 on, of 2 s; the device stops from 4 to 5, its host with it."""
     single = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1, **where),))
     trace = simulate("single-dp", model=single, steps=1, engine=engine, stop=["0:4 s:1 s"])

@@ -2,20 +2,22 @@
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from cdpsim import Model, RequestError, Stage, Trace, simulate
+from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.curves.series import COLUMNS
 from cdpsim.draw.curves.versions import SPANS, Spans, kept, most, shade, versions
+from cdpsim.draw.curves.versions import ages as mean_ages
 from cdpsim.draw.palette import luminance
 from tests.pictured import BOX, HOSTILE, at, marked, model, one, saved, words
+from tests.traces import changed, empty, some_rows
 
 
 def strips(figure: Figure) -> dict[int, list[tuple[float, float, int]]]:
@@ -86,8 +88,8 @@ def test_the_mean_age_is_of_steps_at_rest() -> None:
 
 def test_updates_alone_have_no_age() -> None:
     trace = simulate("single-dp", 2)
-    trace.__dict__["tasks"] = {name: column[trace.tasks["kind"] == "U"] for name, column in trace.tasks.items()}
-    assert np.isnan(one(versions([trace]), "age").get_data().values).all()
+    left = some_rows(trace.tasks, trace.tasks["kind"] == "U")
+    assert np.isnan(mean_ages(changed(trace, tasks=left)).value).all()
 
 
 def test_several_are_the_most_of_each() -> None:
@@ -172,8 +174,7 @@ def test_more_versions_are_darker(largest: int) -> None:
 @pytest.mark.parametrize("name", ["multi-cdp", "mp-cdp", "zero-dp"])
 def test_real_costs_and_the_same_bytes(name: str) -> None:
     def content() -> bytes:
-        trace = simulate(name, model=model(2), cluster=BOX)
-        trace.summary()["request"]["model"]["name"] = HOSTILE
+        trace = simulate(name, model=msgspec.structs.replace(model(2), name=HOSTILE), cluster=BOX)
         return rendered(versions([trace]), "a.svg")
 
     first = content()
@@ -188,7 +189,5 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     light = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=0),))
     with pytest.raises(RequestError, match="stages have some"):
         versions([simulate("single-dp", model=light)])
-    empty: Any = Trace(None)
-    empty.__dict__ |= {"tasks": {"start": np.zeros(0, dtype=np.int64)}, "_summary": {}}
     with pytest.raises(RequestError, match="no tasks"):
-        versions([empty])
+        versions([empty()])

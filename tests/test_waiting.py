@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, Stage, Trace, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.compare import measure
 from cdpsim.engine import fast
@@ -24,25 +24,19 @@ MESSAGE, STREAM, DEPENDENCY, NOTHING = Reason
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
 
 
-def run_of(trace: Trace) -> Run:
-    """The run behind a simulated trace."""
-    assert trace.run is not None
-    return trace.run
-
-
 def idle(run: Run) -> dict[str, np.ndarray]:
     """The idle parts of a run."""
     return waiting.idle(run.program, run.start, run.end)
 
 
-def rows(trace: Trace) -> list[tuple[float, ...]]:
+def rows(trace: Run) -> list[tuple[float, ...]]:
     """The idle parts as (lane, device, begin, end, reason)."""
-    return list(zip(*(column.tolist() for column in idle(run_of(trace)).values()), strict=True))
+    return list(zip(*(column.tolist() for column in idle(trace).values()), strict=True))
 
 
-def named(trace: Trace) -> dict[str, str]:
+def named(trace: Run) -> dict[str, str]:
     """Which task waited for what, both by their names."""
-    program, start, end = run_of(trace).program, run_of(trace).start, run_of(trace).end
+    program, start, end = trace.program, trace.start, trace.end
     last = waiting.waits_for(program, start, end)
     return {program.describe(int(task)): program.describe(int(last[task])) for task in np.flatnonzero(last >= 0)}
 
@@ -154,7 +148,7 @@ def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
 @given(requests() | streamed_requests())
 def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:
     """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     program, parts = run.program, idle(run)
     whole = utilisation.makespan(program, run.end)
     for lane, (low, high) in enumerate(zip(program.lane_start, program.lane_start[1:], strict=False)):
@@ -174,7 +168,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
 @given(requests() | streamed_requests())
 def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
     """Walk back from each task, one node at a time: what ended last is what it waited for."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     program, last = run.program, waiting.waits_for(run.program, run.start, run.end)
     parts = idle(run)
     of_lane = {lane: np.flatnonzero(parts["lane"] == lane) for lane in set(parts["lane"].tolist())}
@@ -296,7 +290,7 @@ def test_nobody_waits_for_messages_that_are_free(request: dict[str, Any]) -> Non
     """What takes no time is not on its way at any time."""
     cluster = request.get("cluster", Cluster.unit())
     request["cluster"] = Cluster(devices=cluster.devices)
-    assert not (idle(run_of(simulate(**request)))["reason"] == MESSAGE).any()
+    assert not (idle(simulate(**request))["reason"] == MESSAGE).any()
 
 
 @pytest.mark.parametrize("name", ["single-dp", "single-cdp"])
@@ -304,7 +298,7 @@ def test_one_device_waits_for_no_message(name: str) -> None:
     """Its lanes wait for each other."""
     assert SCHEDULES[name].placement.lanes
     model = Model(stages=(Stage(forward=1.0, backward=1.0), Stage(forward=2.0, backward=2.0)))
-    reasons = idle(run_of(simulate(name, model=model, cluster=Cluster(devices=(Devices(lanes=2),)))))["reason"]
+    reasons = idle(simulate(name, model=model, cluster=Cluster(devices=(Devices(lanes=2),))))["reason"]
     assert MESSAGE not in reasons
 
 
@@ -312,7 +306,7 @@ def test_one_device_waits_for_no_message(name: str) -> None:
 @given(requests(), st.sampled_from([2, 4, 0.5]))
 def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     """Powers of two are exact in floating point, too."""
-    run = run_of(simulate(**request))
+    run = simulate(**request)
     costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
     start, end = fast.run(run.program, costs)
     grown, parts = waiting.idle(run.program, start, end), idle(run)

@@ -12,7 +12,7 @@ from cdpsim.console import add_command, write
 if TYPE_CHECKING:
     from cdpsim.breakeven import BreakEven, Runner
     from cdpsim.cluster import Cluster
-    from cdpsim.trace import Trace
+    from cdpsim.runs import Run
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
@@ -124,11 +124,11 @@ def _runs(options: argparse.Namespace, served: InPart) -> list["Runner"]:
         asked = argparse.Namespace(**vars(options) | {"n": n if n is None else str(n)})
         unasked = {"prefetch"} if options.prefetch == PREFETCH else set()
 
-        def run(cluster: "Cluster") -> "Trace":
+        def run(cluster: "Cluster") -> "Run":
             nonlocal asked
             here = argparse.Namespace(**vars(asked) | {"cluster": cluster})
-            trace, asked = served.simulated(here, name, unasked=unasked)
-            return trace
+            done, asked = served.simulated(here, name, unasked=unasked)
+            return done
 
         return run
 

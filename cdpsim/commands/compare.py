@@ -155,7 +155,6 @@ def _measured(options: argparse.Namespace, runs: int | None, *notes: str) -> tup
     And whether times are slots. One run is there at a time. What there is to say comes when all of it can be served.
     """
     from cdpsim.compare import measure
-    from cdpsim.disorder import recorded_disorder
     from cdpsim.errors import RequestError
     from cdpsim.model import UNIT_MODELS
     from cdpsim.montecarlo import spread
@@ -177,9 +176,9 @@ def _measured(options: argparse.Namespace, runs: int | None, *notes: str) -> tup
             if options.schedules or sum(map(len, left_out.values())) == len(schedules):
                 raise
             continue
-        if options.model == UNIT_MODELS[0] and trace.request["model"] == UNIT_MODELS[1] and len(schedules) > 1:
+        if options.model == UNIT_MODELS[0] and trace.request.model.name == UNIT_MODELS[1] and len(schedules) > 1:
             return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs, SPLIT)
-        own = runs if recorded_disorder(trace.request).is_random else None
+        own = runs if trace.request.disorder.is_random else None
         is_random |= own is not None
         measured.append(measure(trace, own))
     if runs is not None and not is_random:

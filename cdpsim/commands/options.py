@@ -1,7 +1,6 @@
 """Options that several commands take, and the runs that they ask for."""
 
 import argparse
-import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model import UNIT_MODELS
 
 if TYPE_CHECKING:
+    from cdpsim.runs import Run
     from cdpsim.schedules import Schedule
     from cdpsim.trace import Trace
 
@@ -232,7 +232,7 @@ class InPart:
         steps: int | str | None = None,
         needs: Collection[str] = (),
         unasked: Collection[str] = (),
-    ) -> "tuple[Trace, argparse.Namespace]":
+    ) -> "tuple[Run, argparse.Namespace]":
         """Run a schedule without the options that it does not take, but for those that it `needs`; give the others.
 
         Of options that are `unasked`, as a command has them by default, nothing is said.
@@ -242,7 +242,7 @@ class InPart:
         schedule, without = find_schedule(schedule), {}
         while True:
             try:
-                trace = simulated(options, schedule, steps)
+                run = simulated(options, schedule, steps)
             except Untaken as error:
                 if error.subject in needs:
                     raise
@@ -253,7 +253,7 @@ class InPart:
                 self._served[schedule.name] = None
                 for option, refusal in without.items():
                     self._untaken.setdefault(option, {})[schedule.name] = refusal
-                return trace, options
+                return run, options
 
     def tell(self, *notes: str) -> None:
         """Say some notes, and who ran without which option; or refuse an option that no schedule took."""
@@ -268,10 +268,10 @@ class InPart:
 
 def _at_default(option: str) -> dict[str, Any]:
     """Give an option as it is where nobody asks."""
-    from cdpsim.simulate import simulate
+    from cdpsim.request import DEFAULTS
 
     name = option.replace("-", "_")
-    return {name: inspect.signature(simulate).parameters[name].default}
+    return {name: DEFAULTS[name]}
 
 
 def _flag(option: str) -> str:
@@ -282,8 +282,8 @@ def traced(
     parser: argparse.ArgumentParser, options: argparse.Namespace, name: str, runs: InPart | None = None
 ) -> "Trace":
     """The trace in the folder of that name, or of the run that the options ask for, as one of several `runs`."""
+    from cdpsim.front import reopen
     from cdpsim.schedules import SCHEDULES
-    from cdpsim.simulate import reopen
 
     if name in SCHEDULES or name.endswith(".csv") or not ("/" in name or Path(name).is_dir()):
         return simulated(options, name) if runs is None else runs.simulated(options, name)[0]
@@ -316,7 +316,7 @@ def refuse_output(path: str, check: Callable[[], object], runs: Iterable[Callabl
     `check` may refuse it. Where something is there already, first the requests of the runs are read, so that `check`
     knows their files; where it is refused, their programs are made, too.
     """
-    from cdpsim.simulate import Checked, checking
+    from cdpsim.front import Checked, checking
 
     if os.path.lexists(path):
         what = "request"
@@ -330,40 +330,13 @@ def refuse_output(path: str, check: Callable[[], object], runs: Iterable[Callabl
     check()
 
 
-def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: int | str | None = None) -> "Trace":
+def simulated(options: argparse.Namespace, schedule: "str | Schedule", steps: int | str | None = None) -> "Run":
     """Run what the options of `add_run` and `add_request` ask for; `steps` instead of theirs."""
-    from cdpsim.request import find_schedule, whole
-    from cdpsim.simulate import simulate
+    from cdpsim.front import simulate
+    from cdpsim.request import DEFAULTS, Request, find_schedule
 
-    schedule, steps = find_schedule(schedule), options.steps if steps is None else steps
+    schedule = find_schedule(schedule)
     if options.n is None and options.model in UNIT_MODELS and schedule.shape is None:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
-    return simulate(
-        schedule,
-        None if options.n is None else whole("n", options.n, at_least=1),
-        m=None if options.m is None else whole("m", options.m, at_least=1),
-        chunks=None if options.chunks is None else whole("chunks", options.chunks, at_least=1),
-        replicas=whole("replicas", options.replicas, at_least=1),
-        overlap_all_reduce=options.overlap_all_reduce,
-        vertical_sync=options.vertical_sync,
-        steps=None if steps is None else whole("steps", steps, at_least=1),
-        rule=options.rule,
-        engine=options.engine,
-        prefetch=whole("prefetch", options.prefetch, at_least=0),
-        slot_order=options.slot_order,
-        model=options.model,
-        cluster=options.cluster,
-        collective=options.collective,
-        expand_collectives=options.expand_collectives,
-        contention=options.contention,
-        rendezvous=options.rendezvous,
-        seed=whole("seed", options.seed, at_least=0),
-        run=whole("run", options.run, at_least=0),
-        slow=options.slow,
-        jitter=options.jitter,
-        link_jitter=options.link_jitter,
-        stop=options.stop,
-        ignore_memory=options.ignore_memory,
-        max_memory=options.max_memory,
-        **{name: getattr(options, name) for name in TRAINING},
-    )
+    words = {word: getattr(options, word) for word in DEFAULTS if hasattr(options, word)}
+    return simulate(Request(schedule, options.n, **words | ({} if steps is None else {"steps": steps})))

@@ -37,24 +37,24 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     names = (*FILES, *[RUNS] * (runs is not None))
     run = partial(simulated, options, options.schedule)
     refuse_output(options.output, partial(files.check_writable, options.output, names, options.force), [run])
-    trace = run()
-    if options.check and trace.run is not None:
-        found = violations(trace.run)
+    done = run()
+    if options.check:
+        found = violations(done)
         for name, problem in found.items():
             say(f"{name.replace('_', ' ')}: {problem}")
         if found:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
-    for stages in trace.run.program.untied if trace.run is not None else ():
-        say(untied(stages, [trace.request["schedule"]]))
+    for stages in done.program.untied:
+        say(untied(stages, [done.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
         from cdpsim.montecarlo import spread
 
-        several = spread(trace, runs)
-        trace.summary()["runs"] = several.summary()
+        several = spread(done, runs)
+        done.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
-    trace.save(options.output, force=options.force, more=more)
+    done.save(options.output, force=options.force, more=more)
     return 0
 
 

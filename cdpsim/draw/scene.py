@@ -11,6 +11,7 @@ from cdpsim.disorder import recorded_disorder
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
+from cdpsim.runs import Run
 from cdpsim.setting import setting
 from cdpsim.trace import Trace
 
@@ -108,9 +109,9 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
     partial sum is for the task whose gradient is added to it.
     """
     nothing = np.zeros(0, dtype=np.int64)
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return Ends(nothing, nothing), Ends(nothing, nothing)
-    program = trace.run.program
+    program = trace.program
     count, edges = len(program.tasks), program.edges
     data = edges.kind == Edge.DATA
     before, after = edges.before[data], edges.after[data]
@@ -119,7 +120,7 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
     used = before[from_message & ~to_message], after[from_message & ~to_message]
     first, second = before[from_message & to_message], after[from_message & to_message]
     passed, reader = _joined(second, first, *used, unless=made[0])
-    seen = trace.run.start[reader] <= trace.run.start[passed]  # a later one did not come first
+    seen = trace.start[reader] <= trace.start[passed]  # a later one did not come first
     came_for = passed[seen], reader[seen]
     added_to = _joined(first, second, *made, unless=used[0])
     return _rows(trace, made, came_for), _rows(trace, used, added_to)
@@ -137,7 +138,7 @@ def _joined(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> t
     return np.repeat(message, many), task[np.repeat(first, many) + within]
 
 
-def _rows(trace: Trace, *pairs: tuple[Ints, Ints]) -> Ends:
+def _rows(trace: Run, *pairs: tuple[Ints, Ints]) -> Ends:
     """Pairs of nodes as rows of the trace's columns."""
     message, task = (np.concatenate(side) for side in zip(*pairs, strict=True))
     row = np.empty(len(trace.task_nodes) + len(trace.message_nodes), dtype=np.int64)

@@ -10,8 +10,6 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-import numpy as np
-
 from cdpsim import filling
 from cdpsim.costs import Wires
 from cdpsim.paths import compiled
@@ -58,9 +56,7 @@ class Fair:
         self.size, limit = wires.size.tolist(), wires.bandwidth.tolist()
         self.most = [min((limit[edge] for edge in path), default=inf) for path in numbers]
         swift = compiled() if len(routes) >= COMPILED_FROM else None
-        self.shared = filling.bundles(list(numbers), limit, self.most, arrays=swift is not None)
-        self.share = swift.share if swift else filling.share
-        self.column = np.array if swift else list
+        self.rates = (swift.FairRates if swift else filling.FairRates)(list(numbers), limit)
         # Of each bundle: its flows by the count at which each is through, the rate of each, the count, and as of when.
         self.flows: list[list[tuple[float, int]]] = [[] for _ in numbers]
         self.rate, self.served, self.since = ([0.0] * len(numbers) for _ in range(3))
@@ -138,14 +134,10 @@ class Fair:
 
     def _rate(self, changed: dict[int, None], now: float) -> None:
         """Let new rates hold from now on, and see when the bundles' first flows end."""
-        column = self.column
-        size = self.share(self.shared, column(list(changed)), column([len(self.flows[bundle]) for bundle in changed]))
+        rates = self.rates.share({bundle: len(self.flows[bundle]) for bundle in changed})
         for bundle in changed:
             self.next_end.pop(bundle, None)
-        region, rates = (column[:size] for column in (self.shared.region, self.shared.new))
-        if self.column is not list:
-            region, rates = region.tolist(), rates.tolist()
-        for bundle, new in zip(region, rates, strict=True):
+        for bundle, new in rates.items():
             if new == self.rate[bundle] and bundle not in changed:
                 continue
             self._serve(bundle, now)

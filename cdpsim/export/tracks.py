@@ -14,6 +14,7 @@ from cdpsim.draw import scene
 from cdpsim.errors import RequestError
 from cdpsim.paths import longest
 from cdpsim.program import Edge
+from cdpsim.runs import Run
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
@@ -124,7 +125,7 @@ def _arrows(trace: Trace, start: Ints) -> tuple[Ints, Ints]:
     source = np.concatenate([made.task, used.message + count])
     target = np.concatenate([made.message + count, used.task])
     late = start[source] > start[target]
-    if late.any():
+    if late.any() and isinstance(trace, Run):  # only a run has arrows
         first, second = (rows + count for rows in _passed_on(trace))
         instead = np.isin(first, source[late]) | np.isin(second, target[late])
         source = np.concatenate([source[~late], first[instead]])
@@ -132,10 +133,9 @@ def _arrows(trace: Trace, start: Ints) -> tuple[Ints, Ints]:
     return source, target
 
 
-def _passed_on(trace: Trace) -> tuple[Ints, Ints]:
+def _passed_on(trace: Run) -> tuple[Ints, Ints]:
     """Which message carries on what another one brought, as rows of messages."""
-    assert trace.run is not None, "a loaded trace has no arrows"
-    edges, count = trace.run.program.edges, len(trace.task_nodes)
+    edges, count = trace.program.edges, len(trace.task_nodes)
     between = np.flatnonzero((edges.kind == Edge.DATA) & (edges.before >= count) & (edges.after >= count))
     row = np.empty(len(trace.message_nodes), dtype=np.int64)
     row[trace.message_nodes - count] = np.arange(len(row))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.collectives import candidates
+from cdpsim.collectives import DEFAULT, candidates
 from cdpsim.columns import Ints
 from cdpsim.invariants.pieces import rounds_of
 from cdpsim.invariants.recount import Recount
@@ -63,4 +63,6 @@ def _rounds(run: Recount, node: int, src: Ints, dst: Ints) -> tuple[Ints, Ints] 
     if root >= 0:
         members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
     op = Op(int(program.messages.op[row]))
-    return rounds_of(src, dst, members, candidates(op, run.collective, len(members), run.cluster.cards(members)))
+    return rounds_of(
+        src, dst, members, candidates(op, run.request.collective or DEFAULT, len(members), run.cluster.cards(members))
+    )

@@ -15,10 +15,9 @@ from cdpsim.cluster import Cluster
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.invariants.pieces import Whole, put_together
-from cdpsim.model import Model, Tie
+from cdpsim.model import Tie
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
-from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Home
 
@@ -36,7 +35,7 @@ class Recount:
 
     def __init__(self, run: Run) -> None:
         self.program, self.costs, self.request = run.program, run.costs, run.request
-        self.start, self.end, self.collective = run.start, run.end, run.collective
+        self.start, self.end = run.start, run.end
 
     def names(self, nodes: Ints, problem: str) -> Iterator[str]:
         """Say it of each of some nodes."""
@@ -69,7 +68,7 @@ class Recount:
     def whole(self) -> Whole:
         """The run with collectives in one piece."""
         program, messages = self.program, self.program.messages
-        if self.together and self.request.get("expand_collectives"):
+        if self.together and self.request.expands:
             pieces = np.flatnonzero(
                 (messages.op == Op.P2P) & np.isin(messages.content, (Content.GRADIENT, Content.PARAMETERS))
             )
@@ -80,7 +79,7 @@ class Recount:
     @cached_property
     def replicas(self) -> int:
         """How many replicas of a pipeline there are."""
-        return int(self.request.get("replicas", 1))
+        return self.request.shape.replicas
 
     @cached_property
     def m(self) -> int:
@@ -111,15 +110,14 @@ class Recount:
     @cached_property
     def cluster(self) -> Cluster:
         """What it ran on."""
-        return Cluster.from_builtins(self.request["cluster"], "cluster")
+        return self.request.cluster
 
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
-        model, program = self.request["model"], self.program
+        program = self.program
         copies = self.owned or program.state.optimizer is Home.COPIED
-        can = isinstance(model, dict) and program.together and copies
-        ties = Model.from_builtins(model, "model").tied if can else ()
+        ties = self.request.model.tied if program.together and copies else ()
         device = program.tasks.device[program.of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
@@ -145,9 +143,9 @@ class Recount:
 
     @cached_property
     def position(self) -> Ints | None:
-        """Each compute task's position in the order that its schedule declares; None of a schedule without a name."""
-        schedule, program = SCHEDULES.get(str(self.request.get("schedule"))), self.program
-        if schedule is None or schedule.order.position is None:
+        """Each compute task's position in the order that its schedule declares; None of one that has lists."""
+        schedule, program = self.request.schedule, self.program
+        if schedule.order.position is None:
             return None
         t, i, phase = program.pass_step[:, None], program.pass_micro_batch[:, None], np.arange(program.phases)
         position = schedule.order.position(t, i % self.m, phase, Shape(program.n, self.m, 1, self.replicas))

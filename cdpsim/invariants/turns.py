@@ -32,7 +32,7 @@ Words = NDArray[np.str_]
 
 def _ahead(run: Recount, message: Ints, place: Ints, lane: Ints) -> Needs:
     """Messages and the tasks as far ahead of a place in a lane as the request says; `lane` is a place in that lane."""
-    task = place - 1 - min(int(run.request.get("prefetch", 0)), run.program.compute)
+    task = place - 1 - min(run.request.prefetch, run.program.compute)
     some = np.flatnonzero(task >= run.lanes.head[lane])
     return Needs(run.lanes.order[task[some]], message[some])
 
@@ -108,7 +108,7 @@ def rooms(run: Recount) -> Needs:
         found.append(_for_tasks(run, versions.broadcasts(run)))
     elif not run.together:
         found.append(_pulled(run))
-    if run.request.get("rendezvous") == "megatron":
+    if run.request.rendezvous == "megatron":
         found.append(_deferred(run))
     return joined(*found, Needs(run.updates[:0], run.updates[:0]))
 
@@ -157,7 +157,7 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
     found = needs(run)
     edges = Edges(found.before, found.after, np.full(len(found.before), Edge.DATA))
     program = replace(run.whole.program, edges=edges, parts=no_parts())
-    yield from (_met if run.request.get("rendezvous") else _taken)(run, program, overlap)
+    yield from (_met if run.request.rendezvous else _taken)(run, program, overlap)
 
 
 def _taken(run: Recount, program: Program, overlap: Words) -> Iterator[str]:

@@ -10,8 +10,6 @@ from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Content, Kind, Op, Program
-from cdpsim.schedules.rule import recorded_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Home
 
 
@@ -136,9 +134,7 @@ def versions_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
 def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     """A task reads theta_{t - lag}, or theta_0, with the lag that the request's rule has for forwards or backwards."""
     program, compute = run.program, slice(run.program.compute)
-    tasks, chunks = program.tasks, int(run.request.get("chunks", 1))
-    shape = Shape(program.n, run.m, chunks, run.replicas)
-    rule = recorded_rule(run.request["rule"])
+    tasks, shape, rule = program.tasks, run.request.shape, run.request.rule
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
     lag = lags[back, tasks.micro_batch[compute] % shape.m, tasks.stage[compute]]

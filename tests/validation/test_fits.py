@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES
-from cdpsim.assemble import assemble
+from cdpsim.assembly import derive
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.collectives import ALL_REDUCE
-from cdpsim.costs import price
+from cdpsim.costs import node_costs
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
 from validation.calibrate.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed, predict
@@ -89,9 +89,9 @@ def test_a_collective_gives_back_the_links_that_it_ran_on(
 def test_what_is_fitted_is_what_a_simulation_will_charge(schedule: str, algorithm: str) -> None:
     n, latency, bandwidth = 4, 1e-4, 1e9
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**6),) * n)
-    program = assemble(SCHEDULES[schedule], model, 2)
+    program = derive(SCHEDULES[schedule], model, 2)
     cluster = Cluster(devices=(Devices(),), link=Link(latency=latency, bandwidth=bandwidth))
-    charged = price(program, model, cluster, algorithm).duration[len(program.tasks) :]
+    charged = node_costs(program, model, cluster, algorithm).duration[len(program.tasks) :]
     assert len(charged)
     for op, group, size, seconds in zip(
         *(c.tolist() for c in (program.messages.op, program.messages.dst, program.messages.size, charged)), strict=True

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdpsim.assemble import assemble
+from cdpsim.assembly import derive
 from cdpsim.check import check_columns
 from cdpsim.errors import choose
 from cdpsim.model import Model
@@ -103,7 +103,7 @@ def planned(case: Case) -> Plan:
     """Assemble and plan the program of a case that says what its stages hold."""
     assert case.stages is not None, "it has been profiled, or comes with a model file"
     schedule, shape = find_schedule(case.schedule), case.shape
-    program = assemble(
+    program = derive(
         schedule,
         with_unit_times(case.stages, split=schedule.splits(shape)),
         case.steps,

@@ -10,7 +10,7 @@ import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.columns import Ints
-from cdpsim.costs import price
+from cdpsim.costs import node_costs
 from cdpsim.engine import fast
 from cdpsim.model import Model
 from cdpsim.paths import successors
@@ -95,7 +95,9 @@ class Plan:
     def slots(self) -> tuple[Ints, Ints]:
         """In which slots all nodes start and end, where every task takes one slot and every message no time."""
         program = self.program
-        return fast.run(program, price(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring"))
+        return fast.run(
+            program, node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
+        )
 
     @cached_property
     def order(self) -> list[int]:

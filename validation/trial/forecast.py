@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster, Link
-from cdpsim.costs import price
+from cdpsim.costs import node_costs
 from cdpsim.engine import fast
 from cdpsim.model import Model
 from cdpsim.request import find_schedule
@@ -43,7 +43,7 @@ def predict(plan: Plan, forecast: Forecast, *, turns: bool) -> Took:
     """Say what a replay will take; devices that share a process take turns."""
     program = plan.program
     forecast.cluster.require(program.devices)
-    costs = price(program, forecast.model, forecast.cluster, forecast.collective)
+    costs = node_costs(program, forecast.model, forecast.cluster, forecast.collective)
     start, end = fast.run(program, costs)
     compute = program.compute
     busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)

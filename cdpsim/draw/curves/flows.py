@@ -13,6 +13,7 @@ from cdpsim.draw.curves.series import SAME, Series, devices, moments, rates, spa
 from cdpsim.draw.palette import CONTENTS
 from cdpsim.metrics.traffic import copied, shares
 from cdpsim.program import Content
+from cdpsim.runs import Run
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def by_content(trace: Trace, shared: Frame) -> Series:
 
 def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
     """What each device sends by content; collectives as their algorithms have it."""
-    message, device, size = shares(trace.messages, _collective(trace), trace.algorithms)
+    message, device, size = shares(
+        trace.messages, _collective(trace), trace.algorithms if isinstance(trace, Run) else None
+    )
     found = {}
     for number in np.union1d(devices(trace), device).tolist():
         rows = np.flatnonzero(device == number)

@@ -13,6 +13,7 @@ from cdpsim.draw.curves.series import COLUMNS, Series, merged, span, summed, thi
 from cdpsim.draw.palette import COLOURS, colour, ink_on
 from cdpsim.errors import RequestError
 from cdpsim.metrics import memory
+from cdpsim.runs import Run
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -42,22 +43,21 @@ def versions(traces: Sequence[Trace]) -> "Figure":
     device keeps of a stage.
     """
     check(traces)
-    if any(trace.run is None for trace in traces):
+    runs = [trace for trace in traces if isinstance(trace, Run)]
+    if len(runs) < len(traces):
         raise RequestError("versions", "a saved trace does not say which versions live; simulate the schedule again")
-    return _one(traces[0]) if len(traces) == 1 else _several(traces)
+    return _one(runs[0]) if len(runs) == 1 else _several(runs)
 
 
-def kept(trace: Trace) -> tuple[Spans, Ints, Ints]:
+def kept(run: Run) -> tuple[Spans, Ints, Ints]:
     """The versions of each stage on each device, a row for each pair; and the device and stage of each row."""
-    assert trace.run is not None
-    run = trace.run
     live = memory.live_versions(run.program, run.start, run.end)
     if not len(live["time"]):
         raise RequestError("versions", "no device holds parameters; give a model whose stages have some")
     first = heads(live["device"], live["stage"])
     row = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(live["time"]))))
     until = np.append(live["time"][1:], 0)
-    until[np.append(first[1:], len(until)) - 1] = span(trace)
+    until[np.append(first[1:], len(until)) - 1] = span(run)
     some = (live["versions"] > 0) & (until > live["time"])
     found = Spans(*(column[some] for column in (row, live["time"], until, live["versions"])))
     return found, live["device"][first], live["stage"][first]
@@ -101,7 +101,7 @@ def ages(trace: Trace) -> Series:
     return Series(series.time, mean[None])
 
 
-def _one(trace: Trace) -> "Figure":
+def _one(trace: Run) -> "Figure":
     found, device, stage = kept(trace)
     shared = frame([trace])
     labels = {row: f"device {d}, stage {j}" for row, (d, j) in enumerate(zip(device, stage, strict=True))}
@@ -127,7 +127,7 @@ def _height(rows: int) -> float:
     return max(0.055, min(0.24, 6.4 / rows))
 
 
-def _several(traces: Sequence[Trace]) -> "Figure":
+def _several(traces: Sequence[Run]) -> "Figure":
     heading, own = names(traces)
     parts = []
     for k, trace in enumerate(traces):
@@ -197,7 +197,7 @@ def shade(count: int, largest: int) -> str:
     return "#" + "".join(f"{round(part):02x}" for part in (_WHITE + share * (dark - _WHITE)).tolist())
 
 
-def _ages(axes: "Axes", trace: Trace, shared: Frame) -> None:
+def _ages(axes: "Axes", trace: Run, shared: Frame) -> None:
     """The mean age of what is read, over time and in all."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 

@@ -18,6 +18,7 @@ from cdpsim.errors import RequestError
 from cdpsim.metrics import waiting
 from cdpsim.metrics.waiting import Reason
 from cdpsim.program import Content, Edge, Kind
+from cdpsim.runs import Run
 from cdpsim.trace import Columns, Trace
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
 
     scene.refuse_empty(trace)
     _refuse_large(trace)
-    if dependencies and trace.run is None:
+    if dependencies and not isinstance(trace, Run):
         raise RequestError("dependencies", "are not in a trace's files; draw the run itself")
     span, width, fine = _measure(trace)
     rows = arrange(trace, span * MARK * fine / width)
@@ -58,7 +59,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
         bars.idle_boxes(axes, which, rows.lane_top[lane], begin, end)
     _draw_tasks(sheet, trace, rows)
     _draw_messages(sheet, trace, rows)
-    if dependencies:
+    if dependencies and isinstance(trace, Run):
         _draw_waits(axes, trace, rows)
     foot = figure.add_axes((0, 0, 1, below / size[1]))
     foot.set(xlim=(0, size[0]), ylim=(below, 0))
@@ -133,10 +134,9 @@ def _draw_messages(sheet: Sheet, trace: Trace, rows: Rows) -> None:
         bars.message_bars(sheet, content, rows.message_top[some], start[some], end[some])
 
 
-def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
+def _draw_waits(axes: "Axes", trace: Run, rows: Rows) -> None:
     """Draw a line from the end of what was waited for to the start of what waited, thicker where it was idle for it."""
-    assert trace.run is not None
-    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    program, start, end = trace.program, trace.start, trace.end
     edges, waited = program.edges, waiting.waits_for(program, start, end)
     waiter = np.flatnonzero(waited >= 0)
     device, y = _places(trace, rows)
@@ -154,10 +154,9 @@ def _draw_waits(axes: "Axes", trace: Trace, rows: Rows) -> None:
         bars.marks(axes, "o", start[after], y[after] - edge, f"{gid}-mark", color=INK, s=size)
 
 
-def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:
+def _places(trace: Run, rows: Rows) -> tuple[Ints, Floats]:
     """Where each node of the program stands: its device (-1: none), and the middle of its row."""
-    assert trace.run is not None
-    device, y = np.full(trace.run.program.nodes, -1), np.zeros(trace.run.program.nodes)
+    device, y = np.full(trace.program.nodes, -1), np.zeros(trace.program.nodes)
     first, last = rows.device_lane[:-1], rows.device_lane[1:] - 1
     middle = (rows.lane_top[first] + rows.lane_top[last] + LANE) / 2
     device[trace.task_nodes] = trace.tasks["device"]
@@ -173,7 +172,7 @@ def _places(trace: Trace, rows: Rows) -> tuple[Ints, Floats]:
 
 def _legend(trace: Trace, reasons: Ints, dependencies: bool) -> dict[str, list[Entry]]:
     """What the picture's colours, textures and marks mean: of all there are, those that are in it."""
-    tasks, told = trace.tasks, trace.run is not None
+    tasks, told = trace.tasks, isinstance(trace, Run)
     number, several = int(tasks["micro_batch"].max()) + 1, len(COLOURS)
     kinds: list[Entry] = [
         (partial(_bar, kind, NEUTRAL, 0), name) for kind, name in KINDS.items() if kind != "U" and kind in tasks["kind"]

@@ -13,6 +13,7 @@ from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError
 from cdpsim.metrics import waiting
 from cdpsim.metrics.waiting import Reason
+from cdpsim.runs import Run
 from cdpsim.trace import Columns, Trace
 
 Floats = npt.NDArray[np.float64]
@@ -74,8 +75,8 @@ def refuse_rows(count: int) -> None:
 def _devices(trace: Trace) -> int:
     """How many devices there are, some of them perhaps without tasks."""
     shown = int(trace.tasks["device"].max()) + 1
-    if trace.run is not None:
-        return max(shown, trace.run.program.devices)
+    if isinstance(trace, Run):
+        return max(shown, trace.program.devices)
     told = trace.summary().get("devices")
     return max(shown, told) if isinstance(told, int) else shown
 
@@ -83,9 +84,9 @@ def _devices(trace: Trace) -> int:
 def _own_lane(trace: Trace, bars: Ints) -> Ints:
     """Each bar's lane on its device: the program's, or one that was free; below those, of updates that take none."""
     names = ("device", "start", "end", "micro_batch")
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return scene.lanes(*(trace.tasks[name][bars] for name in names))
-    program, node = trace.run.program, trace.task_nodes[bars]
+    program, node = trace.program, trace.task_nodes[bars]
     lane = np.empty(len(program.lane_tasks), dtype=np.int64)
     lane[program.lane_tasks] = runs(program.lane_start[:-1], len(program.lane_tasks))
     device = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
@@ -100,9 +101,9 @@ def _own_lane(trace: Trace, bars: Ints) -> Ints:
 
 def _in_lane(trace: Trace, bars: Ints) -> npt.NDArray[np.bool_]:
     """Which bars are in lanes of the program, and not updates beside them; of a trace from files, all are."""
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return np.ones(len(bars), dtype=bool)
-    return trace.task_nodes[bars] < len(trace.run.program.lane_tasks)
+    return trace.task_nodes[bars] < len(trace.program.lane_tasks)
 
 
 def _links(messages: Columns) -> tuple[Ints, list[str]]:
@@ -131,8 +132,8 @@ def idle(trace: Trace, rows: Rows, span: float) -> tuple[Ints, Times, Times, Int
     """When each row of a device is idle: (lane, begin, end, reason); a trace without its program tells no reasons."""
     lanes = len(rows.lane_top)
     nobody = np.setdiff1d(np.arange(lanes), rows.lane)
-    if trace.run is not None:
-        parts = waiting.idle(trace.run.program, trace.run.start, trace.run.end)
+    if isinstance(trace, Run):
+        parts = waiting.idle(trace.program, trace.start, trace.end)
         lanes_run = np.unique(rows.lane[_in_lane(trace, rows.bars)])  # all have tasks, in the program's order
         lane = lanes_run[parts["lane"]]
         begin, end, reason = (parts[name] for name in ("begin", "end", "reason"))

@@ -21,8 +21,8 @@ from cdpsim.draw.paper.marks import (
 from cdpsim.draw.paper.shown import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
 from cdpsim.draw.sheet import SMALL, Entry, arc, area, fitted, line, rectangle, rows_of, sheet, write, write_key
 from cdpsim.errors import RequestError
+from cdpsim.front import simulate
 from cdpsim.request import whole
-from cdpsim.simulate import simulate
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_device
 from cdpsim.draw.snapshot.key import device_entry, entries, stage_entry
 from cdpsim.draw.snapshot.moment import Moment, busiest, look, served, time_of
 from cdpsim.errors import RequestError
+from cdpsim.front import simulate
 from cdpsim.request import whole
-from cdpsim.simulate import simulate
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from cdpsim.errors import RequestError
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge
 from cdpsim.request import whole
+from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.units import seconds, text
 
@@ -45,8 +46,8 @@ def served(trace: Trace) -> dict[int, list[int]]:
     stage = messages["stage"][carried]
     pairs = [(tasks["device"], tasks["stage"])]
     pairs += [(messages["src"][carried], stage), (messages["dst"][carried].astype(np.int64), stage)]
-    if trace.run is not None:
-        buffers = trace.run.program.buffers
+    if isinstance(trace, Run):
+        buffers = trace.program.buffers
         rows = buffers.category == Category.PARAMETERS
         pairs.append((buffers.device[rows], buffers.stage[rows]))
     device, stage = (np.concatenate(column) for column in zip(*pairs, strict=True))
@@ -130,24 +131,23 @@ def look(trace: Trace, now: float) -> Moment:
 
 
 def _states(trace: Trace, now: float) -> frozenset[Place] | None:
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return None
-    return frozenset(_alive(trace, trace.run.program.buffers.category == Category.PARAMETERS, now))
+    return frozenset(_alive(trace, trace.program.buffers.category == Category.PARAMETERS, now))
 
 
 def _activations(trace: Trace, now: float) -> dict[Place, int]:
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return {}
-    passes = np.zeros(len(trace.run.program.buffers), dtype=bool)
-    passes[trace.run.program.passes_held] = True
+    passes = np.zeros(len(trace.program.buffers), dtype=bool)
+    passes[trace.program.passes_held] = True
     return dict(Counter(_alive(trace, passes, now)))
 
 
-def _alive(trace: Trace, some: np.ndarray, now: float) -> list[Place]:
+def _alive(trace: Run, some: np.ndarray, now: float) -> list[Place]:
     """The places of buffers that are held now, as often as there are some."""
-    assert trace.run is not None
-    buffers = trace.run.program.buffers
-    begin, end = memory.held(buffers, trace.run.start, trace.run.end)
+    buffers = trace.program.buffers
+    begin, end = memory.held(buffers, trace.start, trace.end)
     rows = some & (begin <= now) & (now < end)
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 
@@ -159,9 +159,9 @@ def _held(trace: Trace, now: float) -> dict[int, float]:
 
 
 def _inner(trace: Trace, runs: Ints) -> list[tuple[Place, Place]]:
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return []
-    program, edges = trace.run.program, trace.run.program.edges
+    program, edges = trace.program, trace.program.edges
     device, stage = program.tasks.device, program.tasks.stage
     some = (edges.kind == Edge.DATA) & (edges.after < program.compute)
     some &= np.isin(edges.before, trace.task_nodes[runs])

@@ -22,6 +22,7 @@ from cdpsim.draw import palette, scene
 from cdpsim.errors import RequestError
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.progress import ticker
+from cdpsim.runs import Run
 from cdpsim.trace import Columns, Trace
 
 MOST = 4_000_000  # a browser needs about 50 bytes for each
@@ -43,7 +44,7 @@ class _Rows(NamedTuple):
 def page(trace: Trace) -> Iterator[bytes]:
     """Give an HTML file that shows a run, some bytes at a time."""
     scene.refuse_empty(trace)
-    bars = trace.run.program.nodes if trace.run else len(trace.tasks["start"]) + len(trace.messages["start"])
+    bars = trace.program.nodes if isinstance(trace, Run) else len(trace.tasks["start"]) + len(trace.messages["start"])
     for many, what in ((bars, "tasks and messages"), (_devices(trace), "devices")):
         if many > MOST:
             raise RequestError("page", f"{many:,} {what} are more than the {MOST:,} that it can hold; take fewer steps")
@@ -250,9 +251,9 @@ def _runs_before(total: np.ndarray, run: Ints) -> np.ndarray:
 
 def _waits(trace: Trace, tasks: Ints, messages: Ints) -> np.ndarray:
     """For each bar, the one that it waited for last, as so many bars away; 0 where nothing ended as it began."""
-    if trace.run is None:
+    if not isinstance(trace, Run):
         return np.zeros(0, dtype=np.int64)
-    program, start, end = trace.run.program, trace.run.start, trace.run.end
+    program, start, end = trace.program, trace.start, trace.end
     nodes = np.concatenate([trace.task_nodes[tasks], trace.message_nodes[messages]])
     bar = np.empty(program.nodes, dtype=np.int64)
     bar[nodes] = np.arange(len(nodes))

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.carried import carry
-from cdpsim.assemble.tables import Tables
-from cdpsim.assemble.update import Updates, beside_old, pull
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.carried import carry
+from cdpsim.assembly.tables import Tables
+from cdpsim.assembly.update import Updates, beside_old, pull
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, start
-from cdpsim.assemble.tables import Passes, Tables, check_counts
-from cdpsim.assemble.update import Updates
+from cdpsim.assembly.build import Builder, start
+from cdpsim.assembly.tables import Passes, Tables, check_counts
+from cdpsim.assembly.update import Updates
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op

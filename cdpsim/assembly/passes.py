@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.tables import Passes
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.tables import Passes
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Op

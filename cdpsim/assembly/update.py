@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder
-from cdpsim.assemble.tables import Lanes, Passes, Tables
+from cdpsim.assembly.build import Builder
+from cdpsim.assembly.tables import Lanes, Passes, Tables
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Edge
 from cdpsim.schedules.state import Home

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.assemble.listing import Listing
+from cdpsim.assembly.listing import Listing
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind

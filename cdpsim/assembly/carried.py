@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.tables import Passes, Tables
-from cdpsim.assemble.update import Updates, pull, uses
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.tables import Passes, Tables
+from cdpsim.assembly.update import Updates, pull, uses
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Op

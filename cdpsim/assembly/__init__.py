@@ -5,14 +5,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.assemble.build import Builder
-from cdpsim.assemble.causal import check_causal
-from cdpsim.assemble.data_axis import data_axis
-from cdpsim.assemble.in_turn import in_turn
-from cdpsim.assemble.passes import pass_through_stages
-from cdpsim.assemble.tables import Lanes, Passes, Tables, check_counts, releases
-from cdpsim.assemble.tied import counted_once, hold_from_the_first, shares
-from cdpsim.assemble.update import Updates, lanes_with, place_updates, take_turns
+from cdpsim.assembly.build import Builder
+from cdpsim.assembly.causal import check_causal
+from cdpsim.assembly.data_axis import data_axis
+from cdpsim.assembly.in_turn import in_turn
+from cdpsim.assembly.passes import pass_through_stages
+from cdpsim.assembly.tables import Lanes, Passes, Tables, check_counts, releases
+from cdpsim.assembly.tied import counted_once, hold_from_the_first, shares
+from cdpsim.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
@@ -20,14 +20,14 @@ from cdpsim.program import Kind, Program, Tasks
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Holding, Home
 from cdpsim.stage import Tie
 
-__all__ = ["assemble", "counted_once"]
+__all__ = ["counted_once", "derive", "pyramid_of"]
 
 
-def assemble(
+def derive(
     schedule: Schedule,
     model: Model,
     steps: int,
@@ -37,21 +37,18 @@ def assemble(
     prefetch: int = 0,
     forward_first: bool = True,
     lanes: int = 1,
-    speed: float | None = None,
     once: tuple[Tie, ...] = (),
     counts: Ints | None = None,
 ) -> Program:
     """Derive the program of a schedule.
 
-    Its `shape` is the schedule's own, where not given;
-    `lanes` is what a device does side by side; `speed`, where the model states work instead of times, tells a placement
-    how long its stages take. `once` are tied tensors that the `model` counts in one stage alone (`counted_once`).
-    `counts` says how many micro-batches each replica has in each step (rows are steps): the first so many of its m.
+    Its `shape` is the schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied
+    tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each replica
+    has in each step (rows are steps): the first so many of its m.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
-    if schedule.placement.exclusive:
-        times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
-        shape = replace(shape, widths=pyramid_widths(shape.m, [Fraction(f) + Fraction(b) for f, b in times]))
+    if schedule.placement.exclusive and not shape.widths:
+        shape = replace(shape, widths=pyramid_of(model, shape.m))
     passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, Lanes(passes, min(lanes, shape.m), forward_first))
@@ -86,6 +83,12 @@ def assemble(
         untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
     )
+
+
+def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
+    """Say how many devices each stage needs where a device ends one pass before the next; `speed` makes work times."""
+    times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
+    return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
 
 def _check_homes(tables: Tables) -> None:

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.assemble.build import Builder, end, start
-from cdpsim.assemble.tables import Tables
-from cdpsim.assemble.tied import Sizes, give_shared, own_gradients, sizes_of, sum_shared
-from cdpsim.assemble.update import Updates, beside_old, pull
+from cdpsim.assembly.build import Builder, end, start
+from cdpsim.assembly.tables import Tables
+from cdpsim.assembly.tied import Sizes, give_shared, own_gradients, sizes_of, sum_shared
+from cdpsim.assembly.update import Updates, beside_old, pull
 from cdpsim.columns import Ints
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op

@@ -1,0 +1,357 @@
+"""The front door: a request's program, what that costs, and when all of it happens; and traces from files.
+
+request = Request("multi-cdp", n=8, model="gpt2", cluster="a100-nodes")
+program = assemble(request)
+costs = price(program, request.model, request.cluster)
+run(program, costs)                        simulate(request) is these three
+sweep(program, [costs, ...])               when all tasks end, under many costs at once
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from cdpsim.assembly import derive
+from cdpsim.check import check_columns
+from cdpsim.cluster import Cluster
+from cdpsim.collectives import DEFAULT, Algorithm, is_named
+from cdpsim.costs import Costs, Times, node_costs
+from cdpsim.devices import NONE
+from cdpsim.disorder import Disorder
+from cdpsim.disturb import disturbed
+from cdpsim.engine import find_engine
+from cdpsim.errors import RequestError
+from cdpsim.expand import expand, is_unrolled, origins, piece_times, unexpanded
+from cdpsim.limits import refuse_large_expansion
+from cdpsim.metrics import memory
+from cdpsim.model import Model
+from cdpsim.program import Op, Program
+from cdpsim.progress import ticker
+from cdpsim.rendezvous import deferred, met, posted
+from cdpsim.request import MEGATRON, SIGNATURE, Engine, Request, Untaken, Words, find_schedule
+from cdpsim.runs import Run
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.shape import Shape
+from cdpsim.stalled import refuse_stalled
+from cdpsim.streams import streamed
+from cdpsim.trace import TABLES, Columns, Trace, load
+
+SWEPT = 2**20  # nodes of all runs that are swept at once
+_CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)
+
+
+class Checked(Exception):
+    """Nothing is wrong with a request, as far as that was to be checked; there is no run."""
+
+
+@contextmanager
+def checking(what: str) -> Iterator[None]:
+    """End each simulation inside with `Checked`, as soon as its `request` is read, or its `program` made and costed."""
+    token = _CHECKING.set(what)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
+
+
+def _checked(what: str) -> None:
+    if _CHECKING.get() == what:
+        raise Checked
+
+
+def simulate(schedule: str | Schedule | Request, n: int | None = None, **words: Unpack[Words]) -> Run:
+    """Run a request, or what one is made of: a schedule, its stages, and words as on the command line.
+
+    A run that does not end raises `errors.Stalled`. The `request` of a run, asked again, gives the same.
+
+    >>> int(simulate("multi-cdp", 4).end.max())
+    30
+    """
+    if not isinstance(schedule, Request):
+        return _simulated(Request(schedule, n, **words))
+    if n is not None or words:
+        raise RequestError("request", "says all of itself; leave out what is given beside it")
+    return _simulated(schedule)
+
+
+simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
+
+
+def assemble(request: Request) -> Program:
+    """Derive the tasks, messages, dependencies and buffers of a request; it says nothing of when they happen."""
+    program = _whole(request)
+    sums = bool(is_unrolled(program).any())
+    settled = request.settled(sends=_sends(program), sums=sums, devices=program.devices)
+    whole, origin = program, unexpanded(program)
+    algorithms: tuple[Algorithm, ...] = ()
+    if settled.expands:
+        costs = node_costs(program, settled.timed, settled.cluster, settled.collective or DEFAULT)
+        refuse_large_expansion(program, costs, settled.weighed, settled.max_memory, slots=settled.in_slots)
+        origin, algorithms = origins(program, costs), costs.algorithms
+        program = expand(program, costs)
+        check_columns(program)
+    overlaps = settled.cluster.overlaps(program.devices)
+    if settled.rendezvous:
+        program = met(program, overlaps, posted(whole)[origin.node])
+    else:
+        program = streamed(program, overlaps, whole, *origin)
+    key = _key(settled, program.devices, algorithms)
+    return replace(program, request=settled, whole=whole if settled.expands else None, key=key)
+
+
+def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
+    """Say what a program's tasks and messages take of a model on a cluster, as its request disturbs them.
+
+    Refuses a model or a cluster of which another program would be assembled.
+    """
+    own = _request_of(program)
+    if model is own.model and cluster is own.cluster:
+        return _priced(program, own)
+    request, algorithms = own.of(model, cluster), program.key["algorithms"]
+    request.cluster.require(program.devices, request.schedule.name)
+    if program.whole is not None:
+        whole = node_costs(program.whole, request.timed, request.cluster, request.collective or DEFAULT)
+        algorithms = whole.algorithms
+    other = _key(request, program.devices, algorithms)
+    for fact, (subject, said) in _FACTS.items():
+        if other[fact] != program.key[fact]:
+            problem = f"has {said} than the program was assembled for; assemble one for it"
+            raise RequestError(subject, problem)
+    return _priced(program, request)
+
+
+def run(program: Program, costs: Costs, engine: Engine = "auto") -> Run:
+    """Run a program: start each task and message when all that it waits for has ended."""
+    request = _request_of(costs if costs.request else program)
+    start, end = find_engine(engine, request.contention)(program, costs)
+    refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
+    return Run(request, program, costs, start, end, partial(_of_steps, program, request))
+
+
+def sweep(program: Program, costs: Iterable[Costs]) -> Times:
+    """Say when all tasks end under each of many costs: a row for each of these, a column for each task.
+
+    To the last bit what `run` gives. Costs of a cluster whose messages share links are refused, as many runs at once do
+    not know who shares links with whom.
+    """
+    each, tasks = list(costs), len(program.tasks)
+    if any(one.wires is not None for one in each):
+        raise RequestError("contention", "many runs at once do not know who shares links with whom; run one by one")
+    ends = np.empty((len(each), tasks), dtype=np.result_type(*(one.duration for one in each)) if each else np.int64)
+    at_once = max(8, SWEPT // max(program.nodes, 1))
+    for low in range(0, len(each), at_once):
+        some = each[low : low + at_once]
+        if any(one.calendar is not None for one in some):
+            ends[low : low + at_once] = [run(program, one).end[:tasks] for one in some]
+        else:
+            ends[low : low + at_once] = _swept(program, some)[:tasks].T
+    return ends
+
+
+def _swept(program: Program, costs: Sequence[Costs]) -> Times:
+    """The ends of all nodes, a column for each of some costs."""
+    graph = program.levels
+    earliest = np.zeros((program.nodes, len(costs)), dtype=costs[0].duration.dtype)
+    earliest[[task for task, _ in program.releases]] = np.array([one.release for one in costs]).T
+    ends = graph.sweep(np.array([one.duration for one in costs]).T[graph.order], earliest[graph.order])
+    found = np.empty_like(ends)
+    found[graph.order] = ends
+    return found
+
+
+def retimed(request: Request) -> Callable[[Cluster], Run]:
+    """Give what runs a request on other clusters: its program is assembled once, as long as these change nothing in it.
+
+    Where one does, another program is assembled.
+    """
+    program = assemble(request)
+
+    def on(cluster: Cluster) -> Run:
+        try:
+            return run(program, price(program, request.model, cluster))
+        except RequestError:
+            return simulate(request.of(request.model, cluster))
+
+    return on
+
+
+def _simulated(request: Request) -> Run:
+    _checked("request")
+    done = ticker(3, "simulate")
+    program = assemble(request)
+    done(1)
+    costs = _priced(program, _request_of(program))
+    done(1)
+    _checked("program")
+    found = run(program, costs, request.engine)
+    if not request.ignore_memory:
+        refuse_overflow(found)
+    done(0)
+    return found
+
+
+def _of_steps(program: Program, request: Request, steps: int) -> Run:
+    """Do what is asked with another number of steps, by the engine that is faster; its program serves all costs."""
+    longer = program.lengthened.get(steps)
+    if longer is None:
+        longer = program.lengthened[steps] = assemble(_request_of(program).with_steps(steps, ignore_memory=True))
+    return run(longer, _priced(longer, request.with_steps(steps, ignore_memory=True)))
+
+
+def _request_of(made: Program | Costs) -> Request:
+    if not isinstance(made.request, Request):
+        raise RequestError("program", "does not say what it was assembled for; assemble a request")
+    return made.request
+
+
+# What a program depends on beside what is asked of its schedule: of a model or of a cluster.
+_FACTS = {
+    "sizes": ("model", "other sizes"),
+    "ties": ("model", "other tied tensors on one device"),
+    "updates": ("model", "updates elsewhere, or of other times,"),
+    "widths": ("cluster", "devices that need another number of them for a stage"),
+    "lanes": ("cluster", "another number of lanes"),
+    "overlaps": ("cluster", "devices that overlap otherwise"),
+    "algorithms": ("cluster", "other algorithms of collectives"),
+}
+
+
+def _key(request: Request, devices: int, algorithms: tuple[Algorithm, ...]) -> dict[str, Any]:
+    """Say what a program is made for."""
+    model, cluster = request.timed, request.cluster
+    return {
+        "schedule": request.schedule.name,
+        "shape": request.shape,
+        "steps": request.steps,
+        "sizes": model.weights,
+        "ties": request.counted[1],
+        "updates": (model.updates_in_lanes, model.updates_take_time),
+        "widths": request.widths,
+        "lanes": int(cluster.lanes(1)[0]),
+        "overlaps": tuple(cluster.overlaps(devices)),
+        "algorithms": algorithms,
+    }
+
+
+def _priced(program: Program, request: Request) -> Costs:
+    """Cost a program as a request of its kind has it, and disturb it."""
+    model, cluster, collective = request.timed, request.cluster, request.collective or DEFAULT
+    costs = replace(node_costs(program, model, cluster, collective, request.contention), request=request)
+    if program.whole is not None and not request.contends:
+        pieces = piece_times(program.whole, node_costs(program.whole, model, cluster, collective), cluster)
+        sent = program.message_nodes
+        costs.duration[sent.stop - len(pieces) : sent.stop] = pieces
+        costs.duration[sent.stop :] = program.parts.times(costs.duration[sent])
+    if request.disorder == Disorder():
+        return costs
+    return replace(disturbed(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
+
+
+def _whole(request: Request) -> Program:
+    """The program of what is asked, with collectives in one piece, for devices that are there."""
+    cluster = request.cluster
+    program = derive(
+        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
+        request.timed,
+        request.steps,
+        shape=replace(request.shape, widths=request.widths),
+        rule=request.rule,
+        prefetch=request.prefetch,
+        forward_first=request.slot_order != "backward-first",
+        lanes=int(cluster.lanes(1)[0]),
+        once=request.counted[1],
+    )
+    _refuse_idle(request, program)
+    cluster.require(program.devices, request.schedule.name)
+    request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
+    if request.rendezvous == MEGATRON:
+        program = deferred(program)
+    check_columns(program)
+    return program
+
+
+def _refuse_idle(request: Request, program: Program) -> None:
+    """Refuse what is asked of messages where it changes nothing."""
+    ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
+    if request.overlap_all_reduce:
+        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
+            raise Untaken("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
+        if not _mixes_stages(program):
+            problem = "each device has one stage, with whose last backward its training step ends"
+            raise Untaken("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
+    asked = request.collective or DEFAULT
+    if asked != DEFAULT and not any(is_named(op, asked) for op in ops):
+        problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
+        raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
+    if request.contends and not _sends(program):
+        raise Untaken("contention", f"{request.schedule.name} sends no message; leave it out")
+    if request.rendezvous and not _sends(program):
+        raise Untaken("rendezvous", f"{request.schedule.name} sends no message; leave it out")
+    if request.rendezvous and NONE not in request.cluster.overlaps(program.devices):
+        problem = "devices that overlap messages with tasks do not wait for each other's"
+        raise Untaken("rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"')
+    if request.expand_collectives and not request.contends and not ops:
+        raise Untaken("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
+
+
+def _sends(program: Program) -> bool:
+    """Whether any message leaves its device."""
+    return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
+
+
+def _mixes_stages(program: Program) -> bool:
+    """Whether a device runs several stages."""
+    device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]
+    return len(np.unique(device.astype(np.int64) * program.n + stage)) > program.devices
+
+
+def order_of(trace: Trace) -> Actions:
+    """What each device of a replica does in a training step, where the schedule of a trace says that."""
+    asked = trace.request
+    schedule = find_schedule(asked["schedule"])
+    if schedule.order.actions is None:
+        raise RequestError(
+            "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
+        )
+    return schedule.actions(Shape(asked["n"], asked["m"], asked.get("chunks", 1)))
+
+
+def reopen(directory: str | Path) -> Trace:
+    """Load what `Trace.save` wrote, and the run behind it where its request, served again, gives the same columns.
+
+    Files do not say who waits for whom; the run does. Columns that somebody changed, or measured, stand for themselves.
+    """
+    loaded = load(directory)
+    try:
+        again = simulate(Request.from_builtins(loaded.request))
+    except (ValueError, TypeError, KeyError, AttributeError):  # nobody has checked this request: it may be anything
+        return loaded
+    same = all(_equal(getattr(loaded, table), getattr(again, table)) for table in TABLES)
+    return again if same else loaded
+
+
+def _equal(left: Columns, right: Columns) -> bool:
+    return all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def refuse_overflow(run: Run) -> None:
+    """Refuse a run whose devices hold more than they have, by how much, where and when."""
+    program, limit = run.program, run.room
+    if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
+        return
+    device, time, size = memory.totals(program, run.start, run.end)
+    over = np.flatnonzero(size > limit[device])
+    first = over[np.argmin(time[over])]
+    most = int(size[device == device[first]].max())
+    raise RequestError(
+        "memory",
+        f"device {device[first]} has {limit[device[first]]:,.0f} bytes, needs more from {time[first]:g} s on and "
+        f"{most:,} at its peak; take larger devices or smaller stages, or ignore the limit (--ignore-memory)",
+    )
