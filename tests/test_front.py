@@ -1,0 +1,168 @@
+"""Request, program, costs and run, one by one: the same as all at once, and refused where they do not fit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from cdpsim import Cluster, Model, Request, RequestError, Slow, Stage, Stop, assemble, price, run, simulate, sweep
+from cdpsim.cluster import Devices, Link
+from cdpsim.front import retimed
+from cdpsim.topology import Cable, Topology
+from tests.conftest import examples
+from tests.strategies import requests, streamed_requests
+
+MODEL = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10, parameters=40, activation=5),) * 4)
+LINKS = [Cluster(link=Link(latency=latency, bandwidth=20.0)) for latency in (0.0, 0.25, 1.0)]
+
+
+def real(name: str, cluster: Cluster = LINKS[1], **words: Any) -> Request:
+    """A request of four stages in seconds."""
+    return Request(name, model=MODEL, cluster=cluster, **words)
+
+
+@settings(max_examples=examples(60))
+@given(requests() | streamed_requests(most=3))
+def test_a_run_in_parts_is_the_run_at_once(words: dict[str, Any]) -> None:
+    """To the last bit, in all tables and the summary; and what is recorded asks for it again."""
+    request = Request(**words)
+    program = assemble(request)
+    costs = price(program, request.model, request.cluster)
+    parts, whole = run(program, costs), simulate(**words, ignore_memory=True)
+    assert np.array_equal(parts.start, whole.start) and np.array_equal(parts.end, whole.end)
+    assert parts.summary() | {"request": 0} == whole.summary() | {"request": 0}
+    assert np.array_equal(sweep(program, [costs])[0], whole.end[: len(program.tasks)])
+    again = Request.from_builtins(parts.request.to_builtins())
+    assert again == parts.request
+
+
+@pytest.mark.parametrize("name", ["multi-dp", "multi-cdp", "pp-cdp", "zero-cdp", "1f1b", "pipedream"])
+def test_a_program_serves_all_clusters_of_its_structure(name: str) -> None:
+    """Each run is that of its own request, also at rest, and records its own cluster."""
+    words: dict[str, Any] = {"m": 6} if name == "1f1b" else {}
+    program = assemble(real(name, **words))
+    costs = [price(program, MODEL, cluster) for cluster in LINKS]
+    ends = sweep(program, costs)
+    for cluster, one, end in zip(LINKS, costs, ends, strict=True):
+        expected, found = simulate(real(name, cluster, **words)), run(program, one)
+        assert np.array_equal(found.end, expected.end) and np.array_equal(end, expected.end[: len(program.tasks)])
+        assert (found.at_rest.period, found.request) == (expected.at_rest.period, expected.request)
+
+
+def test_the_other_model_is_priced_in_as_many_stages() -> None:
+    """A name is read as a request reads it; times may be others, sizes not."""
+    request = Request("multi-dp", 4, model="gpt2", cluster="a100-nodes")
+    program = assemble(request)
+    by_name = price(program, "gpt2", "h100-nodes")
+    assert np.array_equal(run(program, by_name).end, simulate("multi-dp", 4, model="gpt2", cluster="h100-nodes").end)
+    slower = Model(stages=(Stage(forward=3.0, backward=2.0, boundary=10, parameters=40, activation=5),) * 4)
+    program = assemble(real("pp-cdp"))
+    assert np.array_equal(
+        run(program, price(program, slower, LINKS[1])).end, simulate("pp-cdp", model=slower, cluster=LINKS[1]).end
+    )
+
+
+LANES = Cluster(devices=(Devices(lanes=2),), link=LINKS[1].link)
+NONE = Cluster(devices=(Devices(overlap="none"),), link=LINKS[1].link)
+
+
+def stages(**changed: Any) -> Model:
+    """Four stages, all of which differ from those of the model above."""
+    return Model(stages=(Stage(**{"forward": 1.0, "backward": 2.0, "boundary": 10, "parameters": 40} | changed),) * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "cluster", "problem"),
+    [
+        ("multi-dp", MODEL, NONE, "^cluster: has devices that overlap otherwise than the program was assembled for"),
+        ("single-cdp", MODEL, LANES, "^cluster: has another number of lanes than"),
+        ("multi-dp", stages(activation=6), LINKS[1], "^model: has other sizes than"),
+        ("multi-cdp", stages(activation=5, update=1.0), LINKS[1], "^model: has updates elsewhere, or of other times"),
+        ("multi-dp", "unit", LINKS[1], "^model: is of slots, and this request's is not"),
+        ("multi-dp", MODEL, Cluster(devices=(Devices(count=3),)), "has 3 devices, but multi-dp needs 4"),
+        ("multi-dp", "gpt3", LINKS[1], "^model: unknown"),
+    ],
+)
+def test_what_another_program_would_be_assembled_for_is_refused(
+    name: str, model: Any, cluster: Any, problem: str
+) -> None:
+    """In one line that says what differs; the program says what it was made for."""
+    request = real(name, Cluster(devices=(Devices(),), link=LINKS[1].link) if name == "single-cdp" else LINKS[1])
+    program = assemble(request)
+    with pytest.raises(RequestError, match=problem):
+        price(program, model, cluster)
+    assert program.key["schedule"] == name and program.key["overlaps"] == ("full",) * program.devices
+
+
+def test_a_pyramid_of_other_times_is_another_program() -> None:
+    """Four stages of which the last takes much longer need other numbers of devices."""
+    program = assemble(real("mp-cdp"))
+    long = [Stage(forward=9.0, backward=2.0, boundary=10, parameters=40, activation=5)]
+    with pytest.raises(RequestError, match=r"^cluster: has devices that need another number of them for a stage"):
+        price(program, Model(stages=(*MODEL.stages[:3], *long)), LINKS[1])
+
+
+def test_expanded_collectives_keep_their_algorithms() -> None:
+    """What is best where latency counts is not where bandwidth does; then another program is assembled."""
+
+    def switch(latency: float, bandwidth: float) -> Cluster:
+        cable = Cable(latency=latency, bandwidth=bandwidth)
+        return Cluster(devices=(Devices(count=4),), topology=Topology(kind="switch", link=cable))
+
+    slow, wide = switch(1.0, 1e9), switch(0.0, 10.0)
+    request = real("multi-dp", slow, expand_collectives=True)
+    program = assemble(request)
+    assert np.array_equal(run(program, price(program, MODEL, slow)).end, simulate(request).end)
+    with pytest.raises(RequestError, match=r"^cluster: has other algorithms of collectives than"):
+        price(program, MODEL, wide)
+    other = simulate(real("multi-dp", wide, expand_collectives=True))
+    assert np.array_equal(retimed(request)(wide).end, other.end)
+
+
+def test_disturbances_are_objects_or_texts() -> None:
+    """Both ask for the same, and the record is of texts."""
+    objects = simulate("multi-dp", 4, steps=3, stop=[Stop(3, 18, 50)], slow=[Slow(1, 2)])
+    texts = simulate("multi-dp", 4, steps=3, stop=["3:18:50"], slow=["1:2"])
+    assert np.array_equal(objects.end, texts.end)
+    assert objects.request["stop"] == ["3:18:50"] and objects.request["slow"] == ["1:2"]
+    with pytest.raises(RequestError, match=r"^stop: slots are whole"):
+        simulate("multi-dp", 4, stop=[Stop(3, 18.5)])
+
+
+def test_costs_of_disturbed_runs_are_swept_as_they_run() -> None:
+    """Jitter of several runs, and a device that stands still."""
+    program = assemble(real("multi-cdp"))
+    calm = price(program, MODEL, LINKS[1])
+    costs = [calm]
+    several: list[dict[str, Any]]
+    several = [{"jitter": "uniform:0.2", "run": 3}, {"stop": ["1:2 s:3 s"]}, {"slow": ["2:3"]}]
+    for words in several:
+        request = real("multi-cdp", **words)
+        costs.append(price(assemble(request), request.model, request.cluster))
+    expected = [run(program, one).end[: len(program.tasks)] for one in costs]
+    assert np.array_equal(sweep(program, costs), expected)
+    assert len({end.max() for end in expected}) == 4
+    assert sweep(program, []).shape == (0, len(program.tasks))
+    shared = real("multi-cdp", contention="fair")
+    program = assemble(shared)
+    with pytest.raises(RequestError, match=r"^contention: many runs at once do not know who shares links"):
+        sweep(program, [price(program, shared.model, shared.cluster)])
+
+
+def test_a_request_says_all_of_itself() -> None:
+    """Beside one, no words are taken; what is no word is refused, with the nearest one."""
+    request = Request("multi-cdp", 4)
+    assert repr(request) == "Request('multi-cdp', n=4, m=4, steps=3, model='unit', cluster='unit')"
+    assert simulate(request).request == request.settled(sends=True, sums=False, devices=4)
+    with pytest.raises(RequestError, match=r"^request: says all of itself"):
+        simulate(request, steps=4)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
+        Request("multi-cdp", 4, stepz=3)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"^request: unknown request 'stepz'; did you mean 'steps'"):
+        Request.from_builtins({"schedule": "multi-cdp", "n": 4, "stepz": 3})
+    with pytest.raises(RequestError, match=r"^request: has no schedule"):
+        Request.from_builtins({"n": 4})
+    with pytest.raises(RequestError, match=r"^program: does not say what it was assembled for"):
+        price(replace(assemble(request), request=None), "unit", "unit")
