@@ -18,7 +18,6 @@ from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import DP, lag_rule
 from cdpsim.schedules.state import ALONG, OWNER, TRAVELLING, Home, Owner, State, When
-from tests.timed import run_of
 
 C, S, O = Home.COPIED, Home.SPLIT, Home.OWNED  # noqa: E741 - as tables of homes write it
 
@@ -49,7 +48,7 @@ def count(run: Run, op: Op, content: Content) -> int:
 
 def test_zero_redundancy_reduces_and_broadcasts() -> None:
     """Of each of 3 stages in 4 steps one reduction; of the versions that somebody reads, 3 of 4, one broadcast."""
-    run = sound(run_of(simulate(redundant, model=weighed(3), steps=4)))
+    run = sound(simulate(redundant, model=weighed(3), steps=4))
     assert count(run, Op.REDUCE, Content.GRADIENT) == 12
     assert count(run, Op.BROADCAST, Content.PARAMETERS) == 9
     assert len(run.program.messages) == 21
@@ -61,7 +60,7 @@ def test_zero_redundancy_reduces_and_broadcasts() -> None:
 
 def test_zero_redundancy_holds_each_optimizer_state_once() -> None:
     """Device j has the 7 (j + 1) bytes of stage j, all parameters, and a version that comes is written over the old."""
-    run = sound(run_of(simulate(redundant, model=weighed(3), steps=4)))
+    run = sound(simulate(redundant, model=weighed(3), steps=4))
     peaks = run.peaks
     assert peaks[:, Category.OPTIMIZER].tolist() == [7, 14, 21]
     assert peaks[:, Category.PARAMETERS].tolist() == [300] * 3
@@ -76,10 +75,10 @@ def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(grad
     one at a time.
     """
     state = State(C, gradients, O, reduce=When.LAST)
-    run = sound(run_of(simulate(replace(redundant, name="kept", state=state), model=weighed(3, update=1.0), steps=2)))
+    run = sound(simulate(replace(redundant, name="kept", state=state), model=weighed(3, update=1.0), steps=2))
     assert run.peaks[:, Category.GRADIENTS].tolist() == most
     late = replace(redundant, name="late", state=replace(state, reduce=When.END))
-    run = sound(run_of(simulate(late, model=weighed(3, update=1.0), steps=2)))
+    run = sound(simulate(late, model=weighed(3, update=1.0), steps=2))
     assert run.peaks[:, Category.GRADIENTS].tolist() == [30] * 3
 
 
@@ -103,12 +102,12 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
     name = asked.pop("schedule")
     reduced = State(C, C, O)
     owned = replace(SCHEDULES[name], name="owned", state=reduced)
-    one, other = (sound(run_of(simulate(schedule, steps=4, **asked))) for schedule in (owned, name))
+    one, other = (sound(simulate(schedule, steps=4, **asked)) for schedule in (owned, name))
     if "cluster" not in asked:
         compute = slice(one.program.compute)
         assert np.array_equal(one.end[compute], other.end[compute])
     assert count(one, Op.ALL_REDUCE, Content.GRADIENT) == 0
-    ends = run_of(simulate(owned, steps=4, **asked)).program.tasks
+    ends = simulate(owned, steps=4, **asked).program.tasks
     assert len(ends) <= len(other.program.tasks)
 
 
@@ -148,11 +147,11 @@ def test_owned_parameters_are_handed_out_in_their_newest_version() -> None:
 def test_travelling_states_need_no_message_to_stay() -> None:
     """With the homes of zero-cdp, one device alone carries nothing."""
     alone = replace(SCHEDULES["zero-cdp"], name="alone")
-    assert not len(sound(run_of(simulate(alone, 1, steps=3))).program.messages)
+    assert not len(sound(simulate(alone, 1, steps=3)).program.messages)
 
 
 def test_memory_is_freed() -> None:
     """What is held at the end of a run of any policy are its last versions and states."""
-    run = sound(run_of(simulate(redundant, model=weighed(3), steps=4)))
+    run = sound(simulate(redundant, model=weighed(3), steps=4))
     begin, end = memory.held(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()

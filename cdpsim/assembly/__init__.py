@@ -43,8 +43,8 @@ def derive(
     """Derive the program of a schedule.
 
     Its `shape` is the schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied
-    tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each replica
-    has in each step (rows are steps): the first so many of its m.
+    tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each
+    replica has in each step (rows are steps): the first so many of its m.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
