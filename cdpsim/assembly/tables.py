@@ -15,7 +15,7 @@ from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.rule import Line, Rule
 from cdpsim.schedules.shape import Shape
 
 
@@ -46,6 +46,11 @@ class Passes:
     def steps(self) -> int:
         """The number of training steps."""
         return len(self.counts)
+
+    @cached_property
+    def line(self) -> Line | None:
+        """What updates start from and sum, where that is not the version before and their own step."""
+        return self.rule.versions.line(self.steps)
 
     @cached_property
     def even(self) -> bool:
@@ -123,8 +128,8 @@ class Passes:
 
     @cached_property
     def lagging(self) -> bool:
-        """Whether any task reads another version than the newest, so that it may still be read beside the next."""
-        return self.rule.fill(self.shape) > 0
+        """Whether a version may be read, or started from, when the next one is there."""
+        return self.rule.fill(self.shape) > 0 or self.line is not None
 
     @cached_property
     def forward(self) -> Ints:
