@@ -28,8 +28,8 @@ def data_axis(tables: Tables, updates: Updates, model: Model, build: Builder, pr
     taker = axis.reduce()
     provider = axis.spread() if axis.state.parameters is Home.COPIED else axis.node
     axis.follow(provider, stays=stays)
-    axis.hold_gradients(taker)
-    copies = axis.hold_parameters(provider)
+    axis.hold_gradients(taker, provider)
+    copies = axis.hold_parameters(taker, provider)
     if stays and axis.passes.lagging:
         axis.hold_until_read(copies)
     axis.hold_optimizers()
@@ -223,12 +223,13 @@ class _Axis:
             return [(forward, backward, rows[0])]
         return [(forward, forward, rows[0]), (backward, backward, rows[1])]
 
-    def hold_gradients(self, taker: Ints) -> None:
-        """Hold each sum until the update, where that is made or gradients are copied; else until it has left."""
+    def hold_gradients(self, taker: Ints, provider: Ints) -> None:
+        """Hold each sum until it is applied; elsewhere, if copied, until the update comes, else until it has left."""
         holders, tables, model = self.holders, self.tables, self.model
         until = end(self.node)
-        if self.state.gradients is Home.OWNED:
-            until = np.where(self.at_owner, until, end(taker))
+        if self.owned:
+            comes = (provider != self.node) & (self.state.gradients is Home.COPIED)
+            until = np.where(self.at_owner, until, end(np.where(comes, provider, taker)))
         shares = self.state.parameters is Home.OWNED
         size = own_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
         of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
@@ -239,26 +240,40 @@ class _Axis:
         if shares:
             give_shared(tables, model, taker[holders.first], until, self.build)
 
-    def hold_parameters(self, provider: Ints) -> Ints:
-        """Hold versions where they live: from when they are made or have come until the next is."""
-        holders = self.holders
-        rows = holders.owners if self.state.parameters is Home.OWNED else slice(None)
-        node = came = self.node[rows]
-        if self.owned:
-            came = np.where(self.at_owner[rows], node, provider[rows])
-        in_step = len(node) // holders.steps
-        made = np.append(np.full(in_step, -1), end(came[:-in_step]))
-        if self.model.updates_take_time and not self.owned:
-            made[in_step:] -= beside_old(self.tables, self.updates)[:-in_step]
-        until = end(node)
+    def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
+        """Hold versions where they live, from when they are made or have come until the next is; give their numbers."""
+        holders, in_step, steps = self.holders, self.holders.in_step, self.holders.steps
+        old = slice(-in_step)
+        made, until = np.full(len(holders), -1), end(self.node)
+        made[in_step:] = end(self.node[old])
+        if self.model.updates_take_time:
+            beside = beside_old(self.tables, self.updates)
+            made[in_step:] -= (beside[holders.of] if self.owned else beside)[old]
         if self.passes.line:  # to the last update that starts from it; where none does, it is there to be read
-            last = np.arange(-1, holders.steps - 1)
-            np.maximum.at(last, self.bases, np.arange(holders.steps))
-            until = end(np.where(last < 0, -1, node.reshape(holders.steps, -1).T[:, last]).T.ravel())
-        if self.owned:  # what comes is written in its place
-            until = np.where(came == node, until, start(came))
-        of = {"device": holders.device[rows], "stage": holders.stage[rows], "version": holders.step[rows]}
-        return self.build.hold(Category.PARAMETERS, size=self.sizes.parameters[rows], begin=made, end=until, **of)
+            last = np.arange(-1, steps - 1)
+            np.maximum.at(last, self.bases, np.arange(steps))
+            until = end(np.where(last < 0, -1, self.node.reshape(steps, -1).T[:, last]).T.ravel())
+        there: slice | Ints = slice(None)
+        if self.owned:  # what comes to others is written in its place; what nobody reads there does not come
+            comes = provider != self.node
+            made[in_step:] = np.where(self.at_owner[old], made[in_step:], end(provider[old]))
+            until = np.where(self.at_owner, until, np.where(comes, start(provider), end(taker)))
+            has = self.at_owner.copy()
+            if self.state.parameters is Home.COPIED:
+                has |= np.append(np.ones(in_step, dtype=bool), comes[old])
+            there = np.flatnonzero(has)
+        device, stage, version = (column[there] for column in (holders.device, holders.stage, holders.step))
+        copies = np.full(len(holders), -1, dtype=np.int32)
+        copies[there] = self.build.hold(
+            Category.PARAMETERS,
+            device=device,
+            stage=stage,
+            version=version,
+            size=self.sizes.parameters[there],
+            begin=made[there],
+            end=until[there],
+        )
+        return copies
 
     def hold_until_read(self, copies: Ints) -> None:
         """Hold versions until they have been read, which may be after the next one is there."""

@@ -124,7 +124,8 @@ def beside_old(tables: Tables, updates: Updates) -> Ints:
     replaces = np.full(steps + 1, -1)  # of each version, the last step whose update starts from it
     np.maximum.at(replaces, base, np.arange(steps))
     replacing = replaces[passes.backward_version]
-    row = tables.holders.row % updates.in_step if passes.together else passes.tij[2]
+    each = passes.together and passes.schedule.state.optimizer is Home.COPIED  # holder updates for itself
+    row = tables.holders.row % updates.in_step if each else passes.tij[2]
     replaced_by = replacing * updates.in_step + row
     late = (replacing >= 0) & (passes.device == updates.device[replaced_by])
     late &= passes.position[passes.backward] > follows[replaced_by]
