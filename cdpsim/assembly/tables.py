@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.assembly.listing import Listing
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.listing import Listing
 from cdpsim.schedules.rule import Line, Rule
 from cdpsim.schedules.shape import Shape
 
@@ -57,6 +57,11 @@ class Passes:
         """Whether every replica has all of the schedule's micro-batches in every step."""
         return bool((self.counts == self.shape.m).all())
 
+    @property
+    def regular(self) -> bool:
+        """Whether devices do all of their lists, step after step."""
+        return self.listing is not None and self.even and self.listing.back is None
+
     @cached_property
     def first(self) -> Ints:
         """The first pass of each step, and the number of passes behind them."""
@@ -94,7 +99,7 @@ class Passes:
     @cached_property
     def listing(self) -> Listing | None:
         """What devices do, where the order says that instead of positions."""
-        return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.actions else None
+        return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.lists else None
 
     @property
     def splits(self) -> bool:
@@ -206,7 +211,6 @@ class Passes:
         if self.listing:
             position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.place)
         else:
-            assert self.schedule.order.position is not None
             position = self.schedule.order.position(t, i, np.arange(self.phases, dtype=np.int32)[None], self.shape)
         return np.broadcast_to(position, (len(self), self.phases)).ravel()
 
@@ -243,8 +247,9 @@ class Lanes:
         """Tasks, lane after lane, each in its order."""
         passes = self.passes
         if passes.listing:
-            even = passes.even
-            return passes.listing.lane_tasks(passes.steps) if even else sort_by(passes.task_device, passes.position)
+            if passes.regular:
+                return passes.listing.lane_tasks(passes.steps)
+            return sort_by(passes.task_device, passes.position)
         exclusive = passes.schedule.placement.exclusive
         order = np.arange(passes.tasks, dtype=np.int32) if exclusive else passes.position
         first = Kind.F if self.forward_first else Kind.B
@@ -258,7 +263,7 @@ class Lanes:
     def step_heads(self) -> Ints:
         """Where each lane begins each step in `tasks`."""
         passes, tasks = self.passes, self.tasks
-        if passes.listing and passes.even:
+        if passes.listing and passes.regular:
             count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
             return np.cumsum(count, dtype=np.int32) - count
         return heads(passes.task_device[tasks], self.lane[tasks], self._step(tasks))

@@ -72,6 +72,8 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     else:
         step, stage = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
         anchor = passes.last[passes.first[1:] - 1].ravel()
+        if passes.listing:  # which may end a step with another micro-batch than its last
+            anchor = tables.holders.last_task[tables.holders.owners]
         device = passes.task_device[anchor]
     barrier = None
     if passes.rule.barrier:
