@@ -283,6 +283,9 @@ def _buffers(program: Program, number: Ints, places: list[_Place]) -> Buffers:
         for row in np.flatnonzero(_gone(source, number)).tolist():
             buffer = int(owner[row])
             arrive, part = at_device(int(source[row]), buffer)
+            if source[row] & 1 == 0:  # what arrives is written over it
+                column[row] = 2 * arrive[0]
+                continue
             last = arrive if buffers.category[buffer] == Category.COMMUNICATION else part
             column[row] = 2 * last[-1] + 1
             keep(buffer, last[:-1])

@@ -258,13 +258,12 @@ def _whole(request: Request) -> Program:
     """The program of what is asked, with collectives in one piece, for devices that are there."""
     cluster = request.cluster
     program = derive(
-        request.schedule,
+        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
         request.timed,
         request.steps,
         shape=replace(request.shape, widths=request.widths),
         rule=request.rule,
         prefetch=request.prefetch,
-        at_once=request.overlap_all_reduce,
         forward_first=request.slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
         once=request.counted[1],
@@ -282,7 +281,7 @@ def _refuse_idle(request: Request, program: Program) -> None:
     """Refuse what is asked of messages where it changes nothing."""
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
-        if Op.ALL_REDUCE not in ops:
+        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
             raise Untaken("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"

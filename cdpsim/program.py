@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cdpsim.columns import Ints
 from cdpsim.paths import Levels, in_lanes, levels
+from cdpsim.schedules.state import REPLICATED, State
 
 
 # The order of the members is the order in which rows of equal start are written: as the contract says for kinds,
@@ -194,8 +195,8 @@ class Program:
     releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
     versions_differ: bool = False  # whether backwards may read other versions than their forwards
     fill: int = 0  # the first step that reads versions as old as all later steps do
-    flushes: bool = False  # whether a training step ends for all micro-batches before the next one begins
-    sharded: bool = False  # whether a stage's state is in one place
+    together: bool = False  # whether a training step ends for all micro-batches before the next one begins
+    state: State = REPLICATED  # where parameters, gradients and optimizer states live
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part

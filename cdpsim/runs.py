@@ -177,7 +177,7 @@ class Run(Trace):
         program = self.program
         if self.longer is None or self._disturbed:  # what chance and stops do is asked of these steps
             return [program.steps]
-        least = max(3, program.fill + (2 if program.flushes else 4))
+        least = max(3, program.fill + (2 if program.together else 4))
         most, room = max(MOST_STEPS, 4 * (program.fill + 1)), MOST_TASKS * program.steps // program.compute
         if not self.settled:
             least, room = max(MEASURED_STEPS, 2 * least), MOST_SHARED * program.steps // program.nodes

@@ -123,11 +123,11 @@ def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> N
     messages = run.program.messages
     model_messages = messages.op[messages.micro_batch < 0]
     assert len(model_messages) or schedule.placement.lanes
-    together = schedule.order.flush or replicas > 1
+    together = schedule.order.together or replicas > 1
     assert (model_messages != Op.P2P).all() if together else (model_messages == Op.P2P).all()
 
 
-@pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.flush], ids=lambda s: s.name)
+@pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.together], ids=lambda s: s.name)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
 def test_v2_is_the_largest_causal_rule(schedule: Schedule, n: int) -> None:
     """One more fresh reading anywhere is refused, by its (i, j); v1 and v2 are not."""
@@ -141,7 +141,7 @@ def test_v2_is_the_largest_causal_rule(schedule: Schedule, n: int) -> None:
         simulate(schedule, n, rule=rule)
 
 
-@pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.flush], ids=lambda s: s.name)
+@pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.together], ids=lambda s: s.name)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_behind_a_barrier_a_stage_is_new_when_the_last_micro_batch_is_through(schedule: Schedule, n: int) -> None:
     """Two slots between micro-batches: the last one has finished its pass 2 (n - 1) slots after the next step began.

@@ -24,7 +24,9 @@ from tests.strategies import fitting, lanes, requests, seconds, taken
 
 WHOLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
 REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
-COLLECTIVE = [name for name in SCHEDULES if (SCHEDULES[name].order.flush and name != "single-dp") or REPLICAS[name] > 1]
+COLLECTIVE = [
+    name for name in SCHEDULES if (SCHEDULES[name].order.together and name != "single-dp") or REPLICAS[name] > 1
+]
 
 
 def evenly(n: int, times: list[float]) -> Model:

@@ -17,9 +17,10 @@ from cdpsim.engine import ENGINES
 from cdpsim.metrics import memory
 from cdpsim.program import Category, Edge, Kind
 from cdpsim.runs import Run
-from cdpsim.schedules import TABLE_1, Schedule, State
+from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ALONG, REPLICATED, Home
 from tests.conftest import examples
 from tests.strategies import requests, taken
 
@@ -181,8 +182,8 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
 def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], random: Any) -> None:
     """Under equal devices and links a schedule does not care which device has which number."""
     schedule = request["schedule"]
-    if schedule.state is State.SHARDED:  # a state starts on device j: there the number means something
-        schedule = replace(schedule, name="replicated", state=State.REPLICATED)
+    if schedule.state.parameters is Home.OWNED:  # a state starts on device j: there the number means something
+        schedule = replace(schedule, name="replicated", state=REPLICATED if schedule.order.together else ALONG)
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
     request = taken(request | {"schedule": schedule, "cluster": same, "prefetch": 0})

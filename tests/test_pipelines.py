@@ -23,7 +23,7 @@ from cdpsim.trace import TABLES
 from tests.strategies import requests, shapes
 
 FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions]
-STREAMED = [name for name, schedule in SCHEDULES.items() if schedule.order.any_m and not schedule.order.flush]
+STREAMED = [name for name, schedule in SCHEDULES.items() if schedule.order.any_m and not schedule.order.together]
 
 
 def step_of(name: str, n: int, **options: Any) -> int:

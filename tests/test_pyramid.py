@@ -20,6 +20,7 @@ from cdpsim.schedules.order import CYCLIC, Order
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ALONG
 from tests.strategies import fitting
 
 sizes = st.integers(1, 12)
@@ -39,7 +40,7 @@ def staggered(offsets: list[int], n: int) -> Schedule:
 
     order = Order("drawn", False, position, lambda i, shape: Fraction(offsets[i], 2 * n))
     stale = matrix_rule(np.zeros((len(offsets), n), dtype=bool))
-    return Schedule("drawn", "drawn offsets", order, BY_MICRO_BATCH, stale)
+    return Schedule("drawn", "drawn offsets", order, BY_MICRO_BATCH, stale, ALONG)
 
 
 @st.composite

@@ -118,7 +118,7 @@ def test_so_many_steps_are_simulated_as_it_takes_to_be_full(name: str) -> None:
     """Two more than pass until all lags are there, at least three; of PipeDream n-1 pass."""
     asked = fitting(name, 6)
     lags = {"pipedream": asked["n"] - 1, "pipemare": 1, "pipedream-2bw": 1}
-    fill = lags.get(name, 0 if SCHEDULES[name].order.flush else 1)
+    fill = lags.get(name, 0 if SCHEDULES[name].order.together else 1)
     assert simulate(**asked).request["steps"] == max(3, fill + 2)
 
 

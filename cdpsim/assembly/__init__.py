@@ -7,20 +7,21 @@ import numpy as np
 
 from cdpsim.assembly.build import Builder
 from cdpsim.assembly.causal import check_causal
+from cdpsim.assembly.data_axis import data_axis
+from cdpsim.assembly.in_turn import in_turn
 from cdpsim.assembly.passes import pass_through_stages
-from cdpsim.assembly.replicated import all_reduce, pass_along
-from cdpsim.assembly.sharded import broadcast_for_use, carry_state
 from cdpsim.assembly.tables import Lanes, Passes, Tables, check_counts, releases
-from cdpsim.assembly.tied import counted_once, hold_from_the_first
+from cdpsim.assembly.tied import counted_once, hold_from_the_first, shares
 from cdpsim.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.program import Kind, Program, Tasks
-from cdpsim.schedules import Schedule, State
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.schedules.state import Holding, Home
 from cdpsim.stage import Tie
 
 __all__ = ["counted_once", "derive", "pyramid_of"]
@@ -34,7 +35,6 @@ def derive(
     shape: Shape | None = None,
     rule: Rule | None = None,
     prefetch: int = 0,
-    at_once: bool = False,
     forward_first: bool = True,
     lanes: int = 1,
     once: tuple[Tie, ...] = (),
@@ -42,10 +42,9 @@ def derive(
 ) -> Program:
     """Derive the program of a schedule.
 
-    Its `shape` is the schedule's own, where not given; `at_once` lets all-reduces not wait for the end of their step;
-    `lanes` is what a device does side by side. `once` are tied tensors that the `model` counts in one stage alone
-    (`counted_once`). `counts` says how many micro-batches each replica has in each step (rows are steps): the first so
-    many of its m.
+    Its `shape` is the schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied
+    tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each
+    replica has in each step (rows are steps): the first so many of its m.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
@@ -53,17 +52,12 @@ def derive(
     passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, Lanes(passes, min(lanes, shape.m), forward_first))
-    _refuse_moving(tables)
+    _check_homes(tables)
     updates = place_updates(tables, in_lanes=model.updates_in_lanes)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(passes, model, build)
-    if schedule.state is State.SHARDED:
-        (broadcast_for_use if schedule.order.flush else carry_state)(tables, updates, model, build, prefetch)
-    elif passes.together:
-        all_reduce(tables, updates, model, build, at_once)
-    else:
-        pass_along(tables, updates, model, build, prefetch)
+    (data_axis if passes.together else in_turn)(tables, updates, model, build, prefetch)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not updates.in_lanes:
         take_turns(tables, updates, build)
@@ -83,10 +77,10 @@ def derive(
         releases=tuple(releases(passes)),
         versions_differ=passes.rule.backward is not None,
         fill=passes.rule.fill(shape),
-        flushes=schedule.order.flush,
-        sharded=schedule.state is State.SHARDED,
+        together=schedule.order.together,
+        state=schedule.state,
         barrier=passes.rule.barrier,
-        untied=() if schedule.order.flush else tuple(tie.stages for tie in model.tied),
+        untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
     )
 
@@ -97,10 +91,14 @@ def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
     return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
 
-def _refuse_moving(tables: Tables) -> None:
-    """Refuse counts by which a stage is on other devices in one step than in another, where these update together."""
-    passes = tables.passes
-    if passes.together and not passes.even and not tables.holders.stay:
+def _check_homes(tables: Tables) -> None:
+    """Refuse a state policy that the schedule cannot have, and counts by which holders that update together change."""
+    passes, state = tables.passes, tables.passes.schedule.state
+    together = passes.together
+    alone = together or state.travels or bool((tables.holders.count == 1).all())
+    once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
+    state.check(Holding(together, passes.schedule.order.together, alone, once, passes.lagging))
+    if together and not passes.even and not tables.holders.stay:
         problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"
         raise RequestError("counts", f"{problem}; give it one")
 

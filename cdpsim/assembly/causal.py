@@ -14,13 +14,15 @@ from cdpsim.schedules.shape import Shape
 def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
     """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
     timing = schedule.order
-    if timing.flush:
-        if rule.lags(shape).any() or rule.backward_lags(shape).any():
+    if timing.together and rule != schedule.rule:  # an option that the schedule does not take, even if it is causal
+        if rule.fill(shape):
             raise RequestError(
                 "rule",
                 f"{rule.name!r} does not go with the {timing.name} timing of {schedule.name}, where every "
                 f"task reads the newest parameters; use 'dp', or a cyclic schedule",
             )
+        return
+    if timing.position is None:  # steps follow each other on each device
         return
     late, lags = _too_early(schedule, rule, shape), rule.lags(shape)
     if not len(late) and rule.backward is not None:

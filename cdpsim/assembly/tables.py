@@ -118,8 +118,13 @@ class Passes:
 
     @property
     def together(self) -> bool:
-        """Whether all that hold a stage give their gradients at one moment, so that these are all-reduced."""
-        return self.schedule.order.flush or self.shape.replicas > 1
+        """Whether all that hold a stage come to its update at one moment, so that they exchange by collectives."""
+        return self.schedule.order.together or self.shape.replicas > 1
+
+    @cached_property
+    def lagging(self) -> bool:
+        """Whether any task reads another version than the newest, so that it may still be read beside the next."""
+        return self.rule.fill(self.shape) > 0
 
     @cached_property
     def forward(self) -> Ints:
@@ -286,10 +291,15 @@ class Lanes:
 
     def last_in_step(self, device: Ints, step: Ints) -> Ints:
         """The last tasks that devices do in steps; of a device with several lanes, that of its last one."""
-        steps, tasks = self.passes.steps, self.tasks[np.append(self.step_heads[1:], len(self.tasks)) - 1]
-        key = self.passes.task_device[tasks].astype(np.int64) * steps + self._step(tasks)
-        task: Ints = tasks[np.searchsorted(key, device.astype(np.int64) * steps + step, side="right") - 1]
+        task: Ints = self._ends[step, device]
         return task
+
+    @cached_property
+    def _ends(self) -> Ints:
+        tasks = self.tasks[np.append(self.step_heads[1:], len(self.tasks)) - 1]
+        ends = np.full((self.passes.steps, self.passes.devices), -1, dtype=np.int32)
+        ends[self._step(tasks), self.passes.task_device[tasks]] = tasks  # of several lanes the last one stays
+        return ends
 
 
 class Holders:
@@ -327,6 +337,27 @@ class Holders:
         each = np.bincount(self.step, minlength=self.steps)
         columns = (self.stage, self.device) if (each == each[0]).all() else ()
         return bool(columns) and all((c.reshape(self.steps, -1) == c[: each[0]]).all() for c in columns)
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first row of each step and stage."""
+        return heads(self.step, self.stage)
+
+    @cached_property
+    def count(self) -> Ints:
+        """How many devices hold each stage in each step."""
+        return np.diff(np.append(self.first, len(self)))
+
+    @cached_property
+    def of(self) -> Ints:
+        """The number of its step and stage, for each row."""
+        return runs(self.first, len(self))
+
+    @cached_property
+    def owners(self) -> Ints:
+        """The row of each step and stage whose device owns what is owned: of stage j the j-th of its holders."""
+        owners: Ints = self.first + self.stage[self.first] % self.count
+        return owners
 
     @property
     def in_step(self) -> int:

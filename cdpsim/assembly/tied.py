@@ -24,15 +24,16 @@ from cdpsim.assembly.update import Updates
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.model import Model
 from cdpsim.program import Category, Content, Edge, Op
-from cdpsim.schedules import Schedule, State
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import Home
 from cdpsim.stage import Tie
 
 
 def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> tuple[Model, tuple[Tie, ...]]:
     """Count tied tensors in their first stages where passes have all their stages on one device, and say which."""
-    apart = schedule.placement.exclusive or schedule.state is State.SHARDED or rule.backward is not None
+    apart = schedule.placement.exclusive or schedule.state.parameters is Home.OWNED or rule.backward is not None
     if apart or not model.tied:
         return model, ()
     device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
@@ -82,6 +83,12 @@ def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> 
         build.hold(Category.GRADIENTS, size=np.full(len(row), tie.summed), begin=begin, end=until, **of)
 
 
+def shares(schedule: Schedule) -> bool:
+    """Whether stages on several devices can have a tensor in common: steps end, and each holder or owner has a copy."""
+    state = schedule.state
+    return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is Home.COPIED)
+
+
 class Sizes(NamedTuple):
     """Bytes of its stage on each holder, by rows of holders."""
 
@@ -110,29 +117,29 @@ def own_gradients(tables: Tables, model: Model) -> Ints:
 
 
 def _shared(tables: Tables, model: Model) -> tuple[Tie, ...]:
-    return model.tied if tables.passes.schedule.order.flush else ()
+    return model.tied if shares(tables.passes.schedule) else ()
 
 
-def sum_shared(tables: Tables, updates: Updates, model: Model, build: Builder, at_once: bool) -> None:
+def sum_shared(tables: Tables, updates: Updates, model: Model, build: Builder, *, wait: bool) -> None:
     """Sum the gradient of each shared tensor over all devices that have it, before they update its stages."""
     for k, tie in enumerate(_shared(tables, model)):
         copies = _copies(tables, tie)
-        message = _all_reduce(tables, k, tie, copies, build, at_once)
+        message = _all_reduce(tables, k, tie, copies, build, wait=wait)
         build.link(message[updates.step[copies.row]], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
         hold_from_the_first(tables, [tie], build)
 
 
-def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: Builder, at_once: bool) -> Ints:
-    """One message a step, after all backwards of the tied stages, and after the step unless it goes at once."""
+def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: Builder, *, wait: bool) -> Ints:
+    """One message a step, after all backwards of the tied stages; if it is to `wait`, after the step."""
     holders, steps = tables.holders, np.arange(tables.passes.steps)
     group = build.group(np.unique(holders.device[copies.row]))
     columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
     message = build.send(Op.ALL_REDUCE, Content.GRADIENT, step=steps, src=-1, **columns)
     gives = tables.passes.last[:, list(tie.stages)]
     build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
-    if not at_once:
+    if wait:
         step = holders.step[copies.row]
         build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], Edge.BARRIER)
     return message

@@ -6,26 +6,28 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.assembly.build import Builder
-from cdpsim.assembly.tables import Passes, Tables
+from cdpsim.assembly.tables import Lanes, Passes, Tables
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Edge
-from cdpsim.schedules import State
+from cdpsim.schedules.state import Home
 
 
 @dataclass(frozen=True, eq=False)
 class Updates:
     """A row for each update, in the order of their nodes.
 
-    Where gradients are all-reduced, one for every device that makes the new version, else exactly one for each (step,
-    stage), in that order. Where nothing flushes, it follows the compute task `anchor` on its device and, where the rule
-    has a barrier, the task `barrier` anywhere.
+    Where holders are together and have optimizer states of their own, there is one for every device that makes the new
+    version, else one for each (step, stage), in that order. It follows the compute task `anchor` on its device: the
+    last that gives it a gradient, or the last of its device's step where steps end for all devices. Where the rule has
+    a barrier, it follows the task `barrier` anywhere, too.
     """
 
     first_node: int
     step: Ints
     stage: Ints
     device: Ints
-    anchor: Ints | None = None
+    anchor: Ints
+    in_step: int  # how many there are in each step
     barrier: Ints | None = None
     in_lanes: bool = False  # they take their devices' time
 
@@ -33,15 +35,12 @@ class Updates:
         return len(self.step)
 
     def place(self, tables: Tables) -> Ints:
-        """The place in its lane of what each update comes after.
-
-        That is its anchor, or the last task until the barrier; where steps flush, its device's last task of the step.
-        """
+        """The place in its lane of what each update comes after: its anchor, or the last task until the barrier."""
         lanes = tables.lanes
-        if self.anchor is None:
-            return lanes.rank[lanes.last_in_step(self.device, self.step)]
         place = lanes.rank[self.anchor]
-        return place if self.barrier is None else lanes.last_until(place, tables.passes.position[self.barrier])
+        if self.barrier is None:
+            return place
+        return np.maximum(place, lanes.last_until(place, tables.passes.position[self.barrier]))
 
     def lane(self, tables: Tables) -> Ints:
         """The lane of each update on its device, -1 where it takes none."""
@@ -51,8 +50,6 @@ class Updates:
 
     def position(self, tables: Tables) -> Ints:
         """The position in the schedule's order of what each update comes after."""
-        if self.anchor is None:
-            return self.step
         return tables.passes.position[self.anchor if self.barrier is None else self.barrier]
 
     @cached_property
@@ -62,26 +59,34 @@ class Updates:
 
 
 def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
-    """Whoever holds all of a stage's gradients applies them."""
-    passes, holders = tables.passes, tables.holders
-    first, sharded = passes.tasks, passes.schedule.state is State.SHARDED
-    t, j = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
-    if passes.schedule.order.flush:
-        if sharded:
-            return Updates(first, t, j, owner(passes, j), in_lanes=in_lanes)
-        return Updates(first, holders.step, holders.stage, holders.device, in_lanes=in_lanes)
+    """Let those that have optimizer states make updates, when they have all of a stage's gradients."""
+    passes, state = tables.passes, tables.passes.schedule.state
     if passes.together:
-        step, stage, device, anchor = holders.step, holders.stage, holders.device, holders.last_task
+        holders = tables.holders
+        rows = holders.owners if state.optimizer is Home.OWNED else slice(None)
+        step, stage, device, anchor = (
+            column[rows] for column in (holders.step, holders.stage, holders.device, holders.last_task)
+        )
+        if passes.schedule.order.together:
+            anchor = tables.lanes.last_in_step(device, step)
     else:
+        step, stage = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
         anchor = passes.last[passes.first[1:] - 1].ravel()
-        step, stage, device = t, j, passes.task_device[anchor]
+        device = passes.task_device[anchor]
     barrier = None
     if passes.rule.barrier:
         barrier = passes.last[passes.last_of(step, device // passes.own_devices), 0]
-        if sharded:  # by the time of the barrier the state has travelled on; the optimizer is applied where it is then
-            anchor = _last_use(passes, j, passes.position[barrier])
+        if state.travels:  # by the time of the barrier the state is with another user, who applies the optimizer
+            anchor = _last_use(passes, stage, passes.position[barrier])
             device = passes.task_device[anchor]
-    return Updates(first, step, stage, device, anchor, barrier, in_lanes)
+    in_step = len(step) // passes.steps
+    return Updates(passes.tasks, step, stage, device, anchor, in_step, barrier, in_lanes)
+
+
+def pull(lanes: Lanes, build: Builder, message: Ints, place: Ints, ahead: Ints | int) -> None:
+    """Let messages wait for the tasks that come so far ahead of a place in the lane, where there are any."""
+    some, task = lanes.before(place, ahead)
+    build.link(task, message[some], Edge.ROOM)
 
 
 def lanes_with(tables: Tables, updates: Updates) -> tuple[Ints, Ints]:
@@ -121,11 +126,6 @@ def beside_old(tables: Tables, updates: Updates) -> Ints:
     here = passes.device == updates.device[replaced_by]
     result[replaced_by[here & (passes.position[passes.backward] > follows[replaced_by])]] = 1
     return result
-
-
-def owner(passes: Passes, stage: Ints) -> Ints:
-    """The device where the sharded state of a stage starts."""
-    return stage % passes.devices
 
 
 def uses(passes: Passes) -> tuple[Ints, Ints]:

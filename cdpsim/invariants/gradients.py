@@ -10,6 +10,7 @@ from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Content, Op
+from cdpsim.schedules.state import When
 from cdpsim.stage import Tie
 
 
@@ -75,7 +76,7 @@ def _of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
     """
     messages, first = run.whole.program.messages, len(run.program.tasks)
     gradients = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.op != Op.P2P))
-    ties = [(tie, tie.stages if run.program.sharded else (-1 - k,)) for k, tie in enumerate(run.shared)]
+    ties = [(tie, tie.stages if run.owned else (-1 - k,)) for k, tie in enumerate(run.shared)]
     found = ((tie, gradients[messages.stage[gradients] == stage]) for tie, stages in ties for stage in stages)
     return [
         (tie, first + rows[np.argsort(messages.step[rows])]) for tie, rows in found if len(rows) == run.program.steps
@@ -98,7 +99,7 @@ def updates(run: Recount) -> Needs:
     own, to = matches(_of_tasks(run, giver), _of_tasks(run, update))
     part, into = matches(came.key, _of_tasks(run, update))
     found = [Needs(giver[own], update[to]), Needs(came.node[part], update[into])]
-    for tie, nodes in [] if run.program.sharded else _of_ties(run):
+    for tie, nodes in [] if run.owned else _of_ties(run):
         found += Needs(*reversed(_pairs(run, update, tie, nodes))), _makers(run, tie)
     return joined(*found)
 
@@ -114,12 +115,12 @@ def _makers(run: Recount, tie: Tie) -> Needs:
 
 
 def steps_end(run: Recount) -> Needs:
-    """An update waits for its rule's barrier; an all-reduce for its members' last tasks of a step that is flushed."""
+    """An update waits for its rule's barrier; sums that wait for the end of steps for their members' last tasks."""
     tasks, found = run.program.tasks, Needs(run.updates[:0], run.updates[:0])
     if run.program.barrier:
         found = Needs(run.barriers, run.updates)
-    if run.program.flushes and not run.request.overlap_all_reduce:
-        summed = _ends(run, (Op.ALL_REDUCE,), "members")
+    if run.program.together and run.program.state.reduce is When.END:
+        summed = _ends(run, _SUMS, "members")
         step, _, device = summed.key
         order = run.lanes.order[::-1]
         last = find((tasks.step[order], tasks.device[order]), (step, device))
@@ -158,7 +159,7 @@ def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
     """Each step sums the gradient of each shared tensor once, over all devices that have one of its stages."""
     program, tasks, giver = run.whole.program, run.program.tasks, run.givers
     count = np.count_nonzero(program.messages.stage < 0)
-    expected = 0 if program.sharded else len(run.shared) * program.steps
+    expected = 0 if run.owned else len(run.shared) * program.steps
     if count != expected:
         yield f"{count} messages sum gradients of tied tensors, where {expected} are needed"
     for tie, nodes in _of_ties(run):

@@ -11,6 +11,7 @@ from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.costs import Times
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.program import Content, Messages, Op, Program
+from cdpsim.schedules.state import Home
 
 
 class Whole(NamedTuple):
@@ -44,12 +45,12 @@ def members(program: Program, rows: Ints) -> tuple[Ints, Ints]:
 def put_together(program: Program, pieces: Ints, start: Times, end: Times) -> Whole:
     """Make one node of the messages of each collective; `pieces` are their rows.
 
-    A collective is all that has one content, stage and step; parameters go twice, for forwards and for backwards, in
-    equally many messages. It starts with its first message. It ends for each member with the last message that reaches
-    it, or that it sends where none does.
+    A collective is all that has one content, stage and step; owned parameters go twice, for forwards and for backwards,
+    in equally many messages. It starts with its first message. It ends for each member with the last message that
+    reaches it, or that it sends where none does.
     """
     count, messages = len(program.tasks), program.messages
-    number = _numbers(messages, pieces)
+    number = _numbers(messages, pieces, twice=program.state.parameters is Home.OWNED)
     kept = np.setdiff1d(np.arange(len(messages)), pieces)
     part_of = np.arange(program.message_nodes.stop)
     part_of[count + kept] = count + np.arange(len(kept))
@@ -69,14 +70,14 @@ def put_together(program: Program, pieces: Ints, start: Times, end: Times) -> Wh
     )
 
 
-def _numbers(messages: Messages, pieces: Ints) -> Ints:
+def _numbers(messages: Messages, pieces: Ints, *, twice: bool) -> Ints:
     """The number of each piece's collective, in the order of their first pieces."""
     of = tuple(getattr(messages, name)[pieces] for name in ("content", "stage", "step"))
     order = sort_by(*(column - column.min() for column in of))
     group = runs(first := heads(*(column[order] for column in of)), len(order))
     size = np.diff(np.append(first, len(order)))[group]
-    twice = of[0][order] == Content.PARAMETERS
-    half = np.where(twice, 2 * (np.arange(len(order)) - first[group]) // size, 0)
+    again = (of[0][order] == Content.PARAMETERS) & twice
+    half = np.where(again, 2 * (np.arange(len(order)) - first[group]) // size, 0)
     begins = heads(group, half)
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.argsort(np.argsort(pieces[order[begins]]))[runs(begins, len(order))]

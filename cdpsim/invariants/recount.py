@@ -19,6 +19,7 @@ from cdpsim.model import Tie
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import Home
 
 
 class Lanes(NamedTuple):
@@ -89,12 +90,22 @@ class Recount:
     @cached_property
     def together(self) -> bool:
         """Whether gradients are summed, and sharded parameters handed out, by collectives."""
-        return self.program.flushes or self.replicas > 1
+        return self.program.together or self.replicas > 1
 
     @cached_property
     def travels(self) -> bool:
         """Whether the state of a stage goes from user to user."""
-        return self.program.sharded and not self.program.flushes
+        return self.program.state.travels
+
+    @cached_property
+    def handed_out(self) -> bool:
+        """Whether owners hand parameters out for each use."""
+        return self.owned and not self.travels
+
+    @cached_property
+    def owned(self) -> bool:
+        """Whether parameters are in one place between their uses."""
+        return self.program.state.parameters is Home.OWNED
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -104,10 +115,10 @@ class Recount:
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
-        program = self.program
-        ties = self.request.model.tied if program.flushes else ()
+        program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
+        ties = self.request.model.tied if program.together and copies else ()
         device = program.tasks.device[program.of_kind(Kind.F)]
-        return [t for t in ties if program.sharded or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
+        return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:

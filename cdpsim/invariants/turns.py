@@ -104,7 +104,7 @@ def rooms(run: Recount) -> Needs:
         way = states.way(run)
         some = np.flatnonzero(way.message >= 0)
         found.append(_for_tasks(run, Needs(way.message[some], way.use[some])))
-    elif run.program.sharded:
+    elif run.handed_out:
         found.append(_for_tasks(run, versions.broadcasts(run)))
     elif not run.together:
         found.append(_pulled(run))
@@ -118,7 +118,7 @@ def hosts(run: Recount) -> Needs:
     program, tasks, updates = run.program, run.program.tasks, run.updates
     if len(program.lane_tasks) > program.compute or not run.costs.duration[updates].any():
         return Needs(updates[:0], updates[:0])
-    by_step = program.flushes or program.barrier
+    by_step = program.together or program.barrier
     follows = tasks.step[updates] if by_step else run.lanes.rank[run.anchors]
     order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
     same = tasks.device[order[1:]] == tasks.device[order[:-1]]

@@ -7,8 +7,10 @@ import numpy as np
 from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.costs import Times
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
+from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Content, Kind, Op, Program
+from cdpsim.schedules.state import Home
 
 
 def _made(program: Program, end: Times) -> Times:
@@ -26,18 +28,28 @@ def _sent(run: Recount, op: Op) -> Ints:
     return np.flatnonzero((messages.content == Content.PARAMETERS) & (messages.op == op))
 
 
+def _brought(run: Recount) -> tuple[Ints, Ints]:
+    """Messages that bring a version to stay, each with its receiver: of a broadcast all members but its root."""
+    program, single = run.whole.program, _sent(run, Op.P2P)
+    spread = _sent(run, Op.BROADCAST)[: None if run.program.state.parameters is Home.COPIED else 0]
+    rows, device = members(program, spread)
+    apart = device != program.messages.src[rows]
+    receivers = np.concatenate([program.messages.dst[single], device[apart]])
+    return np.concatenate([single, rows[apart]]), receivers
+
+
 def _provided(run: Recount, node: Ints, key: Columns) -> tuple[Needs, Ints]:
     """What nodes wait for that need a (stage, version, device), and those whose device never gets it.
 
     It is made there or brought there, whatever comes first; inside a state that travels, it is made anywhere.
     """
-    tasks, whole, update, came = run.program.tasks, run.whole, run.updates, _sent(run, Op.P2P)
-    messages = whole.program.messages
+    tasks, whole, update = run.program.tasks, run.whole, run.updates
+    messages, (came, receiver) = whole.program.messages, _brought(run)
     source = np.concatenate([update, len(tasks) + came])
     has = (
         np.concatenate([tasks.stage[update], messages.stage[came]]),
         np.concatenate([tasks.version[update], messages.step[came] + 1]),
-        np.concatenate([tasks.device[update], messages.dst[came]]),
+        np.concatenate([tasks.device[update], receiver]),
     )
     needed = 2 if run.travels else 3
     order = np.argsort(whole.end[source], kind="stable")
@@ -62,7 +74,7 @@ def broadcasts(run: Recount) -> Needs:
 
 
 def _handed_out(run: Recount) -> bool:
-    return run.program.sharded and run.together and bool((run.whole.program.messages.op == Op.BROADCAST).any())
+    return run.handed_out and bool((run.whole.program.messages.op == Op.BROADCAST).any())
 
 
 def _readers(run: Recount) -> tuple[Needs, Ints]:

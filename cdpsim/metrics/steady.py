@@ -193,7 +193,7 @@ def apart(program: Program, start: Times, end: Times) -> Any | None:
     strange = (messages.op != Op.P2P) | (messages.content > Content.ACTIVATION_GRADIENT)
     if (
         program.m is None
-        or not program.flushes
+        or not program.together
         or program.fill
         or len(program.parts)
         or len(program.releases)

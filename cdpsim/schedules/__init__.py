@@ -16,7 +16,6 @@ slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14
 """
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -36,16 +35,10 @@ from cdpsim.schedules.placement import (
 )
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State, When
 from cdpsim.schedules.table import read_actions
 
 _OURS = f"{__name__}.pipelines."  # whose orders are held against laws by tests, and need no check when they run
-
-
-class State(Enum):
-    """Where parameters and optimizer states live: on every device that uses them, or in one place each."""
-
-    REPLICATED = "replicated"
-    SHARDED = "sharded"
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Schedule:
     order: Order
     placement: Placement
     rule: Rule
-    state: State = State.REPLICATED
+    state: State = REPLICATED
     m: int | None = None  # micro-batches in a training step, where that is not the user's to say
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
     shape: Shape | None = None  # the only one it has, where somebody has written it out once
@@ -70,24 +63,29 @@ class Schedule:
     @property
     def options(self) -> tuple[str, ...]:
         """The options it takes beyond those that every schedule takes."""
-        flush, replicas = self.order.flush, self.placement.replicas
-        pulls = replicas and (self.state is State.SHARDED or not flush)
+        together, replicas = self.order.together, self.placement.replicas
+        owned = self.state.parameters is Home.OWNED
         pipeline = self.order.actions is not None or (not replicas and not self.placement.lanes)
         takes = {
             "m": (self.sums_together or self.order.any_m) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
-            "overlap-all-reduce": flush and not self.placement.lanes and self.state is State.REPLICATED,
+            "overlap-all-reduce": together and not self.placement.lanes and not owned,
             "vertical-sync": self.vertical_sync is not None,
-            "prefetch": pulls,
-            "slot-order": self.placement.lanes and not flush,
+            "prefetch": replicas and (owned or not together),
+            "slot-order": self.placement.lanes and not together,
         }
         return tuple(name for name, taken in takes.items() if taken)
 
     @property
     def sums_together(self) -> bool:
-        """Whether all devices of a stage have the same to do, and sum gradients by an all-reduce."""
-        return self.placement.replicas and self.order.flush and self.state is State.REPLICATED
+        """Whether all devices of a stage have the same to do, and sum gradients by a collective."""
+        return self.placement.replicas and self.order.together and self.state.parameters is Home.COPIED
+
+    @property
+    def hurried(self) -> "Schedule":
+        """The same schedule, whose gradients are summed as soon as those of a step are complete."""
+        return replace(self, state=replace(self.state, reduce=When.LAST))
 
     def micro_batches(self, n: int) -> int:
         """How many micro-batches a training step has, where nothing else is asked for."""
@@ -152,12 +150,12 @@ _OF_TABLE_1 = (
     Schedule("single-dp", "one device runs all micro-batches at once", SIMULTANEOUS, SINGLE, rules.DP),
     Schedule("single-cdp", "one device, micro-batches two slots apart", CYCLIC, SINGLE, rules.CDP_V2),
     Schedule("multi-dp", "a device per micro-batch, all-reduce", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP),
-    Schedule("multi-cdp", "a device per micro-batch, point to point", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2),
+    Schedule("multi-cdp", "a device per micro-batch, point to point", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, ALONG),
     Schedule("mp-dp", "a device per micro-batch and stage", SIMULTANEOUS, BY_MICRO_BATCH_AND_STAGE, rules.DP),
-    Schedule("mp-cdp", "the pyramid: n-j devices for stage j", CYCLIC, PYRAMID, rules.CDP_V2),
+    Schedule("mp-cdp", "the pyramid: n-j devices for stage j", CYCLIC, PYRAMID, rules.CDP_V2, ALONG),
     Schedule("pp-cdp", "a device per stage: a pipeline without flush", CYCLIC, BY_STAGE, rules.CDP_V2),
-    Schedule("zero-dp", "sharded states, broadcast for use", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP, State.SHARDED),
-    Schedule("zero-cdp", "a stage's state travels to its user", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, State.SHARDED),
+    Schedule("zero-dp", "sharded states, broadcast for use", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP, OWNER),
+    Schedule("zero-cdp", "a stage's state travels to its user", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, TRAVELLING),
 )
 _PIPELINES = (
     pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),

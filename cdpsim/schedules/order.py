@@ -24,15 +24,15 @@ def _at_once(i: int, shape: Shape) -> Fraction:
 class Order:
     """How micro-batches follow each other.
 
-    `flush`: a training step ends for all micro-batches before the next begins, so that every task reads the newest
-    parameters, all replicas update at once and what they exchange is a collective. Without it steps overlap and
-    what is exchanged goes point to point.
+    `together`: a training step ends for all micro-batches before the next begins, so that all that hold a stage come to
+    its update at one moment and what they exchange is a collective. Else steps overlap, devices take turns, and what is
+    exchanged goes point to point.
 
     An order is a position for each task, or, with `actions`, what each device does in a step, written out.
     """
 
     name: str
-    flush: bool
+    together: bool
     position: Position | None
     release: Callable[[int, Shape], Fraction] = _at_once  # of micro-batch i: a share of its own pass
     actions: Listing | None = None
@@ -42,7 +42,7 @@ class Order:
 
 
 def listed(name: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Order:
-    """An order by what each of so many devices does in a step of m micro-batches; then all is flushed."""
+    """An order by what each of so many devices does in a step of m micro-batches; then the step ends for all."""
     return Order(name, True, None, actions=actions, any_m=True, chunks=chunks, any_chunks=any_chunks)
 
 

@@ -25,7 +25,7 @@ from validation.training.optimizer import Optimizer
 
 every_schedule = pytest.mark.parametrize("schedule", TABLE_1)
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
-cyclic = [name for name in TABLE_1 if not SCHEDULES[name].order.flush]
+cyclic = [name for name in TABLE_1 if not SCHEDULES[name].order.together]
 
 
 def rules_of(schedule: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sharded states: a stage's parameters and optimizer state are in one place and come to their users."""
+"""A stage's whole state on its way from user to user: parameters in all versions needed, sums, optimizer state."""
 
 from typing import NamedTuple
 
@@ -6,89 +6,13 @@ import numpy as np
 
 from cdpsim.assembly.build import Builder, end, start
 from cdpsim.assembly.tables import Passes, Tables
-from cdpsim.assembly.tied import give_shared, own_gradients
-from cdpsim.assembly.update import Updates, owner, uses
+from cdpsim.assembly.update import Updates, pull, uses
 from cdpsim.columns import Ints
 from cdpsim.model import Model
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.program import Category, Content, Op
 
 
-def broadcast_for_use(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
-    """Before every use an owner broadcasts its stage, after it the copies are dropped; gradients are reduced to it."""
-    members = [np.unique(devices) for devices in tables.passes.device[: tables.passes.first[1]].T]
-    alone = all(len(devices) == 1 for devices in members)
-    groups = np.array([build.group(devices) for devices in members if not alone])
-    if alone:
-        _wait_at_home(tables.passes, updates, build)
-    else:
-        _broadcast(tables, updates, groups, model.size("parameters"), build, prefetch)
-    _reduce(tables, updates, groups, model, alone, build)
-    _hold_owned(tables, updates, model, build)
-
-
-def _wait_at_home(passes: Passes, updates: Updates, build: Builder) -> None:
-    """Forwards wait for the update that made their version, where every stage has one device."""
-    makers = np.repeat(updates.node[: -passes.n], np.repeat(np.diff(passes.first[1:]), passes.n))
-    build.link(makers, passes.by_columns(passes.forward)[passes.first[1] * passes.n :])
-
-
-def _broadcast(tables: Tables, updates: Updates, groups: Ints, parameters: Ints, build: Builder, prefetch: int) -> None:
-    """One broadcast a phase of a step, which all micro-batches read."""
-    passes, lanes = tables.passes, tables.lanes
-    step, phase = (index.ravel() for index in np.indices((passes.steps, passes.phases), dtype=np.int32))
-    stage = np.where(phase < passes.n, phase, passes.phases - 1 - phase)
-    update = step * passes.n + stage
-    root = updates.device[update]
-    columns = {"stage": stage, "size": parameters[stage]}
-    message = build.send(
-        Op.BROADCAST, Content.PARAMETERS, step=step - 1, src=root, dst=groups[stage], versions=1, **columns
-    )
-    later = step > 0
-    build.link(updates.node[update[later] - passes.n], message[later])
-    reader = passes.by_columns(np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases))
-    each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
-    build.link(message[each], reader)
-    some, task = lanes.before(lanes.rank[reader], 1 + prefetch)
-    build.link(task, message[each[some]], Edge.ROOM)
-    # Every device but the owner holds a copy from its arrival to the end of its use.
-    copies = np.flatnonzero(passes.task_device[reader] != root[each])
-    each, reader = each[copies], reader[copies]
-    of = {"device": passes.task_device[reader], "version": step[each]} | {k: c[each] for k, c in columns.items()}
-    build.hold(Category.PARAMETERS, begin=end(message[each]), end=end(reader), **of)
-    build.land(message[each], **of)
-
-
-def _reduce(tables: Tables, updates: Updates, groups: Ints, model: Model, alone: bool, build: Builder) -> None:
-    """One reduction to the owner a stage and step, as soon as all its backwards are done."""
-    t, j, node = updates.step, updates.stage, updates.node
-    taker, gradients, own = node, model.size("gradients"), own_gradients(tables, model)
-    if not alone:
-        size = gradients[j]
-        taker = build.send(Op.REDUCE, Content.GRADIENT, stage=j, step=t, src=updates.device, dst=groups[j], size=size)
-        build.link(taker, node)
-    passes, holders = tables.passes, tables.holders
-    givers = np.repeat(np.diff(passes.first), passes.n)
-    build.link(passes.by_columns(passes.backward), np.repeat(taker, givers))
-    row = holders.step * passes.n + holders.stage
-    of = {"device": holders.device, "stage": holders.stage, "version": holders.step, "size": own[holders.stage]}
-    summed = np.where(holders.device == updates.device[row], end(node[row]), end(taker[row]))
-    build.hold(Category.GRADIENTS, begin=start(holders.first_task), end=summed, **of)
-    give_shared(tables, model, taker, summed, build)
-
-
-def _hold_owned(tables: Tables, updates: Updates, model: Model, build: Builder) -> None:
-    """An owner holds each version until it replaces it, and its optimizer state always."""
-    t, j, node, n = updates.step, updates.stage, updates.node, tables.passes.n
-    made = np.where(t > 0, end(node - n), -1)
-    parameters = model.size("parameters")[j]
-    of = {"device": updates.device, "stage": j, "version": t}
-    build.hold(Category.PARAMETERS, size=parameters, begin=made, end=end(node), **of)
-    last = {name: column[-n:] for name, column in of.items()}
-    always = np.full(n, -1)
-    build.hold(Category.OPTIMIZER, size=model.size("optimizer"), begin=always, end=end(node[-n:]), **last)
-
-
-def carry_state(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def carry(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """A stage's state moves, point to point, from the device that used it last to the one that uses it next."""
     way = _way(tables.passes)
     carried = _carried(tables.passes, updates, way)
@@ -113,7 +37,7 @@ def _way(passes: Passes) -> _Way:
     starts = first + np.arange(passes.n)
     lasts = np.append(starts[1:], len(user)) - 1
     stage = np.repeat(np.arange(passes.n), lasts - starts + 1)
-    device = np.where(user >= 0, passes.task_device[user], owner(passes, stage))
+    device = np.where(user >= 0, passes.task_device[user], stage % passes.devices)
     at = np.empty(len(task), dtype=np.int64)
     at[task] = np.flatnonzero(user >= 0)
     return _Way(user, stage, device, at, starts, lasts)
@@ -142,7 +66,6 @@ class _Carried(NamedTuple):
 
 
 def _carried(passes: Passes, updates: Updates, way: _Way) -> _Carried:
-    assert updates.anchor is not None
     updated_at = way.at[updates.anchor]
     by_update = updated_at.reshape(passes.steps, passes.n)
     last_reader = by_update.copy()  # an update reads what it replaces
@@ -173,12 +96,10 @@ def _move(
     message = build.send(Op.P2P, Content.STATE, step=step, src=src, dst=dst, versions=versions, **columns)
     build.land(message, device=dst, version=np.maximum(step, 0), **columns)
     build.link(message, user[moves + 1])
-    some, before = lanes.before(lanes.rank[user[moves + 1]], 1 + prefetch)
-    build.link(before, message[some], Edge.ROOM)
+    pull(lanes, build, message, lanes.rank[user[moves + 1]], 1 + prefetch)
 
-    taker = np.full(
-        count, -1, dtype=np.int32
-    )  # what waits for a use: the message that takes the state on, or the next use
+    # What waits for a use: the message that takes the state on, or the next use.
+    taker = np.full(count, -1, dtype=np.int32)
     taker[now] = user[now + 1]
     taker[moves] = message
     waits = (taker >= 0) & (user >= 0) & (taker != user + 1)  # from phase to phase a task is waited for anyway
@@ -186,8 +107,6 @@ def _move(
     build.link(user[carried.updated_at], updates.node)
     onward = np.flatnonzero(taker[carried.updated_at] >= 0)
     build.link(updates.node[onward], taker[carried.updated_at[onward]])
-    if updates.barrier is not None:
-        build.link(updates.barrier, updates.node, Edge.BARRIER)
     leave = end(user)
     leave[carried.updated_at] = end(updates.node)
     leave[moves] = end(message)

@@ -1,0 +1,162 @@
+"""Where parameters, gradients and optimizer state live between their uses, and when gradients are summed.
+
+A home is a layout over the devices that hold a stage. Whoever needs a value in another layout than the one that it has
+makes an exchange; nothing else makes a message of values.
+
+    homes (parameters, gradients, optimizer)   holders at one moment             holders one after another
+    copied, copied, copied                     all-reduce                        needs one holder
+    copied, copied or owned, owned             reduce, broadcast after updates   -
+    copied, owned, owned by the last           -                                 sums, states and versions passed on
+    owned, copied or owned, owned              reduce, broadcast for each use    -
+    owned, owned, owned by the user            -                                 all of a stage carried to its next user
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cdpsim.errors import RequestError
+
+Refusal = tuple[bool, str, str]  # whether it is to be, the problem, the remedy
+
+
+class Home(Enum):
+    """Where a value is between its uses: whole on every holder of its stage, a share on each, or whole on one."""
+
+    COPIED = "copied"
+    SPLIT = "split"
+    OWNED = "owned"
+
+
+class Owner(Enum):
+    """Which holder has what is owned: of stage j the j-th, the one that ends a step, or the one that uses it next."""
+
+    FIXED = "fixed"
+    LAST = "last"
+    USER = "user"
+
+
+class When(Enum):
+    """When gradients are summed: at the end of a step, as soon as a step's are complete, or after each pass.
+
+    A step ends for each device with its last task of it, in orders whose devices are together; other orders have no
+    such end, and sum what is complete.
+    """
+
+    END = "end"
+    LAST = "last"
+    EACH = "each"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How a schedule uses what a state policy stores."""
+
+    together: bool  # all that hold a stage come to its update at one moment; else one after another
+    ends: bool  # steps end for all devices before the next begins
+    alone: bool  # every stage has one holder
+    once: bool  # no device uses a stage for two micro-batches of a step
+    lags: bool  # some tasks read older versions than the newest
+
+
+@dataclass(frozen=True)
+class State:
+    """The homes of a stage's parameters, of its gradients' sum and of its optimizer state; an update is at the last.
+
+    With an owned optimizer state, copied gradients stay on every holder until the update; owned ones leave with the
+    reduction.
+    """
+
+    parameters: Home = Home.COPIED
+    gradients: Home = Home.COPIED
+    optimizer: Home = Home.COPIED
+    owner: Owner = Owner.FIXED
+    reduce: When = When.END
+
+    @property
+    def word(self) -> str:
+        """What tables of schedules say of it: whether every device that uses parameters keeps them."""
+        return "sharded" if self.parameters is Home.OWNED else "replicated"
+
+    @property
+    def travels(self) -> bool:
+        """Whether all of a stage goes from user to user."""
+        return self.owner is Owner.USER
+
+    def check(self, holding: Holding) -> None:
+        """Refuse what cannot be assembled."""
+        for wrong, problem, remedy in (
+            *self._unknown(),
+            *(self._together if holding.together else self._in_turn)(holding),
+        ):
+            if wrong:
+                raise RequestError("state", f"{problem}; {remedy}")
+
+    @property
+    def _homes(self) -> tuple[Home, Home, Home]:
+        return self.parameters, self.gradients, self.optimizer
+
+    def _unknown(self) -> tuple[Refusal, ...]:
+        copied = self._homes == (Home.COPIED,) * 3
+        return (
+            (Home.SPLIT in self._homes, "split homes are not assembled yet", "take COPIED or OWNED"),
+            (self.reduce is When.EACH, "sums after each pass are not assembled yet", "take END or LAST"),
+            (
+                self.optimizer is Home.COPIED and not copied,
+                "every holder makes the update, and needs whole parameters and gradients for it",
+                "let these be COPIED, or the optimizer OWNED",
+            ),
+            (copied and self.owner is not Owner.FIXED, "nothing is owned", "leave the owner out"),
+        )
+
+    def _together(self, holding: Holding) -> tuple[Refusal, ...]:
+        owned = self.parameters is Home.OWNED
+        return (
+            (
+                self.owner is not Owner.FIXED,
+                "holders of a stage come to its update together, and none of them is the last or the next",
+                "take a FIXED owner",
+            ),
+            (
+                owned and holding.lags,
+                "owned parameters are handed out in their newest version, and the rule reads older ones",
+                "let them be COPIED, or the rule's lags 0",
+            ),
+            (
+                owned and not holding.once,
+                "owned parameters are handed out once for all micro-batches of a step, and devices have several",
+                "let them be COPIED",
+            ),
+            (
+                self.reduce is When.LAST and not holding.ends,
+                "sums go as soon as they are complete, where steps do not end for all devices at once",
+                "leave reduce out",
+            ),
+        )
+
+    def _in_turn(self, holding: Holding) -> tuple[Refusal, ...]:
+        copied = self.optimizer is Home.COPIED
+        owned = self.parameters is Home.OWNED
+        moves = self.gradients is Home.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)
+        return (
+            (
+                copied and not holding.alone,
+                "holders come to a stage one after another, and none waits for the sum of all",
+                "take State(COPIED, OWNED, OWNED, owner=LAST)",
+            ),
+            (
+                not copied and not moves,
+                "holders come to a stage one after another, and no message brings it to them so",
+                "take COPIED, OWNED, OWNED with the owner LAST, or all OWNED with the owner USER",
+            ),
+            (
+                self.reduce is When.LAST,
+                "sums go on as soon as they are complete, where holders come one after another",
+                "leave reduce out",
+            ),
+        )
+
+
+REPLICATED = State()
+ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
+OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)
+TRAVELLING = State(Home.OWNED, Home.OWNED, Home.OWNED, owner=Owner.USER)
