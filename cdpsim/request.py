@@ -293,7 +293,8 @@ class Request(Mapping[str, Any]):
     def _changed(self, **fields: Any) -> Self:
         """Give the same with other fields, which go together with the rest."""
         other = object.__new__(type(self))
-        other.__dict__.update({field.name: getattr(self, field.name) for field in fields_of(self)} | fields)
+        derived = {} if fields.keys() & {"model", "cluster"} else {"counted": self.counted, "timed": self.timed}
+        other.__dict__.update({field.name: getattr(self, field.name) for field in fields_of(self)} | derived | fields)
         return other
 
     def without_chance(self) -> Self:
@@ -315,8 +316,7 @@ class Request(Mapping[str, Any]):
             model = model.split(self.schedule.name) if self.schedule.splits(self.shape) else model
         cluster = _find_cluster(cluster)
         disorder = self.disorder if self.disturbs or cluster.disorder == Disorder() else cluster.disorder
-        plain = cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
-        return self._changed(model=model, cluster=plain, disorder=disorder)
+        return self._changed(model=model, cluster=_undisturbed(cluster), disorder=disorder)
 
     @cached_property
     def _words(self) -> dict[str, Any]:
@@ -351,15 +351,16 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     n = asked["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
+    early = None
     if isinstance(asked["model"], str) and asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        _rule_and_steps(schedule, shape_of(schedule, n, asked), asked)
+        early = _rule_and_steps(schedule, shape_of(schedule, n, asked), asked)
     model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
     cluster = _find_cluster(asked["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in DISORDER}, slots=model.is_unit)
     shape = shape_of(schedule, model.n, asked)
     slots = model.is_unit
-    rule, steps = _rule_and_steps(schedule, shape, asked, slots=slots)
+    rule, steps = early or _rule_and_steps(schedule, shape, asked, slots=slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_idle(shape, model, cluster, asked)
     if schedule.splits(shape):
@@ -369,7 +370,7 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(
         schedule=schedule,
         model=model,
-        cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
+        cluster=_undisturbed(cluster),
         rule=rule,
         shape=shape,
         steps=steps,
@@ -543,6 +544,10 @@ def _find_model(
     found = Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
     recipe = msgspec.structs.replace(found.training, **asked)
     return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
+
+
+def _undisturbed(cluster: Cluster) -> Cluster:
+    return cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
 
 
 def _find_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:

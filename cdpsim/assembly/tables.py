@@ -1,7 +1,7 @@
 """The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, holders of stages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -371,6 +371,7 @@ class Tables:
 
     passes: Passes
     lanes: Lanes
+    known: dict[object, Any] = field(default_factory=dict)  # what has been derived of them, by what it is of
 
     @cached_property
     def holders(self) -> Holders:
