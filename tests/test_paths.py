@@ -246,13 +246,13 @@ def test_numba_is_loaded_once_as_much_was_done_without_it_as_loading_it_takes(mo
 
 @given(graphs(), st.integers(1, 3))
 def test_sweeping_runs_at_once_gives_the_ends_of_each(graph: tuple[Any, ...], runs: int) -> None:
-    """To the last bit those of one run after another, whose durations differ."""
+    """To the last bit those of one run after another, whose durations and earliest starts differ."""
     before, after, duration, earliest = graph
-    several = np.stack([duration * (1 + run) for run in range(runs)], axis=1)
+    several, starts = (np.stack([times * (1 + run) for run in range(runs)], axis=1) for times in (duration, earliest))
     laid = paths.levels(before, after, len(duration))
-    ends = laid.sweep(several[laid.order], earliest[laid.order])
+    ends = laid.sweep(several[laid.order], starts[laid.order])
     for run in range(runs):
-        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], earliest)
+        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], starts[:, run])
         assert ends[np.argsort(laid.order), run].tolist() == expected.tolist()
 
 
