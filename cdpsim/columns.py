@@ -32,6 +32,23 @@ def sort_by(*columns: Ints) -> Ints:
     return key.astype(np.int32)
 
 
+def grouped(*columns: Ints) -> tuple[Ints, Ints]:
+    """The permutation that sorts rows by their columns, and where each run of equal rows begins then."""
+    rows, spans = len(columns[0]), [int(column.max(initial=0)) + 1 for column in columns]
+    bits = rows.bit_length()
+    if prod(spans) << bits >= 2**62:
+        order = sort_by(*columns)
+        return order, heads(*(column[order] for column in columns))
+    key = np.zeros(rows, dtype=np.int64)
+    for column, span in zip(columns, spans, strict=True):
+        key *= span
+        key += column
+    key <<= bits
+    key |= np.arange(rows)
+    key.sort()
+    return (key & (2**bits - 1)).astype(np.int32), heads(key >> bits)
+
+
 def ranks(column: NDArray[Any]) -> Ints:
     """Which of its different values, ascending, each row of a column has: integers are sorted faster than times."""
     order = np.argsort(column)

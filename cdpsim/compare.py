@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from cdpsim.metrics import communication, memory, utilisation
-from cdpsim.metrics.waiting import Reason, idle
+from cdpsim.metrics.waiting import waited
 from cdpsim.montecarlo import spread
 from cdpsim.program import Category, Edge
 from cdpsim.runs import Rest, Run
@@ -113,11 +111,7 @@ def _exposed(rest: Rest) -> float:
     program = run.program
     if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == Edge.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
-    parts = idle(program, run.start, run.end)
-    waits = (parts["reason"] == Reason.MESSAGE) | (parts["reason"] == Reason.STREAM)
-    length = np.minimum(parts["end"][waits], high) - np.maximum(parts["begin"][waits], low)
-    lanes = len(program.lane_start) - 1
-    share: float = np.maximum(length, 0).sum().item() / (lanes * (high - low))
+    share: float = waited(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding
 
 

@@ -67,9 +67,9 @@ def node_costs(program: Program, model: Model, cluster: Cluster, collective: str
     tasks = program.tasks
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(tasks)] = _task_times(program, model, cluster)
-    carry, rounds, algorithms, runs_by = _message_times(program, cluster, collective)
-    if not exact:
-        duration[program.message_nodes] = carry
+    carry, rounds, algorithms, runs_by = _collective_times(program, cluster, collective)
+    if not exact:  # in slots messages take no time
+        duration[program.message_nodes] = carry + _single_times(program, cluster)
     duration[program.message_nodes.stop :] = program.parts.times(duration[program.message_nodes])
     release = np.empty(len(program.releases), dtype=duration.dtype)
     for k, (task, share) in enumerate(program.releases):
@@ -106,17 +106,23 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     return duration
 
 
-def _message_times(
+def _single_times(program: Program, cluster: Cluster) -> Times:
+    """Latency and size over bandwidth for each message point to point."""
+    messages, times = program.messages, np.zeros(len(program.messages))
+    single = np.flatnonzero(messages.op == Op.P2P)
+    latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
+    times[single] = latency + messages.size[single] / bandwidth
+    return times
+
+
+def _collective_times(
     program: Program, cluster: Cluster, collective: str
 ) -> tuple[Times, Ints, tuple[Algorithm, ...], Ints]:
-    """Latency and size over bandwidth for each message; for a collective, what its messages take alone."""
+    """What each collective's messages take alone, their rounds, and what they run by."""
     messages = program.messages
     rounds = np.ones(len(messages), dtype=np.int32)
     times = np.zeros(len(messages))
     runs_by = np.full(len(messages), -1, dtype=np.int32)
-    single = np.flatnonzero(messages.op == Op.P2P)
-    latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
-    times[single] = latency + messages.size[single] / bandwidth
     together = np.flatnonzero(messages.op != Op.P2P)
     numbers: dict[Algorithm, int] = {}
     alike: dict[tuple[int, ...], list[int]] = {}

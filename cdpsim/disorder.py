@@ -59,6 +59,8 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
 
     def effective(self) -> "Disorder":
         """Leave out what changes nothing: a factor of 1, jitter of 0, a stop of no length."""
+        if self == Disorder():
+            return self
         jitter, link_jitter = (
             text if text and read_jitter("jitter", text)[1] else "" for text in (self.jitter, self.link_jitter)
         )
@@ -68,6 +70,8 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
 
     def within(self, count: int) -> "Disorder":
         """Leave out what is of devices beyond the first `count`."""
+        if not self.slow and not self.stop:
+            return self
         slow, stop = (tuple(one for one in some if one.device < count) for some in (self.slow, self.stop))
         return replace(self, slow=slow, stop=stop)
 

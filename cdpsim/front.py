@@ -102,8 +102,8 @@ def assemble(request: Request) -> Program:
         program = met(program, overlaps, posted(whole)[origin.node])
     else:
         program = streamed(program, overlaps, whole, *origin)
-    key = _key(settled, program.devices, algorithms)
-    return replace(program, request=settled, whole=whole if settled.expands else None, key=key)
+    made_for = partial(_key, settled, program.devices, algorithms)
+    return replace(program, request=settled, whole=whole if settled.expands else None, made_for=made_for)
 
 
 def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
@@ -129,7 +129,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
 
 def run(program: Program, costs: Costs, engine: Engine = "auto") -> Run:
     """Run a program: start each task and message when all that it waits for has ended."""
-    request = _request_of(costs if costs.request else program)
+    request = _request_of(program if costs.request is None else costs)
     start, end = find_engine(engine, request.contention)(program, costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     return Run(request, program, costs, start, end, partial(_of_steps, program, request))

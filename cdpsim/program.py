@@ -8,7 +8,7 @@ in a lane, all of them, as tasks have; others take no lane: such an update happe
 there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
@@ -215,7 +215,12 @@ class Program:
     bases: Bases | None = None  # None: each update starts from the version before, and takes its own step's gradients
     request: Mapping[str, Any] | None = None  # what it was assembled for
     whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
-    key: Mapping[str, Any] = field(default_factory=dict)  # what it depends on: assembled with others, it is another one
+    made_for: Callable[[], Mapping[str, Any]] = dict  # gives its key
+
+    @cached_property
+    def key(self) -> Mapping[str, Any]:
+        """What it depends on of a model and a cluster: where any of that differs, another program is assembled."""
+        return self.made_for()
 
     @cached_property
     def levels(self) -> Levels:
@@ -304,7 +309,7 @@ class Program:
     def estimates(self) -> NDArray[np.bool_]:
         """Whether each version is read only: no update starts from it, though there are later ones."""
         estimate = np.ones(self.versions, dtype=bool)
-        estimate[self.base] = False
+        estimate[np.clip(self.base, 0, self.versions - 1)] = False
         estimate[-1] = False
         return estimate
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 import msgspec
 import numpy as np
 
-from cdpsim import presets
+from cdpsim import experiment, presets
 from cdpsim.assembly import counted_once, pyramid_of
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES, DEFAULT
@@ -125,6 +125,7 @@ _UNASKED: dict[str, Any] = {
 DEFAULTS = {word: _UNASKED.get(word) for word in chain(*GROUPS.values())}
 
 
+WORDS = ("schedule", "n", *DEFAULTS)
 SIGNATURE = Signature(
     [
         Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
@@ -189,6 +190,7 @@ class Request(Mapping[str, Any]):
     engine: Engine
     ignore_memory: bool
     max_memory: str | float | None
+    named: Mapping[str, Any]  # the words that ask for a model or a cluster that ships with the package
 
     def __init__(self, schedule: str | Schedule, n: int | None = None, **words: Unpack[Words]) -> None:
         for word in words:
@@ -200,11 +202,15 @@ class Request(Mapping[str, Any]):
     def from_builtins(cls, words: Mapping[str, Any]) -> Self:
         """Make it of what `to_builtins` gave, or a file says."""
         for word in words:
-            if word not in DEFAULTS:
-                choose("request", word, ("schedule", "n", *DEFAULTS))
+            choose("request", word, WORDS)
         if "schedule" not in words:
             raise RequestError("request", "has no schedule; give its name")
         return cls(**words)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read an experiment file, or the request that a summary.json records."""
+        return cls.from_builtins(experiment.words(path, WORDS))
 
     def to_builtins(self) -> dict[str, Any]:
         """Give the words that ask for it again; what was not asked for has no word."""
@@ -293,7 +299,8 @@ class Request(Mapping[str, Any]):
     def _changed(self, **fields: Any) -> Self:
         """Give the same with other fields, which go together with the rest."""
         other = object.__new__(type(self))
-        other.__dict__.update({field.name: getattr(self, field.name) for field in fields_of(self)} | fields)
+        derived = {} if fields.keys() & {"model", "cluster"} else {"counted": self.counted, "timed": self.timed}
+        other.__dict__.update({field.name: getattr(self, field.name) for field in fields_of(self)} | derived | fields)
         return other
 
     def without_chance(self) -> Self:
@@ -306,7 +313,7 @@ class Request(Mapping[str, Any]):
 
         What disturbs the run stays, but for what the clusters say of themselves.
         """
-        n, slots = self.shape.n, self.in_slots
+        given, n, slots = (model, cluster), self.shape.n, self.in_slots
         if model is not self.model:
             model = model if isinstance(model, Model) and model.n == n else _find_model(model, n, {})
             if model.is_unit != slots:
@@ -315,8 +322,11 @@ class Request(Mapping[str, Any]):
             model = model.split(self.schedule.name) if self.schedule.splits(self.shape) else model
         cluster = _find_cluster(cluster)
         disorder = self.disorder if self.disturbs or cluster.disorder == Disorder() else cluster.disorder
-        plain = cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
-        return self._changed(model=model, cluster=plain, disorder=disorder)
+        named = _named({"model": given[0], "cluster": given[1]}, {})
+        kept = {"cluster"} if given[1] is self.cluster else set[str]()
+        kept |= {"model", *_TRAINING} if given[0] is self.model else set()
+        named |= {word: said for word, said in self.named.items() if word in kept}
+        return self._changed(model=model, cluster=_undisturbed(cluster), disorder=disorder, named=named)
 
     @cached_property
     def _words(self) -> dict[str, Any]:
@@ -333,7 +343,8 @@ class Request(Mapping[str, Any]):
         said |= {"ignore_memory": True} if self.ignore_memory else {}
         said |= {"run": self.run} if self.run else {}
         said |= self.disorder.recorded(slots=self.in_slots)
-        return said | {"seed": self.seed, "model": self.model.to_builtins(), "cluster": self.cluster.to_builtins()}
+        said |= {"seed": self.seed, "model": self.model.to_builtins(), "cluster": self.cluster.to_builtins()}
+        return {**said, **self.named}
 
 
 def read(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,15 +362,17 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     n = asked["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
+    early = None
     if isinstance(asked["model"], str) and asked["model"] in UNIT_MODELS:
         n = whole("n", n, at_least=1)
-        _rule_and_steps(schedule, shape_of(schedule, n, asked), asked)
-    model = _find_model(asked["model"], n, {name: asked[name] for name in _TRAINING})
+        early = _rule_and_steps(schedule, shape_of(schedule, n, asked), asked)
+    training = {name: asked[name] for name in _TRAINING}
+    model = _find_model(asked["model"], n, training)
     cluster = _find_cluster(asked["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in DISORDER}, slots=model.is_unit)
     shape = shape_of(schedule, model.n, asked)
     slots = model.is_unit
-    rule, steps = _rule_and_steps(schedule, shape, asked, slots=slots)
+    rule, steps = early or _rule_and_steps(schedule, shape, asked, slots=slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_idle(shape, model, cluster, asked)
     if schedule.splits(shape):
@@ -369,13 +382,14 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(
         schedule=schedule,
         model=model,
-        cluster=msgspec.structs.replace(cluster, disorder=Disorder()),
+        cluster=_undisturbed(cluster),
         rule=rule,
         shape=shape,
         steps=steps,
         slot_order=asked["slot_order"] or SLOT_ORDERS[0],
         contention=contention,
         disorder=disorder,
+        named=_named(asked, training),
         disturbs=frozenset(name for name in DISORDER if asked[name]),
         **numbers,
         **{name: asked[name] for name in (*same, "engine", "ignore_memory", "max_memory")},
@@ -543,6 +557,21 @@ def _find_model(
     found = Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
     recipe = msgspec.structs.replace(found.training, **asked)
     return apply(found, recipe, None if n is None else whole("n", n, at_least=1))
+
+
+def _named(asked: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that say more briefly which model and which cluster are asked for, where these have a name here."""
+    words = {}
+    for word, kind in (("model", "models"), ("cluster", "clusters")):
+        if isinstance(asked.get(word), str) and asked[word] in presets.names(kind):
+            words[word] = asked[word]
+    if "model" in words:
+        words |= {word: value for word, value in training.items() if value is not None}
+    return words
+
+
+def _undisturbed(cluster: Cluster) -> Cluster:
+    return cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
 
 
 def _find_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdpsim import Cluster, paths, simulate
 from cdpsim.cluster import Devices
-from cdpsim.columns import heads, ranks, runs, sort_by
+from cdpsim.columns import grouped, heads, ranks, runs, sort_by
 from cdpsim.metrics import memory
 
 
@@ -184,7 +184,11 @@ def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
 def test_sorting_is_lexicographic_and_leaves_equal_rows_in_order(rows: list[tuple[int, int]], scale: int) -> None:
     """Also where the columns are too wide for one key, or for one with a row's number beside it."""
     columns = [np.array([row[k] * scale for row in rows], dtype=np.int64) for k in range(2)]
-    assert sort_by(*columns).tolist() == sorted(range(len(rows)), key=rows.__getitem__)
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    assert sort_by(*columns).tolist() == order
+    begins = [k for k in range(len(rows)) if not k or rows[order[k]] != rows[order[k - 1]]]
+    found, first = grouped(*columns)
+    assert (found.tolist(), first.tolist()) == (order, begins)
 
 
 @given(st.lists(st.floats(0, 1e9) | st.integers(0, 3).map(float), max_size=20))
@@ -242,13 +246,13 @@ def test_numba_is_loaded_once_as_much_was_done_without_it_as_loading_it_takes(mo
 
 @given(graphs(), st.integers(1, 3))
 def test_sweeping_runs_at_once_gives_the_ends_of_each(graph: tuple[Any, ...], runs: int) -> None:
-    """To the last bit those of one run after another, whose durations differ."""
+    """To the last bit those of one run after another, whose durations and earliest starts differ."""
     before, after, duration, earliest = graph
-    several = np.stack([duration * (1 + run) for run in range(runs)], axis=1)
+    several, starts = (np.stack([times * (1 + run) for run in range(runs)], axis=1) for times in (duration, earliest))
     laid = paths.levels(before, after, len(duration))
-    ends = laid.sweep(several[laid.order], earliest[laid.order])
+    ends = laid.sweep(several[laid.order], starts[laid.order])
     for run in range(runs):
-        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], earliest)
+        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], starts[:, run])
         assert ends[np.argsort(laid.order), run].tolist() == expected.tolist()
 
 

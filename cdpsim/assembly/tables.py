@@ -1,7 +1,7 @@
 """The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, holders of stages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints, heads, runs, sort_by
+from cdpsim.columns import Ints, grouped, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
@@ -327,14 +327,18 @@ class Holders:
         i = passed - passes.first[1] * t if passes.even else passes.micro_batch[passed]
         j, device = passes.phases - 1 - phase, passes.task_device[gives]
         # Where a device has one lane, its tasks are in the order of positions already.
-        in_order = not (passes.schedule.placement.lanes or passes.schedule.placement.exclusive)
-        sorted_ = sort_by(t, j, device) if in_order else sort_by(t, j, device, passes.position[gives], i)
-        first = heads(t[sorted_], j[sorted_], device[sorted_])
-        last = np.append(first[1:], len(sorted_)) - 1
+        if passes.schedule.placement.lanes or passes.schedule.placement.exclusive:
+            sorted_ = sort_by(t, j, device, passes.position[gives], i)
+            first = heads(t[sorted_], j[sorted_], device[sorted_])
+        else:
+            sorted_, first = grouped(t, j, device)
+        head, last = sorted_[first], sorted_[np.append(first[1:], len(sorted_)) - 1]
         self.steps = passes.steps
-        self.step, self.stage, self.device = (c[sorted_[first]] for c in (t, j, device))
-        self.last = i[sorted_[last]]
-        self.first_task, self.last_task = gives[sorted_[first]], gives[sorted_[last]]
+        self.step: Ints = t[head]
+        self.stage: Ints = j[head]
+        self.device: Ints = device[head]
+        self.last = i[last]
+        self.first_task, self.last_task = gives[head], gives[last]
         self.row = np.empty(passes.device.shape, dtype=np.int32)
         self.row.ravel()[passed[sorted_] * passes.n + j[sorted_]] = runs(first, len(sorted_))
 
@@ -381,6 +385,7 @@ class Tables:
 
     passes: Passes
     lanes: Lanes
+    known: dict[object, Any] = field(default_factory=dict)  # what has been derived of them, by what it is of
 
     @cached_property
     def holders(self) -> Holders:

@@ -56,6 +56,14 @@ class _Copies(NamedTuple):
 
 
 def _copies(tables: Tables, tie: Tie) -> _Copies:
+    """Find them, once for all that ask."""
+    if tie not in tables.known:
+        tables.known[tie] = _found(tables, tie)
+    copies: _Copies = tables.known[tie]
+    return copies
+
+
+def _found(tables: Tables, tie: Tie) -> _Copies:
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]

@@ -1,18 +1,16 @@
 """From which bandwidth on schedules hide their messages."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdpsim import help
-from cdpsim.commands.options import InPart, add_format, add_request, add_run, refuse_output
+from cdpsim.commands.options import InPart, add_format, add_request, add_run, asked, in_slots, refuse_output
 from cdpsim.console import add_command, write
 
 if TYPE_CHECKING:
-    from cdpsim.breakeven import BreakEven, Runner
-    from cdpsim.cluster import Cluster
-    from cdpsim.runs import Run
+    from cdpsim.breakeven import BreakEven
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
@@ -46,28 +44,32 @@ def add_breakeven(commands: Any) -> None:
 
 
 def _serve_breakeven(options: argparse.Namespace) -> int:
-    from cdpsim import pictures, tables
+    from cdpsim import pictures, presets, tables
     from cdpsim.breakeven import breakeven, curve, span
     from cdpsim.errors import RequestError, choose
+    from cdpsim.front import retimed, simulate
 
     form = tables.check_format(options.format)
     choose("over", options.over, OVER)
-    if options.cluster == "unit":
+    words = asked(options)
+    if words.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
-    cluster = _resolve(options)
+    cluster = presets.find_cluster(words["cluster"])
     share = _share(options.share)
     served = InPart()
-    runs = _runs(options, served)
+    requests = _requests(options, words)
     if options.output is not None:
         check = partial(pictures.check_picture, options.output, force=options.force)
-        refuse_output(options.output, check, [partial(run, cluster) for run in runs])
-    asked = [(breakeven(run, cluster, share), run) for run in runs]
+        refuse_output(options.output, check, [partial(served.served, one, simulate) for one in requests])
+    unasked = () if "prefetch" in words else ("prefetch",)
+    runs = [served.served(one, retimed, unasked=unasked) for one in requests]
+    each = [(breakeven(run, cluster, share), run) for run in runs]
     served.tell()
-    found = [one for one, _ in asked]
+    found = [one for one, _ in each]
     factors, last = span(found), found[-1].n
     curves: list[Curve] = []
     if options.over == "bandwidth" or options.output is not None:
-        wanted = [(one, run) for one, run in asked if one.n == last or options.over == "bandwidth"]
+        wanted = [(one, run) for one, run in each if one.n == last or options.over == "bandwidth"]
         curves = [(one, curve(run, cluster, factors)) for one, run in wanted]
     if options.output is not None:
         shown = [(one, steps) for one, steps in curves if one.n == last]
@@ -76,15 +78,6 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     cell = _number if form == "csv" else _cell
     write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows, cell)))
     return 0
-
-
-def _resolve(options: argparse.Namespace) -> "Cluster":
-    """Read the files once, however many runs they are for."""
-    from cdpsim import presets
-
-    if options.model != "unit":
-        options.model = presets.find_model(options.model)
-    return presets.find_cluster(options.cluster)
 
 
 def _share(text: str) -> float:
@@ -111,28 +104,19 @@ def _numbers(options: argparse.Namespace) -> list[int | None]:
     return [*sorted(numbers)] or [None]
 
 
-def _runs(options: argparse.Namespace, served: InPart) -> list["Runner"]:
-    """What runs each schedule with each number of stages on a cluster."""
+def _requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The words of each schedule's request with each number of stages; files are read once, however many these are."""
     from cdpsim.errors import choose
+    from cdpsim.presets import find_model
     from cdpsim.schedules import SCHEDULES, TABLE_1
 
     names = options.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
     for name in names:
         choose("schedule", name, SCHEDULES)
-
-    def runner(name: str, n: int | None) -> "Runner":
-        asked = argparse.Namespace(**vars(options) | {"n": n if n is None else str(n)})
-        unasked = {"prefetch"} if options.prefetch == PREFETCH else set()
-
-        def run(cluster: "Cluster") -> "Run":
-            nonlocal asked
-            here = argparse.Namespace(**vars(asked) | {"cluster": cluster})
-            done, asked = served.simulated(here, name, unasked=unasked)
-            return done
-
-        return run
-
-    return [runner(name, n) for n in _numbers(options) for name in names]
+    model = {} if in_slots(words) else {"model": find_model(words["model"])}
+    numbers = [{} if n is None else {"n": n} for n in _numbers(options)]
+    plain = {"prefetch": PREFETCH} | {word: value for word, value in words.items() if word != "n"} | model
+    return [plain | {"schedule": name} | n for n in numbers for name in names]
 
 
 def _points(curves: Sequence[Curve], factors: Sequence[float]) -> list[dict[str, Any]]:

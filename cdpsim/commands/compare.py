@@ -1,8 +1,8 @@
 """Schedules side by side."""
 
 import argparse
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,11 @@ from cdpsim.commands.options import (
     add_request,
     add_run,
     add_runs,
+    asked,
+    in_slots,
     refuse_output,
     runs_of,
+    words_of,
 )
 from cdpsim.console import add_command, say, write
 
@@ -56,7 +59,10 @@ def add_compare(commands: Any) -> None:
     about = "schedules side by side: time, bubble, memory, bytes, devices"
     parser = add_command(commands, "compare", _serve_compare, about, help.COMPARE)
     parser.add_argument(
-        "schedules", nargs="*", metavar="NAME|FILE.csv", help="schedules, or orders as torch writes them (default: all)"
+        "schedules",
+        nargs="*",
+        metavar="NAME|FILE",
+        help="schedules (default: all), experiment files (.toml, .json), or orders as torch writes them (.csv)",
     )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
     parser.add_argument("--sort", metavar="COLUMN", help="the least first (default: as named; of all, by bubble)")
@@ -78,7 +84,6 @@ def add_compare(commands: Any) -> None:
 def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim import pictures, tables
     from cdpsim.errors import choose
-    from cdpsim.model import UNIT_MODELS
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
@@ -91,29 +96,30 @@ def _serve_compare(options: argparse.Namespace) -> int:
     if options.columns is not None:
         columns = [known[choose("columns", name.strip(), known)] for name in options.columns.split(",")]
     choose("style", options.style, pictures.COMPARISONS)
-    most = None if options.within is None else _size(options.within, slots=options.model in UNIT_MODELS)
+    words, names = asked(options), options.schedules
+    most = None if options.within is None else _size(options.within, slots=in_slots(words))
     if options.output is not None:
-        alone = [argparse.Namespace(**vars(options) | {"schedules": [name]}) for name in options.schedules]
-        measuring = [partial(_measured, each, runs) for each in alone or [options]]
+        each = [[name] for name in names] or [[]]
         check = partial(pictures.check_picture, options.output, force=options.force)
-        refuse_output(options.output, check, measuring)
-    measured, in_slots = _measured(options, runs)
-    if most is not None:
-        measured = [one for one in measured if one.memory <= most]
-        if not measured:
-            say(f"no schedule holds at most {options.within} on a device")
-            return 1
+        refuse_output(options.output, check, [partial(_measured, options, some, words, runs) for some in each])
+    found = _measured(options, names, words, runs)
+    found.tell()
+    measured = [one for one in found.measured if most is None or one.memory <= most]
+    if not measured:
+        say(f"no schedule holds at most {options.within} on a device")
+        return 1
     if order:
         measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
     if options.output is not None:
-        pictures.compare(measured, options.output, in_slots=in_slots, style=options.style, force=options.force)
+        drawn = {"in_slots": found.in_slots, "style": options.style, "force": options.force}
+        pictures.compare(measured, options.output, **drawn)
     if options.columns is None:
         columns = [column for column in columns if column[0] != _other_rate(measured)]
     as_json = form == "json"
     write(
         tables.as_json([one.to_builtins() for one in measured])
         if as_json
-        else _table(measured, columns, form, in_slots)
+        else _table(measured, columns, form, found.in_slots)
     )
     return 0
 
@@ -149,62 +155,77 @@ def _size(given: str, *, slots: bool) -> int:
         raise RequestError("within", str(error)) from None
 
 
-def _measured(options: argparse.Namespace, runs: int | None, *notes: str) -> tuple[list["Measured"], bool]:
-    """Measure the schedules that are named; or all that can be asked for what is asked, and say which cannot.
+@dataclass
+class _Found:
+    """What was measured, by which clock, and what there is to say of it."""
 
-    And whether times are slots. One run is there at a time. What there is to say comes when all of it can be served.
-    """
+    served: InPart
+    measured: list["Measured"] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # schedules by what they were left out for
+    in_slots: bool = True
+    notes: tuple[str, ...] = ()
+
+    def tell(self) -> None:
+        """Say who ran without which option, and who did not run; refuse an option that no schedule took."""
+        self.served.tell(*self.notes)
+        for subject, names in self.left_out.items():
+            say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
+
+
+def _measured(
+    options: argparse.Namespace, names: Sequence[str], words: Mapping[str, Any], runs: int | None, *notes: str
+) -> _Found:
+    """Measure schedules and experiments, one run after another; without names all schedules that can be asked so."""
     from cdpsim.compare import measure
     from cdpsim.errors import RequestError
+    from cdpsim.front import simulate
     from cdpsim.model import UNIT_MODELS
     from cdpsim.montecarlo import spread
     from cdpsim.request import find_schedule, whole
     from cdpsim.schedules import SCHEDULES
 
-    for name, least in _NUMBERS.items():  # also for those that do not take it
-        if getattr(options, name) is not None:
-            whole(name, getattr(options, name), at_least=least)
-    schedules = [find_schedule(name) for name in options.schedules or SCHEDULES]
-    measured, left_out = [], defaultdict[str, list[str]](list)
-    served, is_random = InPart(), False
-    for schedule in schedules:
+    for word, least in _NUMBERS.items():  # also for those that do not take it
+        if word in words:
+            whole(word, words[word], at_least=least)
+    every = [{**words_of(options, name), **words} for name in names or SCHEDULES]
+    schedules = [find_schedule(own["schedule"]) for own in every]
+    found, is_random = _Found(InPart(), notes=notes), False
+    for own, schedule in zip(every, schedules, strict=True):
         try:
-            steps = _steps(options, schedule) if options.steps is None else options.steps
-            trace, _ = served.simulated(options, schedule, steps, _needed(options, schedule))
+            steps = {} if "steps" in own else {"steps": _steps(own, schedule)}
+            run = found.served.served(
+                own | {"schedule": schedule} | steps, simulate, () if names else _needed(schedule)
+            )
         except RequestError as error:
-            left_out[error.subject].append(schedule.name)
-            if options.schedules or sum(map(len, left_out.values())) == len(schedules):
+            found.left_out.setdefault(error.subject, []).append(schedule.name)
+            if names or sum(map(len, found.left_out.values())) == len(schedules):
                 raise
             continue
-        if options.model == UNIT_MODELS[0] and trace.request.model.name == UNIT_MODELS[1] and len(schedules) > 1:
-            return _measured(argparse.Namespace(**vars(options) | {"model": UNIT_MODELS[1]}), runs, SPLIT)
-        own = runs if trace.request.disorder.is_random else None
-        is_random |= own is not None
-        measured.append(measure(trace, own))
+        one_clock = words.get("model", UNIT_MODELS[0]) == UNIT_MODELS[0] and len(schedules) > 1
+        if one_clock and run.request.model.name == UNIT_MODELS[1]:
+            return _measured(options, names, {**words, "model": UNIT_MODELS[1]}, runs, SPLIT)
+        draws = runs if run.request.disorder.is_random else None
+        is_random |= draws is not None
+        found.measured.append(measure(run, draws))
+        found.in_slots = run.in_slots
     if runs is not None and not is_random:
-        spread(trace, runs)  # which says so
-    served.tell(*notes)
-    for subject, names in left_out.items():
-        say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
-    return measured, trace.in_slots
+        spread(run, runs)  # which says so
+    return found
 
 
-def _needed(options: argparse.Namespace, schedule: "Schedule") -> tuple[str, ...]:
+def _needed(schedule: "Schedule") -> tuple[str, ...]:
     """Give the options without which a schedule that nobody named is not compared: they say how much is to be done."""
-    if options.schedules:
-        return ()
     return ("replicas",) if schedule.m is not None else ("m", "replicas")
 
 
-def _steps(options: argparse.Namespace, schedule: "Schedule") -> int:
+def _steps(words: Mapping[str, Any], schedule: "Schedule") -> int:
     """So many that all run as many micro-batches."""
-    from cdpsim.model import UNIT_MODELS
     from cdpsim.presets import find_model
     from cdpsim.request import whole
 
     if schedule.m != 1:
         return STEPS
-    n = options.n if options.n is not None or options.model in UNIT_MODELS else find_model(options.model).n
+    n = words["n"] if "n" in words or in_slots(words) else find_model(words["model"]).n
     return STEPS * (1 if n is None else whole("n", n, at_least=1))
 
 

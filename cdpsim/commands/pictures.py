@@ -12,13 +12,14 @@ from cdpsim.commands.options import (
     add_run,
     add_runs,
     all_traced,
+    in_slots,
     refuse_output,
     runs_of,
     traced,
+    words_of,
 )
 from cdpsim.commands.superpose import add_curve
 from cdpsim.console import add_command
-from cdpsim.model import UNIT_MODELS
 
 PICTURES = ".svg, .png or .pdf"
 
@@ -44,9 +45,9 @@ def _serve_timeline(options: argparse.Namespace) -> int:
     from cdpsim import pictures
 
     drawn = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
-    traced = partial(options.traced, options, options.schedule)
-    refuse_output(options.output, partial(pictures.check_timeline, options.output, **drawn), [traced])
-    pictures.timeline(traced(), options.output, **drawn)
+    trace = partial(traced, options, options.schedule)
+    refuse_output(options.output, partial(pictures.check_timeline, options.output, **drawn), [trace])
+    pictures.timeline(trace(), options.output, **drawn)
     return 0
 
 
@@ -103,10 +104,11 @@ def _serve_snapshot(options: argparse.Namespace) -> int:
     from cdpsim import pictures
 
     if not Path(options.schedule).is_dir():  # whose times may be either
-        _moment(options.slot, in_slots=options.model in UNIT_MODELS and options.cluster == "unit")
-    traced = partial(options.traced, options, options.schedule)
-    refuse_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [traced])
-    trace = traced()
+        words = words_of(options, options.schedule)
+        _moment(options.slot, in_slots=in_slots(words) and words.get("cluster", "unit") == "unit")
+    run = partial(traced, options, options.schedule)
+    refuse_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [run])
+    trace = run()
     pictures.snapshot(trace, _moment(options.slot, in_slots=trace.in_slots), options.output, force=options.force)
     return 0
 
@@ -137,8 +139,8 @@ def _serve_plot(options: argparse.Namespace) -> int:
     choose("plot", options.what, pictures.PLOTS)
     runs = runs_of(options)
     check = partial(pictures.check_plot, options.what, options.output, runs=runs, force=options.force)
-    refuse_output(options.output, check, [partial(options.traced, options, name) for name in options.schedule])
-    traces = options.all_traced(options, options.schedule)
+    refuse_output(options.output, check, [partial(traced, options, name) for name in options.schedule])
+    traces = all_traced(options, options.schedule)
     pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0
 
@@ -149,7 +151,7 @@ def _add_names(parser: argparse.ArgumentParser, how_many: str | None) -> None:
         "schedule",
         nargs=how_many,
         metavar="NAME",
-        help="a schedule (`cdpsim schedules` lists them), or a folder that `cdpsim simulate` wrote",
+        help="a schedule (`cdpsim schedules` lists them), an experiment file, or a folder that `cdpsim simulate` wrote",
     )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
 
@@ -157,4 +159,3 @@ def _add_names(parser: argparse.ArgumentParser, how_many: str | None) -> None:
 def _add_asked(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_request(parser)
-    parser.set_defaults(traced=partial(traced, parser), all_traced=partial(all_traced, parser))

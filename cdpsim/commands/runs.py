@@ -7,7 +7,16 @@ from typing import Any
 
 from cdpsim import help
 from cdpsim.commands.compare import COLUMNS, cell_of
-from cdpsim.commands.options import add_format, add_request, add_run, add_runs, refuse_output, runs_of, simulated
+from cdpsim.commands.options import (
+    add_format,
+    add_request,
+    add_run,
+    add_runs,
+    refuse_output,
+    runs_of,
+    simulated,
+    words_of,
+)
 from cdpsim.console import add_command, say, write
 
 
@@ -15,7 +24,12 @@ def add_simulate(commands: Any) -> None:
     """Add the command that runs one schedule."""
     about = "run one schedule and write its traces"
     parser = add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
-    parser.add_argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them")
+    parser.add_argument(
+        "schedule",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
+    )
     parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
     parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
@@ -24,7 +38,7 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument(
         "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
     )
-    add_request(parser)
+    add_request(parser, experiments=True)
 
 
 def _serve_simulate(options: argparse.Namespace) -> int:
@@ -35,7 +49,8 @@ def _serve_simulate(options: argparse.Namespace) -> int:
 
     runs = runs_of(options)
     names = (*FILES, *[RUNS] * (runs is not None))
-    run = partial(simulated, options, options.schedule)
+    words = words_of(options, options.schedule)
+    run = partial(simulated, words)
     refuse_output(options.output, partial(files.check_writable, options.output, names, options.force), [run])
     done = run()
     if options.check:
@@ -80,7 +95,7 @@ def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.trace import FILES
 
     form = tables.check_format(options.format)
-    run = partial(simulated, options, imported(options.schedule))
+    run = partial(simulated, words_of(options, imported(options.schedule)))
     if options.output is not None:
         refuse_output(options.output, partial(files.check_writable, options.output, FILES, options.force), [run])
     trace = run()

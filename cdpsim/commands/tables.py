@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from cdpsim import help
-from cdpsim.commands.options import add_format, add_request, add_run, simulated
+from cdpsim.commands.options import add_format, add_request, add_run, asked, simulated, words_of
 from cdpsim.console import add_command, say, write
 
 
@@ -52,19 +52,11 @@ def add_table1(commands: Any) -> None:
 
 def _serve_table1(options: argparse.Namespace) -> int:
     from cdpsim import table1_forms, tables
-    from cdpsim.collectives import DEFAULT
     from cdpsim.table1 import compute
 
     form = tables.check_format(options.format)
-    table = compute(
-        options.n,
-        steps=options.steps,
-        collective=options.collective or DEFAULT,
-        shared_parameters=options.shared_parameters,
-        engine=options.engine,
-        max_memory=options.max_memory,
-        formulas_alone=options.exact,
-    )
+    how = {"shared_parameters": options.shared_parameters, "formulas_alone": options.exact}
+    table = compute(**asked(options), **how)
     write(table1_forms.FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
@@ -90,7 +82,7 @@ def _serve_pyramid(options: argparse.Namespace) -> int:
     from cdpsim.pyramid import pyramid
 
     form = tables.check_format(options.format)
-    result = pyramid(simulated(options, options.schedule))
+    result = pyramid(simulated(words_of(options, options.schedule)))
     if form == "json":
         write(tables.as_json(result))
         return 0

@@ -115,8 +115,7 @@ class Recount:
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
-        program = self.program
-        copies = self.owned or program.state.optimizer is Home.COPIED
+        program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
         ties = self.request.model.tied if program.together and copies else ()
         device = program.tasks.device[program.of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]

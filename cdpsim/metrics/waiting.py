@@ -33,6 +33,29 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     as it takes; before, what counts is what the update itself waited for. Of a wait for the other members of a
     collective, as much is for messages as messages have let these members go on later than this device before.
     """
+    lane, gap, low, high, reason = _parts(program, start, end)
+    order = sort_by(lane[gap], ranks(low))
+    gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
+    first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
+    return {
+        "lane": lane[gap[first]],
+        "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
+        "begin": low[first],
+        "end": high[np.append(first[1:], len(gap)) - 1] if len(gap) else high,
+        "reason": reason[first],
+    }
+
+
+def waited(program: Program, start: Times, end: Times, low: float, high: float) -> float:
+    """How long all lanes together wait for messages and streams between two times."""
+    _, _, begin, until, reason = _parts(program, start, end)
+    length = np.minimum(until, high) - np.maximum(begin, low)
+    total: float = np.maximum(length[reason <= Reason.STREAM], 0).sum().item()
+    return total
+
+
+def _parts(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times, Times, Ints]:
+    """The lane of each gap; and the parts of gaps in any order: gap, begin, end, reason."""
     task, lane, begin = _gaps(program, start, end)
     lanes = len(program.lane_start) - 1
     ends = end[program.lane_tasks[program.lane_start[1:] - 1]]
@@ -44,16 +67,7 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     reason = np.repeat(np.array([part[3] for part in parts], dtype=np.int8), [len(part[0]) for part in parts])
     low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
     some = np.flatnonzero(low < high)
-    some = some[sort_by(lane[gap[some]], ranks(low[some]))]
-    gap, low, high, reason = (column[some] for column in (gap, low, high, reason))
-    first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
-    return {
-        "lane": lane[gap[first]],
-        "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
-        "begin": low[first],
-        "end": high[np.append(first[1:], len(gap)) - 1] if len(gap) else high,
-        "reason": reason[first],
-    }
+    return lane, gap[some], low[some], high[some], reason[some]
 
 
 def waits_for(program: Program, start: Times, end: Times) -> Ints:
@@ -94,11 +108,13 @@ def _critical(program: Program, end: Times, among: Flags | None = None) -> Ints:
     """
     rows = slice(None) if among is None or among.all() else np.flatnonzero(among)
     before, after = program.edges.before[rows], program.edges.after[rows]
+    critical = np.full(program.nodes, -1, dtype=before.dtype)
+    if not len(before):
+        return critical
     latest = np.zeros(program.nodes, dtype=end.dtype)
     ended = end[before]
     np.maximum.at(latest, after, ended)
     last = np.flatnonzero(ended == latest[after])
-    critical = np.full(program.nodes, -1, dtype=before.dtype)
     np.maximum.at(critical, after[last], before[last])
     return critical
 
