@@ -28,7 +28,7 @@ DRAWN = """
     metrics.memory metrics.communication metrics.utilisation metrics.staleness
     metrics.traffic metrics.waiting metrics.steady metrics
     engine.fast engine.sharing engine.carrier engine.discrete engine
-    trace tabled limits request runs stalled setting
+    trace tabled limits experiment request runs stalled setting
     invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
     invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
     pyramid front montecarlo
