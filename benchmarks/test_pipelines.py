@@ -52,9 +52,9 @@ MEASURED: dict[str, tuple[tuple[Any, ...], dict[str, Any], int]] = {
 
 def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
     """An order, written out anew."""
-    listing = SCHEDULES[name].order.actions
+    listing = SCHEDULES[name].order.lists
     assert listing is not None
-    return listing(n // chunks, m, chunks)
+    return listing.written(n // chunks, m, chunks)
 
 
 def test_peer(benchmark: Any) -> None:

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from cdpsim.columns import heads, runs, sort_by
+from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.paths import successors
 from cdpsim.program import Category, Edge, Kind, Program
@@ -64,17 +64,17 @@ def _layout(program: Program) -> Iterator[str]:
 
 
 def _updates(program: Program) -> Iterator[str]:
-    """A device updates its replica of a stage once in a step."""
+    """A device makes a version of a stage once."""
     tasks, compute = program.tasks, program.compute
     strange = compute + np.flatnonzero(tasks.kind[compute:] != Kind.U)
     if len(strange):
         yield f"{program.describe(int(strange[0]))} stands among the updates but has no place in a lane"
-    columns = (tasks.step[compute:], tasks.stage[compute:], tasks.device[compute:])
+    columns = (tasks.version[compute:], tasks.stage[compute:], tasks.device[compute:])
     order = sort_by(*columns)
     first = heads(*(column[order] for column in columns))
     if len(first) < len(order):
         again = int(order[np.setdiff1d(np.arange(len(order)), first)[0]])
-        yield f"{program.describe(compute + again)} stands there twice; a device updates a stage once in a step"
+        yield f"{program.describe(compute + again)} stands there twice; a device makes a version of a stage once"
 
 
 def _edges(program: Program) -> Iterator[str]:
@@ -120,19 +120,26 @@ def _passes(program: Program) -> Iterator[str]:
 
 
 def _versions(program: Program) -> Iterator[str]:
-    """Some update makes every version that is read, in an earlier step."""
-    tasks = program.tasks
-    compute, span = slice(program.compute), program.n
-    update = slice(program.compute, None)
-    made = np.zeros((program.steps + 1) * span, dtype=bool)
-    made[:span] = True
-    made[tasks.version[update] * span + tasks.stage[update]] = True
-    early = (tasks.version[compute] > tasks.step[compute]) | (tasks.version[compute] < 0)
-    nowhere = ~made[np.clip(tasks.version[compute], 0, program.steps) * span + tasks.stage[compute]]
-    wrong = np.flatnonzero(early | nowhere)
-    if len(wrong):
-        task = int(wrong[0])
+    """Some update makes every version that is read or started from, in an earlier step."""
+    tasks, span = program.tasks, program.n
+    compute, update = slice(program.compute), slice(program.compute, None)
+    never = program.steps
+    made = np.full(program.versions * span, never)  # the step that makes each version
+    made[:span] = -1
+    np.minimum.at(made, tasks.version[update] * span + tasks.stage[update], tasks.step[update])
+
+    def missing(version: Ints, nodes: slice) -> Ints:
+        there = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
+        return np.flatnonzero((version < 0) | (version >= program.versions) | (there >= tasks.step[nodes]))
+
+    for task in missing(tasks.version[compute], compute)[:1].tolist():
         yield f"{program.describe(task)} reads version {tasks.version[task]}, which does not exist for it"
+    for row in missing(program.base, update)[:1].tolist():
+        node = program.compute + row
+        yield f"{program.describe(node)} starts from version {program.base[row]}, which does not exist for it"
+    for row in np.flatnonzero((program.first_step < 0) | (program.first_step > tasks.step[update]))[:1].tolist():
+        node = program.compute + row
+        yield f"{program.describe(node)} takes gradients from step {program.first_step[row]} on, after its own step"
 
 
 def _gradients(program: Program) -> Iterator[str]:

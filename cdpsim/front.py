@@ -316,7 +316,7 @@ def order_of(trace: Trace) -> Actions:
     """What each device of a replica does in a training step, where the schedule of a trace says that."""
     asked = trace.request
     schedule = find_schedule(asked["schedule"])
-    if schedule.order.actions is None:
+    if schedule.order.lists is None or not schedule.order.together:
         raise RequestError(
             "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
         )

@@ -178,6 +178,17 @@ class Buffers:
 
 
 @dataclass(frozen=True, eq=False)
+class Bases:
+    """What updates start from, and whose gradients they take: a row for each, in the order of their nodes."""
+
+    base: Ints  # the version whose parameters and optimizer state it starts from
+    first_step: Ints  # it takes gradients of this step and all later ones up to its own
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """A schedule assembled for a model: who does what, in which order, and who waits for whom."""
 
@@ -201,6 +212,7 @@ class Program:
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = field(default_factory=no_parts)
+    bases: Bases | None = None  # None: each update starts from the version before, and takes its own step's gradients
     request: Mapping[str, Any] | None = None  # what it was assembled for
     whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
     made_for: Callable[[], Mapping[str, Any]] = dict  # gives its key
@@ -278,6 +290,29 @@ class Program:
         """The device on which each pass begins."""
         return self.tasks.device[: self.compute : self.phases]
 
+    @cached_property
+    def versions(self) -> int:
+        """How many versions of a stage there are, theta_0 among them."""
+        return int(self.tasks.version[self.compute :].max(initial=0)) + 1
+
+    @property
+    def base(self) -> Ints:
+        """The version that each update starts from."""
+        return self.tasks.version[self.compute :] - 1 if self.bases is None else self.bases.base
+
+    @property
+    def first_step(self) -> Ints:
+        """The first step whose gradients each update takes; the last is its own."""
+        return self.tasks.step[self.compute :] if self.bases is None else self.bases.first_step
+
+    @cached_property
+    def estimates(self) -> NDArray[np.bool_]:
+        """Whether each version is read only: no update starts from it, though there are later ones."""
+        estimate = np.ones(self.versions, dtype=bool)
+        estimate[self.base] = False
+        estimate[-1] = False
+        return estimate
+
     def find_pass(self, step: Ints, micro_batch: Ints) -> Ints:
         """The passes of some micro-batches in some steps."""
         found: Ints = self.first_pass[step] + micro_batch
@@ -338,7 +373,9 @@ class Program:
             where = f"t={tasks.step[node]}"
             if tasks.micro_batch[node] >= 0:
                 return f"{kind}({where},i={tasks.micro_batch[node]},j={tasks.stage[node]})"
-            return f"{kind}({where},j={tasks.stage[node]}) on device {tasks.device[node]}"
+            estimate = self.bases is not None and self.estimates[tasks.version[node]]
+            name = "estimate" if estimate else kind
+            return f"{name}({where},j={tasks.stage[node]}) on device {tasks.device[node]}"
         k, messages = node - count, self.messages
         op, content = Op(int(messages.op[k])).name.lower(), Content(int(messages.content[k])).name.lower()
         place = f"t={messages.step[k]}"

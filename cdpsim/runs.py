@@ -150,7 +150,7 @@ class Run(Trace):
     @property
     def listed(self) -> bool:
         """Whether every device does the same list in each step."""
-        return self.request.schedule.order.actions is not None
+        return self.request.schedule.order.lists is not None
 
     @cached_property
     def at_rest(self) -> "Rest":

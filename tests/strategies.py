@@ -46,7 +46,7 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
         shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)
         with suppress(RequestError):
-            if schedule.order.actions:
+            if schedule.order.lists:
                 schedule.actions(shape)
             check_causal(schedule, schedule.rule, shape)
             found.append(shape)
@@ -102,7 +102,7 @@ def taken(asked: dict[str, Any]) -> dict[str, Any]:
 def fitting(name: str, n: int) -> dict[str, Any]:
     """Keywords for `simulate` with n stages, or the next number of them that a schedule allows, and enough to do."""
     schedule = SCHEDULES[name]
-    if not schedule.order.actions:
+    if not schedule.order.lists:
         return {"schedule": name, "n": n}
     chunks = 2 if "chunks" in schedule.options else schedule.order.chunks
     n += n % 2

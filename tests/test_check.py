@@ -11,7 +11,7 @@ from cdpsim import RequestError, simulate
 from cdpsim.check import check, find_cycle
 from cdpsim.costs import Costs
 from cdpsim.engine import ENGINES
-from cdpsim.program import Edge, Edges, Kind, Program
+from cdpsim.program import Bases, Edge, Edges, Kind, Program
 
 
 def program(schedule: str = "multi-cdp", n: int = 3) -> Program:
@@ -128,7 +128,7 @@ def test_a_version_that_nobody_makes_is_refused() -> None:
 
 def test_a_version_that_no_update_makes_is_refused() -> None:
     """theta_1 of stage 1 is read by micro-batch 1 first: under CDP-v2 micro-batch 0 reads that of stage 2 alone."""
-    broken = with_task(program(), "U(t=0,j=1) on device 2", version=2)
+    broken = with_task(program(), "U(t=0,j=1) on device 2", version=9)
     with pytest.raises(RequestError, match=r"F\(t=1,i=1,j=1\) reads version 1, which does not exist for it"):
         check(broken)
 
@@ -185,3 +185,24 @@ def test_a_long_cycle_is_cut() -> None:
 def test_a_sound_program_has_no_cycle() -> None:
     """Nothing to say."""
     assert find_cycle(program()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "base", "first_step", "problem"),
+    [
+        (2, 0, 0, r"U\(t=0,j=0\) on device 2 stands there twice; a device makes a version of a stage once"),
+        (1, 1, 0, r"U\(t=0,j=0\) on device 2 starts from version 1, which does not exist for it"),
+        (1, 7, 0, "starts from version 7, which does not exist for it"),
+        (1, 0, 1, "takes gradients from step 1 on, after its own step"),
+        (1, 0, -1, "takes gradients from step -1 on"),
+    ],
+)
+def test_what_an_update_starts_from_exists(version: int, base: int, first_step: int, problem: str) -> None:
+    """The first update of stage 0 is broken in each way that a table of bases can be."""
+    sound = program()
+    row = node(sound, "U(t=0,j=0) on device 2") - sound.compute
+    bases = Bases(sound.base.copy(), sound.first_step.copy())
+    bases.base[row], bases.first_step[row] = base, first_step
+    broken = with_task(sound, "U(t=0,j=0) on device 2", version=version)
+    with pytest.raises(RequestError, match=problem):
+        check(replace(broken, bases=bases))

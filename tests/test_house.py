@@ -17,12 +17,13 @@ DRAWN = """
     version display errors progress help console columns variates filling filling_arrays compiled stops paths
     files units fileform
     partition stage model recipe topology graph routes star devices disorder cluster offload presets
-    schedules.state schedules.actions schedules.table schedules.shape schedules.rule schedules.order schedules.placement
+    schedules.state schedules.actions schedules.table schedules.shape schedules.listing schedules.rule
+    schedules.order schedules.placement
     schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
     schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
     schedules.pipelines schedules
     program collectives.rounds collectives.double_tree collectives check
-    assembly.build assembly.causal assembly.listing assembly.tables assembly.passes assembly.update
+    assembly.build assembly.causal assembly.tables assembly.passes assembly.update
     assembly.tied assembly.data_axis assembly.carried assembly.in_turn assembly
     alone costs disturb expand streams rendezvous
     metrics.memory metrics.communication metrics.utilisation metrics.staleness

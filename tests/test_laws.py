@@ -19,6 +19,7 @@ from cdpsim.program import Category, Edge, Kind
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.order import Lists
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG, REPLICATED, Home
 from tests.conftest import examples
@@ -159,7 +160,7 @@ def test_free_communication_never_slows(request: dict[str, Any]) -> None:
 
 def relabelled(schedule: Schedule, label: Ints) -> Schedule:
     """The same schedule where the devices of a replica have other numbers."""
-    place, listing = schedule.placement.device, schedule.order.actions
+    place, listing = schedule.placement.device, schedule.order.lists
 
     def placed(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
         device: Ints = label[place(i, j, t, shape)]
@@ -167,14 +168,14 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
 
     def done(devices: int, m: int, chunks: int) -> Actions:
         assert listing is not None
-        actions = listing(devices, m, chunks)
+        actions = listing.written(devices, m, chunks)
         lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
         rows = np.concatenate(lists)
         kind, stage, micro_batch = (column[rows] for column in (actions.kind, actions.stage, actions.micro_batch))
         return Actions(np.cumsum([0, *map(len, lists)]), kind, stage, micro_batch)
 
     if listing is not None:
-        return replace(schedule, name="relabelled", order=replace(schedule.order, actions=done))
+        return replace(schedule, name="relabelled", order=replace(schedule.order, position=Lists(done)))
     return replace(schedule, name="relabelled", placement=replace(schedule.placement, device=placed))
 
 

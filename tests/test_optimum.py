@@ -23,7 +23,7 @@ pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the sa
 
 DESIGN = (Path(__file__).parent.parent / "DESIGN.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `.*$", DESIGN.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
-PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.together and schedule.order.actions]
+PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.together and schedule.order.lists]
 
 Sizes = tuple[int, int, int]  # devices, micro-batches, stages of each device
 

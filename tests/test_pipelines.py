@@ -22,7 +22,7 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.trace import TABLES
 from tests.strategies import requests, shapes
 
-FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions]
+FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists]
 STREAMED = [name for name, schedule in SCHEDULES.items() if schedule.order.any_m and not schedule.order.together]
 
 

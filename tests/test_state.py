@@ -121,6 +121,7 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
         ("multi-dp", State(owner=Owner.LAST), "nothing is owned; leave the owner out"),
         ("multi-dp", ALONG, "none of them is the last or the next; take a FIXED owner"),
         ("multi-dp", TRAVELLING, "take a FIXED owner"),
+        ("multi-dp", State(O, C, O), "let them be OWNED"),
         ("multi-cdp", State(), r"take State\(COPIED, OWNED, OWNED, owner=LAST\)"),
         ("multi-cdp", OWNER, "no message brings it to them so"),
         ("multi-cdp", State(C, C, O, owner=Owner.LAST), "no message brings it to them so"),

@@ -151,7 +151,7 @@ def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list
     assert measure(simulate(name, **asked)).sent == sent(31) - sent(30)
 
 
-LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.actions is not None]
+LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists is not None]
 
 
 @pytest.mark.no_cover

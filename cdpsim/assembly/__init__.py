@@ -16,7 +16,7 @@ from cdpsim.assembly.update import Updates, lanes_with, place_updates, take_turn
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.program import Kind, Program, Tasks
+from cdpsim.program import Bases, Kind, Program, Tasks
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
@@ -80,6 +80,7 @@ def derive(
         together=schedule.order.together,
         state=schedule.state,
         barrier=passes.rule.barrier,
+        bases=Bases(passes.line.base[updates.step], passes.line.first[updates.step]) if passes.line else None,
         untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
     )
@@ -98,6 +99,9 @@ def _check_homes(tables: Tables) -> None:
     alone = together or state.travels or bool((tables.holders.count == 1).all())
     once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
     state.check(Holding(together, passes.schedule.order.together, alone, once, passes.lagging))
+    if passes.line and not (together and state.optimizer is Home.COPIED):
+        problem = "start from one another in a line, where a stage's holders do not all update together"
+        raise RequestError("versions", f"{problem}; leave base and sums out")
     if together and not passes.even and not tables.holders.stay:
         problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"
         raise RequestError("counts", f"{problem}; give it one")

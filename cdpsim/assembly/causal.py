@@ -7,6 +7,7 @@ import numpy as np
 from cdpsim.columns import Ints
 from cdpsim.errors import RequestError
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import last_phase
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 
@@ -22,7 +23,7 @@ def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
                 f"task reads the newest parameters; use 'dp', or a cyclic schedule",
             )
         return
-    if timing.position is None:  # steps follow each other on each device
+    if timing.together and timing.lists:  # on each device, where one step follows another
         return
     late, lags = _too_early(schedule, rule, shape), rule.lags(shape)
     if not len(late) and rule.backward is not None:
@@ -45,11 +46,12 @@ def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
 
 def _too_early(schedule: Schedule, rule: Rule, shape: Shape, *, backward: bool = False) -> Ints:
     """The (i, j) whose forward, or backward, comes in the order before the update that makes what it reads."""
-    position, lags = schedule.order.position, rule.backward_lags(shape) if backward else rule.lags(shape)
-    assert position is not None
+    order, lags = schedule.order, rule.backward_lags(shape) if backward else rule.lags(shape)
     i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
     t = int(lags.max()) + 1  # in which all versions that are read have been made in the run
-    updated_by = 2 * shape.n - 1 - (0 * j if rule.barrier else j)
-    made = position(t - 1 - lags, 0 * i + shape.m - 1, updated_by, shape) + 1
-    read = position(np.array(t), i, 2 * shape.n - 1 - j if backward else j, shape)
+    gives, made = last_phase(order, shape) - (0 * j if rule.barrier else j), np.zeros(lags.shape, dtype=np.int64)
+    for lag in np.unique(lags).tolist():
+        last = np.broadcast_to(order.position(np.array(t - 1 - lag), i, gives, shape), lags.shape).max(axis=0)
+        made = np.where(lags == lag, last + 1, made)
+    read = order.position(np.array(t), i, 2 * shape.n - 1 - j if backward else j, shape)
     return np.argwhere(np.broadcast_to(read, lags.shape) < made)

@@ -28,8 +28,8 @@ def data_axis(tables: Tables, updates: Updates, model: Model, build: Builder, pr
     taker = axis.reduce()
     provider = axis.spread() if axis.state.parameters is Home.COPIED else axis.node
     axis.follow(provider, stays=stays)
-    axis.hold_gradients(taker)
-    copies = axis.hold_parameters(provider)
+    axis.hold_gradients(taker, provider)
+    copies = axis.hold_parameters(taker, provider)
     if stays and axis.passes.lagging:
         axis.hold_until_read(copies)
     axis.hold_optimizers()
@@ -76,6 +76,11 @@ class _Axis:
         stage = self.holders.stage
         return Sizes(*(self.model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer")))
 
+    @property
+    def bases(self) -> Ints:
+        """The version that the updates of each step start from."""
+        return self.passes.line.base if self.passes.line else np.arange(self.passes.steps)
+
     @cached_property
     def at_owner(self) -> NDArray[np.bool_]:
         """Whether each holder makes the update that takes its gradients."""
@@ -106,9 +111,27 @@ class _Axis:
         makers = holders.owners[at] if self.owned else rows
         build.link(taker[makers], node[makers])
         build.link(self.passes.last.ravel(), taker[holders.row.ravel()])
+        for given, into in self.more_sums():
+            build.link(*self.given_to(given, into, taker))
         if not self.owned:
             sum_shared(self.tables, self.updates, self.model, build, wait=self.waits_for_end)
         return taker
+
+    def more_sums(self) -> list[tuple[int, int]]:
+        """Earlier steps whose gradients an update takes, too: (that step, the update's)."""
+        first = self.passes.line.first.tolist() if self.passes.line else ()
+        return [(given, into) for into, low in enumerate(first) for given in range(low, into)]
+
+    def given_to(self, given: int, into: int, taker: Ints) -> tuple[Ints, Ints]:
+        """What updates of a step wait for to take an earlier one's gradients: messages, or the tasks that gave."""
+        in_step = self.holders.in_step
+        own, apart = np.arange(in_step), taker != self.node
+        summed = own[apart[given * in_step : (given + 1) * in_step]]
+        passes = slice(*self.passes.first[given : given + 2].tolist())
+        row, task = self.holders.row[passes].ravel() % in_step, self.passes.last[passes].ravel()
+        alone = ~np.isin(row, summed)
+        before = np.concatenate([taker[given * in_step + summed], task[alone]])
+        return before, self.node[into * in_step + np.concatenate([summed, row[alone]])]
 
     @property
     def waits_for_end(self) -> bool:
@@ -182,7 +205,9 @@ class _Axis:
         """Let updates wait for barriers and for what they replace, and readers for what their device has."""
         updates, build, in_step = self.updates, self.build, self.updates.in_step
         if self.passes.lagging:  # without lags a version's readers see to it that it is there before the next
-            build.link(updates.node[:-in_step], updates.node[in_step:])
+            step = np.flatnonzero(self.bases > 0)
+            rows = [column[:, None] * in_step + np.arange(in_step) for column in (self.bases[step] - 1, step)]
+            build.link(*(updates.node[row.ravel()] for row in rows))
         if updates.barrier is not None:
             build.link(updates.barrier, updates.node, Edge.BARRIER)
         for reader, _, row in self._readers() if stays else ():
@@ -198,35 +223,57 @@ class _Axis:
             return [(forward, backward, rows[0])]
         return [(forward, forward, rows[0]), (backward, backward, rows[1])]
 
-    def hold_gradients(self, taker: Ints) -> None:
-        """Hold each sum until the update, where that is made or gradients are copied; else until it has left."""
+    def hold_gradients(self, taker: Ints, provider: Ints) -> None:
+        """Hold each sum until it is applied; elsewhere, if copied, until the update comes, else until it has left."""
         holders, tables, model = self.holders, self.tables, self.model
         until = end(self.node)
-        if self.state.gradients is Home.OWNED:
-            until = np.where(self.at_owner, until, end(taker))
+        if self.owned:
+            comes = (provider != self.node) & (self.state.gradients is Home.COPIED)
+            until = np.where(self.at_owner, until, end(np.where(comes, provider, taker)))
         shares = self.state.parameters is Home.OWNED
         size = own_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
         of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
-        self.build.hold(Category.GRADIENTS, size=size, begin=start(holders.first_task), end=until, **of)
+        sums = self.build.hold(Category.GRADIENTS, size=size, begin=start(holders.first_task), end=until, **of)
+        for given, into in self.more_sums():
+            rows = np.arange(holders.in_step)
+            self.build.keep(sums[given * len(rows) + rows], end(self.node[into * len(rows) + rows]))
         if shares:
             give_shared(tables, model, taker[holders.first], until, self.build)
 
-    def hold_parameters(self, provider: Ints) -> Ints:
-        """Hold versions where they live: from when they are made or have come until the next is."""
-        holders = self.holders
-        rows = holders.owners if self.state.parameters is Home.OWNED else slice(None)
-        node = came = self.node[rows]
-        if self.owned:
-            came = np.where(self.at_owner[rows], node, provider[rows])
-        in_step = len(node) // holders.steps
-        made = np.append(np.full(in_step, -1), end(came[:-in_step]))
-        if self.model.updates_take_time and not self.owned:
-            made[in_step:] -= beside_old(self.tables, self.updates)[:-in_step]
-        until = end(node)
-        if self.owned:  # what comes is written in its place
-            until = np.where(came == node, until, start(came))
-        of = {"device": holders.device[rows], "stage": holders.stage[rows], "version": holders.step[rows]}
-        return self.build.hold(Category.PARAMETERS, size=self.sizes.parameters[rows], begin=made, end=until, **of)
+    def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
+        """Hold versions where they live, from when they are made or have come until the next is; give their numbers."""
+        holders, in_step, steps = self.holders, self.holders.in_step, self.holders.steps
+        old = slice(-in_step)
+        made, until = np.full(len(holders), -1), end(self.node)
+        made[in_step:] = end(self.node[old])
+        if self.model.updates_take_time:
+            beside = beside_old(self.tables, self.updates)
+            made[in_step:] -= (beside[holders.of] if self.owned else beside)[old]
+        if self.passes.line:  # to the last update that starts from it; where none does, it is there to be read
+            last = np.arange(-1, steps - 1)
+            np.maximum.at(last, self.bases, np.arange(steps))
+            until = end(np.where(last < 0, -1, self.node.reshape(steps, -1).T[:, last]).T.ravel())
+        there: slice | Ints = slice(None)
+        if self.owned:  # what comes to others is written in its place; what nobody reads there does not come
+            comes = provider != self.node
+            made[in_step:] = np.where(self.at_owner[old], made[in_step:], end(provider[old]))
+            until = np.where(self.at_owner, until, np.where(comes, start(provider), end(taker)))
+            has = self.at_owner.copy()
+            if self.state.parameters is Home.COPIED:
+                has |= np.append(np.ones(in_step, dtype=bool), comes[old])
+            there = np.flatnonzero(has)
+        device, stage, version = (column[there] for column in (holders.device, holders.stage, holders.step))
+        copies = np.full(len(holders), -1, dtype=np.int32)
+        copies[there] = self.build.hold(
+            Category.PARAMETERS,
+            device=device,
+            stage=stage,
+            version=version,
+            size=self.sizes.parameters[there],
+            begin=made[there],
+            end=until[there],
+        )
+        return copies
 
     def hold_until_read(self, copies: Ints) -> None:
         """Hold versions until they have been read, which may be after the next one is there."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.assembly.listing import Listing
 from cdpsim.columns import Ints, grouped, heads, runs, sort_by
 from cdpsim.errors import RequestError
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.listing import Listing
+from cdpsim.schedules.rule import Line, Rule
 from cdpsim.schedules.shape import Shape
 
 
@@ -48,9 +48,19 @@ class Passes:
         return len(self.counts)
 
     @cached_property
+    def line(self) -> Line | None:
+        """What updates start from and sum, where that is not the version before and their own step."""
+        return self.rule.versions.line(self.steps)
+
+    @cached_property
     def even(self) -> bool:
         """Whether every replica has all of the schedule's micro-batches in every step."""
         return bool((self.counts == self.shape.m).all())
+
+    @property
+    def regular(self) -> bool:
+        """Whether devices do all of their lists, step after step."""
+        return self.listing is not None and self.even and self.listing.back is None
 
     @cached_property
     def first(self) -> Ints:
@@ -89,7 +99,7 @@ class Passes:
     @cached_property
     def listing(self) -> Listing | None:
         """What devices do, where the order says that instead of positions."""
-        return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.actions else None
+        return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.lists else None
 
     @property
     def splits(self) -> bool:
@@ -123,8 +133,8 @@ class Passes:
 
     @cached_property
     def lagging(self) -> bool:
-        """Whether any task reads another version than the newest, so that it may still be read beside the next."""
-        return self.rule.fill(self.shape) > 0
+        """Whether a version may be read, or started from, when the next one is there."""
+        return self.rule.fill(self.shape) > 0 or self.line is not None
 
     @cached_property
     def forward(self) -> Ints:
@@ -201,7 +211,6 @@ class Passes:
         if self.listing:
             position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.place)
         else:
-            assert self.schedule.order.position is not None
             position = self.schedule.order.position(t, i, np.arange(self.phases, dtype=np.int32)[None], self.shape)
         return np.broadcast_to(position, (len(self), self.phases)).ravel()
 
@@ -238,8 +247,9 @@ class Lanes:
         """Tasks, lane after lane, each in its order."""
         passes = self.passes
         if passes.listing:
-            even = passes.even
-            return passes.listing.lane_tasks(passes.steps) if even else sort_by(passes.task_device, passes.position)
+            if passes.regular:
+                return passes.listing.lane_tasks(passes.steps)
+            return sort_by(passes.task_device, passes.position)
         exclusive = passes.schedule.placement.exclusive
         order = np.arange(passes.tasks, dtype=np.int32) if exclusive else passes.position
         first = Kind.F if self.forward_first else Kind.B
@@ -253,7 +263,7 @@ class Lanes:
     def step_heads(self) -> Ints:
         """Where each lane begins each step in `tasks`."""
         passes, tasks = self.passes, self.tasks
-        if passes.listing and passes.even:
+        if passes.listing and passes.regular:
             count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
             return np.cumsum(count, dtype=np.int32) - count
         return heads(passes.task_device[tasks], self.lane[tasks], self._step(tasks))

@@ -72,6 +72,8 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     else:
         step, stage = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
         anchor = passes.last[passes.first[1:] - 1].ravel()
+        if passes.listing:  # which may end a step with another micro-batch than its last
+            anchor = tables.holders.last_task[tables.holders.owners]
         device = passes.task_device[anchor]
     barrier = None
     if passes.rule.barrier:
@@ -112,19 +114,24 @@ def take_turns(tables: Tables, updates: Updates, build: Builder) -> None:
 
 
 def beside_old(tables: Tables, updates: Updates) -> Ints:
-    """Whether each update's device still has backwards to do, after it, with the version that it replaces.
+    """Whether what each update starts from is still needed on its device: by a backward after it, or a later update.
 
     Otherwise the new version is written where the old one is.
     """
-    passes, follows = tables.passes, updates.position(tables)
+    passes, follows, steps = tables.passes, updates.position(tables), tables.passes.steps
     result = np.zeros(len(updates), dtype=np.int64)
-    if passes.together:  # every device updates for itself, as many in each step
-        in_step = tables.holders.in_step
-        replaced_by = tables.holders.row % in_step + passes.backward_version * in_step
-    else:
-        replaced_by = passes.backward_version * passes.n + passes.tij[2]
-    here = passes.device == updates.device[replaced_by]
-    result[replaced_by[here & (passes.position[passes.backward] > follows[replaced_by])]] = 1
+    base = passes.line.base if passes.line else np.arange(steps)
+    for step in range(steps) if passes.line else ():
+        result[step * updates.in_step : (step + 1) * updates.in_step] = (base[step + 1 :] == base[step]).any()
+    replaces = np.full(steps + 1, -1)  # of each version, the last step whose update starts from it
+    np.maximum.at(replaces, base, np.arange(steps))
+    replacing = replaces[passes.backward_version]
+    each = passes.together and passes.schedule.state.optimizer is Home.COPIED  # holder updates for itself
+    row = tables.holders.row % updates.in_step if each else passes.tij[2]
+    replaced_by = replacing * updates.in_step + row
+    late = (replacing >= 0) & (passes.device == updates.device[replaced_by])
+    late &= passes.position[passes.backward] > follows[replaced_by]
+    result[replaced_by[late]] = 1
     return result
 
 

@@ -96,12 +96,22 @@ def updates(run: Recount) -> Needs:
     """
     giver, update = run.givers, run.updates
     came = _join(_ends(run, (Op.P2P,), "dst"), _ends(run, (Op.REDUCE,), "src"), _ends(run, (Op.ALL_REDUCE,), "members"))
-    own, to = matches(_of_tasks(run, giver), _of_tasks(run, update))
-    part, into = matches(came.key, _of_tasks(run, update))
-    found = [Needs(giver[own], update[to]), Needs(came.node[part], update[into])]
+    row, taken = _taken(run)
+    own, to = matches(_of_tasks(run, giver), taken)
+    part, into = matches(came.key, taken)
+    found = [Needs(giver[own], update[row[to]]), Needs(came.node[part], update[row[into]])]
     for tie, nodes in [] if run.owned else _of_ties(run):
         found += Needs(*reversed(_pairs(run, update, tie, nodes))), _makers(run, tie)
     return joined(*found)
+
+
+def _taken(run: Recount) -> tuple[Ints, Columns]:
+    """Each update once for every step whose gradients it takes: its row, and (step, stage, device)."""
+    program, tasks, update = run.program, run.program.tasks, run.updates
+    count = tasks.step[update] - program.first_step + 1
+    row = np.repeat(np.arange(len(update)), count)
+    step = tasks.step[update][row] - (np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count))
+    return row, (step, tasks.stage[update][row], tasks.device[update][row])
 
 
 def _makers(run: Recount, tie: Tie) -> Needs:
@@ -139,8 +149,9 @@ def updates_come_after_all_their_gradients(run: Recount) -> Iterator[str]:
     ready = np.zeros((program.steps, program.n), dtype=run.end.dtype)
     backward, update = run.givers, run.updates
     np.maximum.at(ready, (tasks.step[backward], tasks.stage[backward]), run.end[backward])
-    early = run.start[update] < ready[tasks.step[update], tasks.stage[update]]
-    yield from run.names(update[early], "comes before a gradient that belongs into it")
+    row, (step, stage, _) = _taken(run)
+    early = run.start[update[row]] < ready[step, stage]
+    yield from run.names(update[row[early]], "comes before a gradient that belongs into it")
     yield from run.unmet(updates(run), "has brought a gradient that belongs into it")
 
 

@@ -27,7 +27,7 @@ def _holds(
     program, (rows, begin, finish) = run.program, _spans(run, Category.PARAMETERS, *arriving)
     buffers = program.buffers
     devices = int(max(buffers.device.max(initial=0), device.max(initial=0))) + 1
-    shape = (devices, program.n, program.steps + 1)
+    shape = (devices, program.n, program.versions)
     weighs = np.zeros(program.n, dtype=bool)
     weighs[buffers.stage[rows]] = True
     key = np.ravel_multi_index((buffers.device[rows], buffers.stage[rows], buffers.version[rows]), shape)

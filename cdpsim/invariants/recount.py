@@ -144,7 +144,7 @@ class Recount:
     def position(self) -> Ints | None:
         """Each compute task's position in the order that its schedule declares; None of one that has lists."""
         schedule, program = self.request.schedule, self.program
-        if schedule.order.position is None:
+        if schedule.order.lists:
             return None
         t, i, phase = program.pass_step[:, None], program.pass_micro_batch[:, None], np.arange(program.phases)
         position = schedule.order.position(t, i % self.m, phase, Shape(program.n, self.m, 1, self.replicas))

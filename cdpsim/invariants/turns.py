@@ -68,7 +68,7 @@ def _pulled(run: Recount) -> Needs:
         return tasks.stage[both], np.concatenate([tasks.version[reader], version]), tasks.device[both]
 
     needs = []
-    for content, version in ((Content.PARAMETERS, tasks.version[updates] - 1), (Content.STATE, tasks.step[updates])):
+    for content, version in ((Content.PARAMETERS, program.base), (Content.STATE, tasks.step[updates])):
         rows = np.flatnonzero((messages.content == content) & (messages.op == Op.P2P))
         which, row = matches(columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
         if content == Content.STATE:

@@ -16,7 +16,7 @@ from cdpsim.schedules.state import Home
 def _made(program: Program, end: Times) -> Times:
     """When each version of each stage first exists anywhere; theta_0 from the start."""
     update = np.flatnonzero(program.tasks.kind == Kind.U)
-    made = np.full((program.n, program.steps + 1), np.inf)
+    made = np.full((program.n, program.versions), np.inf)
     made[:, 0] = 0
     np.minimum.at(made, (program.tasks.stage[update], program.tasks.version[update]), end[update])
     return made
@@ -89,9 +89,9 @@ def _readers(run: Recount) -> tuple[Needs, Ints]:
 
 
 def _updates(run: Recount) -> tuple[Needs, Ints]:
-    """What updates wait for, each of which replaces a version."""
+    """What updates wait for, each of which starts from a version."""
     tasks, update = run.program.tasks, run.updates
-    return _provided(run, update, (tasks.stage[update], tasks.version[update] - 1, tasks.device[update]))
+    return _provided(run, update, (tasks.stage[update], run.program.base, tasks.device[update]))
 
 
 def _messages(run: Recount) -> tuple[Needs, Ints]:

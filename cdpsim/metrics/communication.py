@@ -41,7 +41,7 @@ def full_versions(program: Program) -> Ints:
     """The made versions that a step's number of micro-batches reads at every stage; none if the run is too short."""
     tasks = program.tasks
     forward = np.flatnonzero(tasks.kind == Kind.F)
-    readers = np.bincount(tasks.version[forward], minlength=program.steps + 1)
+    readers = np.bincount(tasks.version[forward], minlength=program.versions)
     return 1 + np.flatnonzero(readers[1 : program.steps] == program.counts[1:] * program.n)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from cdpsim.errors import RequestError, is_unicode, shown
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Listing, Order, listed
+from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Lists, Order, WrittenOut, listed, newest
 from cdpsim.schedules.pipelines import alternating, both_ways, dual, fold, zero_bubble
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
@@ -65,7 +65,7 @@ class Schedule:
         """The options it takes beyond those that every schedule takes."""
         together, replicas = self.order.together, self.placement.replicas
         owned = self.state.parameters is Home.OWNED
-        pipeline = self.order.actions is not None or (not replicas and not self.placement.lanes)
+        pipeline = self.order.lists is not None or (not replicas and not self.placement.lanes)
         takes = {
             "m": (self.sums_together or self.order.any_m) and self.m is None,
             "chunks": self.order.any_chunks,
@@ -93,28 +93,31 @@ class Schedule:
 
     def splits(self, shape: Shape) -> bool:
         """Whether backwards have a part of their own for the weights."""
-        return self.order.actions is not None and self.actions(shape).splits
+        return self.order.lists is not None and self.actions(shape).splits
 
     def actions(self, shape: Shape) -> Actions:
         """What each device of a replica does in a step, where the order says that."""
-        assert self.order.actions is not None
+        assert self.order.lists is not None
         if self.shape is not None:
-            return self.order.actions(0, 0, 0)
+            return self.order.lists.written(0, 0, 0)
         devices, rest = divmod(shape.n, shape.chunks)
         if rest:
             problem = f"needs n to be a multiple of its chunks; n={shape.n}, chunks={shape.chunks}"
             raise RequestError("n", f"{self.name} {problem}")
         try:
-            return _written_out(self.order.actions, devices, shape.m, shape.chunks)
+            return _written_out(self.order.lists, devices, shape.m, shape.chunks)
         except RequestError as error:
             raise RequestError(error.subject, f"{self.name} {error.problem}") from None
 
 
-def imported(path: str | Path) -> Schedule:
-    """The order of a CSV file as torch's pipelining writes them; a device has whatever stages it is given there."""
-    actions = read_actions(path)
+def imported(path: str | Path, *, together: bool = True) -> Schedule:
+    """The order of a CSV file as torch's pipelining writes them; a device has whatever stages it is given there.
+
+    If devices are not `together`, they repeat their rows without a flush.
+    """
+    actions = read_actions(path, together=together)
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
-    once = pipeline(str(path), "an order from a file", partial(_as_read, actions))
+    once = pipeline(str(path), "an order from a file", partial(_as_read, actions), together=together)
     return replace(once, shape=shape, m=shape.m)
 
 
@@ -123,11 +126,11 @@ def _as_read(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
 
 
 @lru_cache(maxsize=4)  # a request asks whether backwards are split, and its assembly for all
-def _written_out(listing: Listing, devices: int, m: int, chunks: int) -> Actions:
-    actions = listing(devices, m, chunks)
+def _written_out(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
+    actions = lists.written(devices, m, chunks)
     if not isinstance(actions, Actions):
         raise RequestError("actions", f"gives {shown(actions)}; let it return Actions")
-    if getattr(listing, "__module__", "").startswith(_OURS):
+    if getattr(lists.actions, "__module__", "").startswith(_OURS):
         return actions
     check_actions(actions)
     counts = {"devices": (actions.devices, devices), "stages": (int(actions.stage.max()) + 1, devices * chunks)}
@@ -138,12 +141,17 @@ def _written_out(listing: Listing, devices: int, m: int, chunks: int) -> Actions
     return actions
 
 
-def pipeline(name: str, about: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Schedule:
-    """A pipeline that is flushed at the end of a training step, by what each of its devices does until then."""
+def pipeline(
+    name: str, about: str, actions: WrittenOut, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
+) -> Schedule:
+    """A pipeline by what each of its devices does in a training step; it is flushed at the step's end, if `together`.
+
+    Otherwise devices repeat their lists without a pause, and each task reads the newest version that its device has.
+    """
     if not callable(actions):
         raise RequestError("actions", f"{shown(actions)} is no function of devices, micro-batches and chunks; give one")
-    order = listed(name, actions, chunks=chunks, any_chunks=any_chunks)
-    return Schedule(name, about, order, LISTED, rules.DP)
+    order = listed(name, actions, chunks=chunks, any_chunks=any_chunks, together=together)
+    return Schedule(name, about, order, LISTED, rules.DP if together else newest(order))
 
 
 _OF_TABLE_1 = (

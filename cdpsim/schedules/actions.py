@@ -5,7 +5,7 @@ Where a task runs follows from whose list it is in.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -35,6 +35,8 @@ class Actions:
     stage: Ints
     micro_batch: Ints
     beside: NDArray[np.bool_] | None = None  # whether it is meant to overlap with the row before it (DualPipe's pairs)
+    # Of lists that devices repeat without a pause: how many repetitions after its step's own an action stands; None: 0.
+    back: Ints | None = None
 
     @classmethod
     def of(cls, devices: Sequence[Sequence[tuple[str, int, int]]]) -> "Actions":
@@ -65,6 +67,34 @@ class Actions:
     def place(self) -> Ints:
         """The place of each action in its device's order."""
         return np.arange(len(self), dtype=np.int32) - self.first[self.device]
+
+    def repeated(self) -> "Actions":
+        """Give the same lists, repeated without a pause: what stands before what it needs is of the step before.
+
+        One period of 1F1B on two devices: device 0 goes back with a micro-batch of the step before at first.
+
+        >>> lists = [[("F", 0, 0), ("B", 0, 1), ("F", 0, 1), ("B", 0, 0)], [(k, 1, i) for i in (0, 1) for k in "FB"]]
+        >>> Actions.of(lists).repeated().back.tolist()
+        [0, 1, 0, 0, 0, 0, 0, 0]
+        """
+        order = sort_by(self.micro_batch, self.stage, self.kind)
+        place, first = self.place[order], heads(self.micro_batch[order], self.stage[order])
+        late = np.append(False, place[1:] < place[:-1])
+        late[first] = False
+        after = np.cumsum(late)
+        back = np.empty(len(self), dtype=np.int32)
+        back[order] = after - after[first][runs(first, len(order))]
+        return replace(self, back=back)
+
+    def unrolled(self, steps: int) -> tuple["Actions", Ints]:
+        """Write out the lists of some steps, one after another, and say which row there each step's actions are."""
+        assert self.back is not None
+        row, step = np.tile(np.arange(len(self)), steps), np.repeat(np.arange(steps), len(self))
+        order = sort_by(self.device[row], step + self.back[row], self.place[row])
+        at = np.empty(len(order), dtype=np.int32)
+        at[order] = np.arange(len(order))
+        kind, stage, micro_batch = (column[row[order]] for column in (self.kind, self.stage, self.micro_batch))
+        return Actions(self.first * np.int32(steps), kind, stage, micro_batch), at.reshape(steps, -1)
 
     @cached_property
     def splits(self) -> bool:
@@ -102,7 +132,11 @@ def _problems(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
     yield from _every_pass(actions, order[first])
     yield from _whole(actions, order, first, at)
     yield from _together(actions, order, first, at)
-    yield from _deadlock(actions, *_waits(actions, order, first))
+    before, after = _waits(actions, order, first)
+    if actions.back is not None:
+        actions, row = actions.unrolled(int(actions.back.max()) + 2)
+        before, after = row[:, before].ravel(), row[:, after].ravel()
+    yield from _deadlock(actions, before, after)
 
 
 def _numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:

@@ -7,12 +7,17 @@ times, which come out of dependencies, device order and costs, then fall there.
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache, partial
+
+import numpy as np
 
 from cdpsim.columns import Ints
 from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.listing import Listing
+from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 
-Listing = Callable[[int, int, int], Actions]  # devices, micro-batches, chunks
+WrittenOut = Callable[[int, int, int], Actions]  # of devices, micro-batches, chunks
 Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase
 
 
@@ -28,22 +33,81 @@ class Order:
     its update at one moment and what they exchange is a collective. Else steps overlap, devices take turns, and what is
     exchanged goes point to point.
 
-    An order is a position for each task, or, with `actions`, what each device does in a step, written out.
+    An order is a position for each task; that of a list is its place there, and in which repetition of it.
     """
 
     name: str
     together: bool
-    position: Position | None
+    position: Position
     release: Callable[[int, Shape], Fraction] = _at_once  # of micro-batch i: a share of its own pass
-    actions: Listing | None = None
     any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
     chunks: int = 1  # stages per device, where nothing else is asked for
     any_chunks: bool = False  # whether something else may be
 
+    @property
+    def lists(self) -> "Lists | None":
+        """What each device does in a step, where the order says that."""
+        return self.position if isinstance(self.position, Lists) else None
 
-def listed(name: str, actions: Listing, *, chunks: int = 1, any_chunks: bool = False) -> Order:
-    """An order by what each of so many devices does in a step of m micro-batches; then the step ends for all."""
-    return Order(name, True, None, actions=actions, any_m=True, chunks=chunks, any_chunks=any_chunks)
+
+@dataclass(frozen=True)
+class Lists:
+    """Positions of a list that devices repeat, by what each of so many devices does in a step of m micro-batches.
+
+    Devices on their own, not `together`, repeat it without a pause; what stands there before what it needs is then of
+    the step before.
+    """
+
+    actions: WrittenOut
+    together: bool = True
+
+    def written(self, devices: int, m: int, chunks: int) -> Actions:
+        """Write out the list."""
+        actions = self.actions(devices, m, chunks)
+        return actions if self.together or not isinstance(actions, Actions) else actions.repeated()
+
+    def __call__(self, t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
+        """Give each task's position: in which repetition it is, and where in the list."""
+        listing = _listing(self, shape)
+        position: Ints = t * listing.longest + listing.place[i, phase]
+        return position
+
+
+@lru_cache(maxsize=4)
+def _listing(lists: Lists, shape: Shape) -> Listing:
+    return Listing.of(lists.written(shape.n // shape.chunks, shape.m, shape.chunks), shape)
+
+
+def listed(
+    name: str, actions: WrittenOut, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
+) -> Order:
+    """An order by lists; if devices are together, all are done with a step before the next."""
+    return Order(name, together, Lists(actions, together), any_m=True, chunks=chunks, any_chunks=any_chunks)
+
+
+def newest(order: Order) -> Rule:
+    """Make the rule by which every task reads the newest version that exists in an order: the largest causal one.
+
+    That of `CYCLIC` is the CDP paper's:
+
+    >>> newest(CYCLIC).lags(Shape(3, 3)).tolist()
+    [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    return Rule("newest-in-order", partial(_lag, order))
+
+
+def _lag(order: Order, i: Ints, j: Ints, shape: Shape) -> Ints:
+    first, all_i = np.zeros(1, dtype=np.int32), np.arange(shape.m, dtype=np.int32)[:, None]
+    last = last_phase(order, shape) - np.arange(shape.n, dtype=np.int32)
+    made = np.broadcast_to(order.position(first, all_i, last, shape), (shape.m, shape.n)).max(axis=0) + 1
+    read, later = (order.position(first + step, i, j, shape) for step in (0, 1))
+    lag: Ints = np.maximum(-((read - made[j]) // (later - read)) - 1, 0)
+    return lag
+
+
+def last_phase(order: Order, shape: Shape) -> int:
+    """The phase that ends a pass: the backward of stage 0, or its weights' part."""
+    return (_listing(order.lists, shape).phases if order.lists else 2 * shape.n) - 1
 
 
 def _simultaneous(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:

@@ -1,11 +1,11 @@
 """Which parameters: how much older than theta_t the version of stage j is that micro-batch i reads."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,131 @@ Lag = Callable[[Ints, Ints, Shape], Ints]  # of i and j: how many steps older th
 MOST_LAG = 10**9  # more steps than any run has
 
 
+Numbers = Callable[[Ints], Ints]
+
+
+def _before(version: Ints) -> Ints:
+    return version - 1
+
+
+def _one(version: Ints) -> Ints:
+    return 0 * version + 1
+
+
+def _itself(step: Ints) -> Ints:
+    return step
+
+
+def _none_has(version: Ints) -> Fresh:
+    return version < 0
+
+
+class Line(NamedTuple):
+    """What each step's update starts from and sums, of as many steps as a run has."""
+
+    base: Ints  # the version that it starts from
+    first: Ints  # the first step whose gradients it takes; the last is its own
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Which versions of a stage there are, numbered 1, 2, ... as they are made; theta_0 is there at the start.
+
+    By default every step makes the next version, of the one before it and of its own gradients. A version that no later
+    one starts from is an estimate: tasks may read it, but its optimizer state is dropped. Every gradient must be taken
+    by exactly one version that is kept. ACCO takes each step's gradients for an estimate, and two steps' for a version:
+
+    >>> acco = Versions(base=lambda v: v - 1 - (v - 1) % 2, sums=lambda v: 1 + (v - 1) % 2)
+    >>> acco.line(4)
+    Line(base=array([0, 0, 2, 2]), first=array([0, 0, 2, 2]))
+
+    Several versions of a step, averages (`sums` 0) and versions that devices have for themselves are refused so far.
+    """
+
+    step: Numbers = _before  # after whose last gradient a version is made
+    base: Numbers = _before  # whose parameters and optimizer state it starts from
+    sums: Numbers = _one  # how many steps' gradients it takes, up to its own step's
+    newest: Numbers = _itself  # of a step: the newest version with which a task of it could begin
+    own: Callable[[Ints], Fresh] = _none_has  # whether each device has its own
+
+    def line(self, steps: int) -> Line | None:
+        """Evaluate them for a run of some steps; None where each starts from the one before and sums its own step."""
+        if self == Versions():
+            return None
+        count = steps + _HORIZON  # as far as it takes to see which of a run's versions are kept
+        version, step = np.arange(1, count + 1), np.arange(count)
+        base, sums = (np.broadcast_to(np.asarray(f(version)), version.shape) for f in (self.base, self.sums))
+        for wrong, problem in (
+            (
+                (self.step(version) != step).any() or (self.newest(step) != step).any(),
+                "a step makes one version so far",
+            ),
+            (np.any(self.own(version)), "no device has versions of its own so far"),
+            ((base < 0).any() or (base >= version).any(), "a version starts from one that was made before it"),
+            (
+                (sums < 1).any() or (sums > version).any(),
+                "a version takes the gradients of one step or more, up to its own",
+            ),
+        ):
+            if wrong:
+                raise RequestError("versions", f"{problem}; change base and sums alone, and keep to that")
+        kept = np.unique(np.append(base[base > 0], 0))
+        kept = kept[kept <= steps]
+        missed = np.flatnonzero(sums[kept[1:] - 1] != np.diff(kept))
+        if len(missed):
+            late = int(kept[missed[0] + 1])
+            problem = f"version {late} is kept and takes the gradients of {sums[late - 1]} steps"
+            remedy = f"the one kept before it is version {kept[missed[0]]}, so let it take {late - kept[missed[0]]}"
+            raise RequestError("versions", f"{problem}; {remedy}")
+        return Line(base[:steps], (version - sums)[:steps])
+
+    def recorded(self) -> dict[str, list[int]]:
+        """Give how far back each version starts, and how many steps it sums, of as many as repeat."""
+        if self == Versions():
+            return {}
+        self.line(1)
+        version = np.arange(1, 4 * _HORIZON + 1)
+        columns = np.stack([version - self.base(version), self.sums(version)])
+        for every in range(1, _HORIZON + 1):
+            if (columns[:, every:] == columns[:, :-every]).all():
+                back, sums = columns[:, :every].tolist()
+                return {"back": back, "sums": sums}
+        raise RequestError(
+            "versions", f"do not repeat within {_HORIZON}, and cannot be recorded; let them repeat sooner"
+        )
+
+
+_HORIZON = 64
+
+
+def repeating(back: Sequence[int], sums: Sequence[int]) -> Versions:
+    """Make versions of what `Versions.recorded` gave."""
+    return Versions(base=partial(_minus, tuple(back)), sums=partial(_repeated, tuple(sums)))
+
+
+def _repeated(values: tuple[int, ...], version: Ints) -> Ints:
+    found: Ints = np.array(values)[(version - 1) % len(values)]
+    return found
+
+
+def _minus(back: tuple[int, ...], version: Ints) -> Ints:
+    return version - _repeated(back, version)
+
+
 @dataclass(frozen=True)
 class Rule:
     """How old the parameters are that micro-batch i reads of stage j: theta_{t - lag}, theta_0 if there is none.
 
     In the CDP paper u[i, j] is true where the lag is 0; elsewhere it is 1. `barrier`: new parameters appear for all
     stages together, when the last micro-batch has finished its pass. `backward`: the lag of backwards, where they do
-    not read what their forward has read.
+    not read what their forward has read. `versions` says what updates start from and take.
     """
 
     name: str
     lag: Lag
     barrier: bool = False
     backward: Lag | None = None
+    versions: Versions = Versions()
 
     def lags(self, shape: Shape) -> Ints:
         """The lag of forwards: a row a micro-batch, a column a stage."""
@@ -61,6 +173,7 @@ class Rule:
         lags = self.lags(shape).tolist()
         more = {"backward": self.backward_lags(shape).tolist()} if self.backward else {}
         more |= {"barrier": True} if self.barrier else {}
+        more |= self.versions.recorded()
         return {"lags": lags} | more if more else lags
 
     def _over(self, lag: Lag, shape: Shape) -> Ints:
@@ -127,16 +240,20 @@ def recorded_rule(said: object) -> Rule:
 def lag_rule(said: object) -> Rule:
     """Make a rule of its lags: rows of them, or a table."""
     table = said if isinstance(said, Mapping) else {"lags": said}
-    if unknown := set(table) - {"lags", "backward", "barrier"}:
+    if unknown := set(table) - {"lags", "backward", "barrier", "back", "sums"}:
         raise RequestError("rule", f"unknown field {min(map(str, unknown))!r}; {_LAGS}")
     backward = None if table.get("backward") is None else _listed(_rows(table["backward"]))
     barrier = table.get("barrier", False)
     if not isinstance(barrier, bool):
         raise RequestError("rule", f"its barrier is {str(barrier)[:40]!r}; write true or false")
-    return Rule("custom", _listed(_rows(table.get("lags"))), barrier, backward)
+    versions = Versions()
+    if "back" in table or "sums" in table:
+        versions = repeating(*_rows([table.get("back"), table.get("sums")]).tolist())
+        versions.line(1)
+    return Rule("custom", _listed(_rows(table.get("lags"))), barrier, backward, versions)
 
 
-_LAGS = "write rows of lags, one a micro-batch, or a table of `lags`, `backward` and `barrier`"
+_LAGS = "write rows of lags, one a micro-batch, or a table of `lags`, `backward`, `barrier`, `back` and `sums`"
 
 
 def _rows(said: Any) -> Ints:

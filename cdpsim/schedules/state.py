@@ -7,8 +7,8 @@ makes an exchange; nothing else makes a message of values.
     copied, copied, copied                     all-reduce                        needs one holder
     copied, copied or owned, owned             reduce, broadcast after updates   -
     copied, owned, owned by the last           -                                 sums, states and versions passed on
-    owned, copied or owned, owned              reduce, broadcast for each use    -
-    owned, owned, owned by the user            -                                 all of a stage carried to its next user
+    all owned                                  reduce, broadcast for each use    -
+    all owned, by the user                     -                                 a stage carried to its next user
 """
 
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ class Holding:
 class State:
     """The homes of a stage's parameters, of its gradients' sum and of its optimizer state; an update is at the last.
 
-    With an owned optimizer state, copied gradients stay on every holder until the update; owned ones leave with the
-    reduction.
+    With an owned optimizer state, copied gradients stay on every holder until the update has come; owned ones leave
+    with the reduction.
     """
 
     parameters: Home = Home.COPIED
@@ -115,6 +115,11 @@ class State:
                 self.owner is not Owner.FIXED,
                 "holders of a stage come to its update together, and none of them is the last or the next",
                 "take a FIXED owner",
+            ),
+            (
+                owned and self.gradients is Home.COPIED,
+                "gradients are reduced to the owner of parameters, and nothing needs them elsewhere then",
+                "let them be OWNED",
             ),
             (
                 owned and holding.lags,

@@ -23,11 +23,12 @@ _ROW = re.compile(f"{_CELL.pattern}(?:{_BETWEEN}{_CELL.pattern})*")
 _ACTION = re.compile("(;?)([0-9]+)([FBIW])([0-9]+)")  # not the end of 0SEND_F1
 
 
-def read_actions(path: str | Path) -> Actions:
+def read_actions(path: str | Path, *, together: bool = True) -> Actions:
     """Read what torch's `_dump_csv` has written, with or without communication, or anybody by hand.
 
     Row d is device d's; a cell is an action such as `0F1` (stage 0, forward, micro-batch 1), with B for a whole
-    backward, I and W for its two parts, or several that overlap, `(0F1;1B0)OVERLAP_F_B`; empty cells mean nothing.
+    backward, I and W for its two parts, or several that overlap, `(0F1;1B0)OVERLAP_F_B`; empty cells mean nothing. Rows
+    that devices repeat on their own, not `together`, may have a backward before its forward: of the step before.
     """
     rows = _rows(path)
     found, first = array("i"), array("i", [0])
@@ -42,7 +43,8 @@ def read_actions(path: str | Path) -> Actions:
         first.append(len(found) // 4)
     stage, kind, micro_batch, beside = np.array(found, dtype=np.int32).reshape(-1, 4).T.copy()
     actions = Actions(np.array(first), kind, stage, micro_batch, beside > 0 if beside.any() else None)
-    check_actions(actions, str(path), lambda row: _place(rows, int(actions.device[row]), int(actions.place[row])))
+    checked = actions if together or not len(actions) else actions.repeated()
+    check_actions(checked, str(path), lambda row: _place(rows, int(actions.device[row]), int(actions.place[row])))
     return actions
 
 

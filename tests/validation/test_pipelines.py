@@ -38,7 +38,7 @@ def cases(schedule: str) -> list[Case]:
         shape = replace(shape, m=shape.m if "m" in declared.options else declared.micro_batches(shape.n))
         try:
             taken = declared.order.chunks == shape.chunks or declared.order.any_chunks
-            _ = taken and declared.order.actions is not None and declared.actions(shape)
+            _ = taken and declared.order.lists is not None and declared.actions(shape)
         except RequestError:
             continue
         if taken:

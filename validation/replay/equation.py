@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.columns import Ints
 from cdpsim.program import Program
+from cdpsim.schedules.rule import Line
 from validation.training.forms import flatten
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Training
@@ -34,11 +36,13 @@ def evaluate(
     steps: int,
     grouping: Grouping | None = None,
     backward_lags: Ints | None = None,
+    line: Line | None = None,
 ) -> list[Tensor]:
     """Give each stage's parameters after some steps as one vector; by default gradients are added one by one.
 
     Lags have a row a micro-batch and a column a stage. Backwards may have others: they go back with those parameters
-    through what forwards have made with theirs.
+    through what forwards have made with theirs. By a `line` of versions, each update starts from the parameters and the
+    optimizer state of its base, and takes the mean of several steps' gradients.
     """
     m, back = len(lags), lags if backward_lags is None else backward_lags
     grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
@@ -46,22 +50,47 @@ def evaluate(
     for stage in stages:
         stage.to(training.device)
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
-    versions = deque([_snapshot(stages)], maxlen=1 + int(max(lags.max(), back.max())))
+    versions = deque([_snapshot(stages)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
+    states = [_states(optimizers)]
+    taken: dict[int, list[Parameters]] = {}  # the gradients of a step's micro-batches, while an update is to take them
 
     def read(step: int, lag: list[int]) -> Parameters:
         return [versions[-1 - min(own, step)][j] for j, own in enumerate(lag)]
 
     for t in range(steps):
         read_by = [(read(t, there), read(t, again)) for there, again in zip(lags.tolist(), back.tolist(), strict=True)]
-        gradients = [_gradients(training, *own, t, i, m) for i, own in enumerate(read_by)]
+        taken[t] = [_gradients(training, *own, t, i, m) for i, own in enumerate(read_by)]
+        first = t if line is None else int(line.first[t])
         for j, stage in enumerate(stages):
-            groups = grouping(t, j)
+            if line is not None:
+                _go_back(stage, versions[int(line.base[t])][j], optimizers[j], states[int(line.base[t])][j])
             for name, parameter in stage.named_parameters():
-                own = [reduce(add, (gradients[i][j][name] for i in group)) for group in groups]
-                parameter.grad = reduce(add, own)
+                sums = [
+                    reduce(add, (reduce(add, (taken[s][i][j][name] for i in group)) for group in grouping(s, j)))
+                    for s in range(first, t + 1)
+                ]
+                parameter.grad = sums[0] if len(sums) == 1 else reduce(add, sums) / len(sums)
             optimizers[j].step()
         versions.append(_snapshot(stages))
+        if line is None:
+            del taken[t]
+        else:
+            states.append(_states(optimizers))
     return [flatten(version.values()) for version in versions[-1]]
+
+
+def _states(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    return [deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+
+
+def _go_back(
+    stage: torch.nn.Module, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    """Give a stage and its optimizer what they had when a version had been made."""
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            parameter.copy_(parameters[name])
+    optimizer.load_state_dict(deepcopy(state))
 
 
 def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:

@@ -1,6 +1,8 @@
 """One device's part of a program, done with real tensors: it knows nodes, buffers and messages, and no schedule."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 from torch import Tensor
@@ -176,14 +178,20 @@ class Device:
         return self._gradients.get(holding)
 
     def _update(self, node: int) -> None:
-        t, _, j = self._place(node)
-        state, old = Holding(Category.OPTIMIZER, j, 0, -1), Holding(Category.PARAMETERS, j, t, -1)
-        has_state = self._optimizer.nbytes(self._training.parameters(j)) > 0
-        theta = self._optimizer.update(
-            self._parameters.get(old), self._sum(t, j), self._states.get(state) if has_state else {}
+        (t, _, j), program, row = self._place(node), self._program, node - self._program.compute
+        version, base, first = (
+            int(column) for column in (program.tasks.version[node], program.base[row], program.first_step[row])
         )
-        self._keep(Holding(Category.PARAMETERS, j, t + 1, -1), theta)
-        self._made(j, t + 1, theta)
+        held = Holding(Category.OPTIMIZER, j, 0, -1)
+        state = self._states.get(held) if self._optimizer.nbytes(self._training.parameters(j)) > 0 else {}
+        if program.estimates[version]:  # after which the state is that of the version which it started from
+            state = {name: tensor.clone() for name, tensor in state.items()}
+        gradient = self._sum(t, j)
+        if first < t:
+            gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
+        theta = self._optimizer.update(self._parameters.get(Holding(Category.PARAMETERS, j, base, -1)), gradient, state)
+        self._keep(Holding(Category.PARAMETERS, j, version, -1), theta)
+        self._made(j, version, theta)
 
     def _place(self, node: int) -> tuple[int, int, int]:
         """Step, micro-batch and stage of a task."""

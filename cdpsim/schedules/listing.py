@@ -30,23 +30,26 @@ class Listing:
     micro_batch: Ints
     first: Ints  # where each device begins there
     whole: NDArray[np.bool_]  # of micro-batch and stage
+    back: Ints | None = None  # of each task, how many repetitions of the list after its step's own it stands
 
     @classmethod
     def of(cls, actions: Actions, shape: Shape) -> "Listing":
         """Number the tasks of some actions."""
         kind, stage, micro_batch, first = actions.kind, actions.stage, actions.micro_batch, actions.first
+        back = actions.back
         whole = np.zeros((shape.m, shape.n), dtype=bool)
         if actions.splits:
             undivided = kind == Action.B
             whole[micro_batch[undivided], stage[undivided]] = True
             twice = 1 + undivided
             kind, stage, micro_batch = (np.repeat(column, twice) for column in (kind, stage, micro_batch))
+            back = None if back is None else np.repeat(back, twice)
             ends = np.cumsum(twice)
             kind[ends[undivided] - 1] = Action.W
             first = np.append(0, ends)[first].astype(np.int32)
         third = _THIRD[kind]
         phase = np.where(third == 0, stage, (third + 1) * shape.n - 1 - stage)
-        return cls(shape, actions.devices, actions.splits, phase, micro_batch, first, whole)
+        return cls(shape, actions.devices, actions.splits, phase, micro_batch, first, whole, back)
 
     @property
     def phases(self) -> int:
@@ -65,8 +68,9 @@ class Listing:
 
     @cached_property
     def place(self) -> Ints:
-        """The place of each (micro-batch, phase) in its device's list."""
-        return self._by_task(np.arange(len(self.tasks), dtype=np.int32) - np.repeat(self.first[:-1], self.counts))
+        """The place of each (micro-batch, phase) in its device's list, or in a later repetition of that."""
+        place = np.arange(len(self.tasks), dtype=np.int32) - np.repeat(self.first[:-1], self.counts)
+        return self._by_task(place if self.back is None else place + self.back * np.int32(self.longest))
 
     @cached_property
     def device(self) -> Ints:
