@@ -124,7 +124,7 @@ def _versions(program: Program) -> Iterator[str]:
     tasks, span = program.tasks, program.n
     compute, update = slice(program.compute), slice(program.compute, None)
     never = program.steps
-    made = np.full(program.versions * span, never)  # the step that makes each version
+    made = np.full(program.versions * span, never, dtype=tasks.step.dtype)  # the step that makes each version
     made[:span] = -1
     np.minimum.at(made, tasks.version[update] * span + tasks.stage[update], tasks.step[update])
 

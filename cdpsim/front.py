@@ -132,7 +132,8 @@ def run(program: Program, costs: Costs, engine: Engine = "auto") -> Run:
     request = _request_of(program if costs.request is None else costs)
     start, end = find_engine(engine, request.contention)(program, costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
-    return Run(request, program, costs, start, end, partial(_of_steps, program, request))
+    longer = None if request.counts else partial(_of_steps, program, request)  # whose steps are those that are given
+    return Run(request, program, costs, start, end, longer)
 
 
 def sweep(program: Program, costs: Iterable[Costs]) -> Times:
@@ -267,6 +268,7 @@ def _whole(request: Request) -> Program:
         forward_first=request.slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
         once=request.counted[1],
+        counts=None if request.counts is None else np.array(request.counts),
     )
     _refuse_idle(request, program)
     cluster.require(program.devices, request.schedule.name)

@@ -81,8 +81,20 @@ A device that is slow, or has stopped, holds up its tasks and updates, and nothi
 a schedule lets micro-batches start when it would anyway, and messages are as fast as
 ever. A run that a stop for good lets not end exits with 1, and says who waits for whom.
 
+An experiment file (.toml, .json) is a request: `model` and `cluster` (a name, a file
+beside it, or tables), and under [run] any option by its name:
+  model = "gpt2"
+  cluster = "a100-nodes"
+  [run]
+  schedule = "multi-cdp"
+  n = 8
+Other commands take one in place of a NAME, too. The request in summary.json is another:
+--from summary.json asks for the same run again. Options that are given win.
+
 examples:
   cdpsim simulate mp-cdp -n 4 -o traces
+  cdpsim simulate experiment.toml -o traces
+  cdpsim simulate --from traces/summary.json --prefetch 1 -o earlier
   cdpsim simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force
   cdpsim simulate multi-cdp --model toy.toml --cluster box.toml -o traces
   cdpsim simulate multi-dp --model toy.toml --cluster box.toml -o dp --collective best

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from cdpsim import experiment, presets
-from cdpsim.assembly import counted_once, pyramid_of
+from cdpsim.assembly import check_counts, counted_once, pyramid_of
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import COLLECTIVES, DEFAULT
 from cdpsim.costs import CONTENTION, reached
@@ -58,6 +58,7 @@ class Taken(TypedDict, total=False):
 
     rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
     m: int | None
+    counts: Sequence[Sequence[int]] | None
     chunks: int | None
     replicas: int
     overlap_all_reduce: bool
@@ -146,6 +147,7 @@ class Untaken(RequestError):
 class Request(Mapping[str, Any]):
     """A schedule of a model on a cluster, and how it runs: checked, alone and together, when it is made.
 
+    `counts` says how many of its `m` micro-batches each replica has in each step: a row for each step.
     `n` may be left out where the model says how many stages there are; of a model with more, n are made. Without
     `steps`, it is two steps more than pass before all read what later steps read, and at least 3. How the model is
     trained (`optimizer`, `mixed_precision`, `recompute`, `offload`) is what its file says, where None. A model and a
@@ -179,6 +181,7 @@ class Request(Mapping[str, Any]):
     prefetch: int
     overlap_all_reduce: bool
     slot_order: str
+    counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: m in all
     collective: str | None  # None until it is settled: what the cluster and the schedule make of it
     expand_collectives: bool
     contention: str
@@ -332,6 +335,7 @@ class Request(Mapping[str, Any]):
     def _words(self) -> dict[str, Any]:
         shape = self.shape
         said: dict[str, Any] = {"schedule": self.schedule.name, "n": shape.n, "m": shape.m, "steps": self.steps}
+        said |= {"counts": [list(row) for row in self.counts]} if self.counts else {}
         said |= {"chunks": shape.chunks} if shape.chunks > 1 else {}
         said |= {"replicas": shape.replicas} if shape.replicas > 1 else {}
         said |= {"overlap_all_reduce": True} if self.overlap_all_reduce else {}
@@ -381,6 +385,7 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     same = ("collective", "expand_collectives", "overlap_all_reduce", "rendezvous")
     return dict(
         schedule=schedule,
+        counts=_counts(asked["counts"], shape, steps),
         model=model,
         cluster=_undisturbed(cluster),
         rule=rule,
@@ -400,6 +405,8 @@ def _rule_and_steps(
     schedule: Schedule, shape: Shape, asked: Mapping[str, Any], *, slots: bool = True
 ) -> tuple[Rule, int]:
     """Find the rule, and how many steps are simulated; refuse what will not fit before it takes long."""
+    if asked["steps"] is None and isinstance(asked["counts"], Sequence):
+        asked = {**asked, "steps": len(asked["counts"])}
     steps = LEAST_STEPS if asked["steps"] is None else whole("steps", asked["steps"], at_least=1)
     _refuse_too_large(schedule, shape, steps, asked, slots=slots)
     _refuse_untaken(schedule, shape, asked)
@@ -420,6 +427,14 @@ def shape_of(schedule: Schedule, n: int, asked: Mapping[str, Any]) -> Shape:
         whole(name, default if asked[name] is None else asked[name], at_least=1) for name, default in own.items()
     )
     return Shape(n, m, chunks, replicas)
+
+
+def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], ...] | None:
+    """How many micro-batches each replica has in each step, where that is not m in all."""
+    if given is None:
+        return None
+    counts = check_counts(given, shape, steps)
+    return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 
 
 def _refuse_too_large(

@@ -185,7 +185,9 @@ class Run(Trace):
 
     @property
     def _disturbed(self) -> bool:
-        return self.request.disorder.is_random or self.costs.calendar is not None
+        """Whether figures are asked of its own steps: chance, stops and given counts differ from step to step."""
+        given = self.request.counts is not None
+        return given or self.request.disorder.is_random or self.costs.calendar is not None
 
 
 @dataclass(frozen=True, eq=False)

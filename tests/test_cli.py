@@ -147,7 +147,7 @@ BAD_WORDS = {
     "table1 -n 3 --rule dp": ["--rule: unknown option"],
     "schedules --format txt": ["unknown format 'txt'"],
     "schedules all": ["'all': is one argument too many"],
-    "simulate": ["NAME, -o: are missing", "cdpsim simulate --help"],
+    "simulate": ["-o: is missing", "cdpsim simulate --help"],
     "simulate -n 3 -o out": ["NAME: is missing"],
     "simulate mp-cdp -n 3": ["-o: is missing"],
     "simulate mp-cdp -o out": ["-n: is missing; give the number of stages, or a --model file that says it"],

@@ -1,19 +1,23 @@
 """Training steps in which replicas have unlike numbers of micro-batches."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, simulate
 from cdpsim.assembly import derive
 from cdpsim.check import check
 from cdpsim.collectives import DEFAULT
+from cdpsim.compare import measure
 from cdpsim.costs import node_costs
 from cdpsim.disorder import Disorder
 from cdpsim.disturb import jittered
 from cdpsim.engine import ENGINES
+from cdpsim.front import reopen
+from cdpsim.invariants import violations
 from cdpsim.program import Kind, Op, Program
 from cdpsim.schedules.shape import Shape
 
@@ -157,3 +161,34 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
     whole, short = factors([[3], [3]]), factors([[2], [3]])
     assert set(short) < set(whole)
     assert all(whole[name] == factor for name, factor in short.items())
+
+
+EACH = ["1f1b", "gpipe", "zb-h1", "mp-cdp", "multi-cdp", "zero-cdp", "pp-cdp", "pipedream-2bw"]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path: Path) -> None:
+    """It records them; engines agree, laws hold, and files bring the run back."""
+    replicas = 2 if "replicas" in SCHEDULES[name].options else 1
+    counts = [row[:replicas] for row in ([3, 2], [1, 3], [2, 2])]
+    words: dict[str, Any] = {"counts": counts} | ({"replicas": 2} if replicas == 2 else {})
+    words |= {"m": 3} if "m" in SCHEDULES[name].options else {}
+    fast, discrete = (simulate(name, 3, engine=engine, **words) for engine in ("fast", "simpy"))
+    assert np.array_equal(fast.end, discrete.end)
+    assert violations(fast) == {}
+    assert fast.program.counts.tolist() == [sum(row) for row in counts]
+    assert fast.request["counts"] == counts and fast.request.steps == 3
+    fast.save(tmp_path / "run")
+    again = reopen(tmp_path / "run")
+    assert isinstance(again, Run) and np.array_equal(again.end, fast.end)
+    assert measure(fast).rate == pytest.approx(np.mean([sum(row) for row in counts]) / float(fast.at_rest.period))
+
+
+def test_counts_of_m_are_no_counts() -> None:
+    """All of them: nothing is recorded, and the run is at rest as ever."""
+    run = simulate("1f1b", 2, m=3, counts=[[3], [3], [3], [3]])
+    assert "counts" not in run.request and run.at_rest.certified
+    with pytest.raises(RequestError, match=r"^counts: have shape \(2, 1\) instead of \(3, 1\), steps by replicas"):
+        simulate("1f1b", 2, m=3, steps=3, counts=[[3], [2]])
+    with pytest.raises(RequestError, match=r"^counts: leave a device without a micro-batch"):
+        simulate("multi-dp", 3, counts=[[3], [2], [3]])

@@ -45,6 +45,7 @@ JITTER = {"jitter": "lognormal:0.2"}
 VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "steps": [({}, 5)],
     "m": [({}, 12)],
+    "counts": [({"steps": 3}, [[1], [2], [1]])],
     "chunks": [({}, 4)],
     "replicas": [({}, 2)],
     "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],

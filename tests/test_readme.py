@@ -38,14 +38,15 @@ def test_a_session_prints_what_the_readme_says(
         assert (capsys.readouterr().out if printed is None else printed) == expected
 
 
-def test_the_readme_s_model_and_cluster_load(tmp_path: Path) -> None:
+def test_the_readme_s_model_cluster_and_experiment_load(tmp_path: Path) -> None:
     """And run together."""
     bodies = re.findall(r"^```toml\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    files = [tmp_path / "toy.toml", tmp_path / "box.toml"]
+    files = [tmp_path / name for name in ("toy.toml", "box.toml", "experiment.toml")]
     for file, body in zip(files, bodies, strict=True):
         file.write_text(body, encoding="utf-8")
     command = ["simulate", "multi-cdp", "--model", str(files[0]), "--cluster", str(files[1])]
     assert main([*command, "-o", str(tmp_path / "traces")]) == 0
+    assert main(["simulate", str(files[2]), "-o", str(tmp_path / "experiment")]) == 0
 
 
 def test_exactly_two_set_up_commands_come_first() -> None:

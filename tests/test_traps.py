@@ -18,6 +18,7 @@ from cdpsim.costs import Costs
 from cdpsim.program import Edges, Program
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ALONG
 
 front_door = sys.modules["cdpsim.front"]  # the module: `cdpsim.simulate` is the function
 Tamper = Callable[[pytest.MonkeyPatch], None]
@@ -71,7 +72,7 @@ def devices_of(schedule: str) -> int:
 
 
 def with_task_moved(schedule: str, i: int, j: int, t: int, to: int) -> Tamper:
-    """Place one stage of one micro-batch of one step on another device."""
+    """Place one stage of one micro-batch of one step on another device, to which its state goes along."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
         original = SCHEDULES[schedule]
@@ -81,7 +82,7 @@ def with_task_moved(schedule: str, i: int, j: int, t: int, to: int) -> Tamper:
             device = place(i_, j_, t_, shape)
             return np.where((i_ == i) & (j_ == j) & (t_ == t), to, device)
 
-        tampered = replace(original, placement=replace(original.placement, device=moved))
+        tampered = replace(original, placement=replace(original.placement, device=moved), state=ALONG)
         patch.setitem(SCHEDULES, schedule, tampered)
 
     return tamper

@@ -24,7 +24,7 @@ from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Holding, Home
 from cdpsim.stage import Tie
 
-__all__ = ["counted_once", "derive", "pyramid_of"]
+__all__ = ["check_counts", "counted_once", "derive", "pyramid_of"]
 
 
 def derive(

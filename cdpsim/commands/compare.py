@@ -225,7 +225,7 @@ def _steps(words: Mapping[str, Any], schedule: "Schedule") -> int:
 
     if schedule.m != 1:
         return STEPS
-    n = words["n"] if "n" in words or in_slots(words) else find_model(words["model"]).n
+    n = words.get("n") if "n" in words or in_slots(words) else find_model(words["model"]).n
     return STEPS * (1 if n is None else whole("n", n, at_least=1))
 
 

@@ -312,6 +312,8 @@ def words_of(options: argparse.Namespace, name: "str | Schedule | None" = None) 
     from cdpsim.request import WORDS
 
     base = getattr(options, "base", None)
+    if base == "":
+        raise RequestError("--from", "names no file; give a summary.json or an experiment file")
     words = {} if base is None else experiment.words(base, WORDS)
     if isinstance(name, str) and experiment.is_experiment(name):
         words = experiment.words(name, WORDS)

@@ -18,7 +18,6 @@ from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Home
 
 
@@ -82,10 +81,17 @@ class Recount:
         return self.request.shape.replicas
 
     @cached_property
-    def m(self) -> int:
-        """How many micro-batches each replica has in a step."""
-        assert self.program.m is not None, "a request has as many in each step"
-        return self.program.m // self.replicas
+    def counts(self) -> Ints:
+        """How many micro-batches each replica has in each step."""
+        shape = self.request.shape
+        given = self.request.counts or [[shape.m] * shape.replicas] * self.program.steps
+        return np.array(given, dtype=np.int64)
+
+    @cached_property
+    def own(self) -> Ints:
+        """The number of each pass among those of its replica in its step."""
+        counts = self.counts.ravel()
+        return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
     @cached_property
     def together(self) -> bool:
@@ -146,8 +152,8 @@ class Recount:
         schedule, program = self.request.schedule, self.program
         if schedule.order.lists:
             return None
-        t, i, phase = program.pass_step[:, None], program.pass_micro_batch[:, None], np.arange(program.phases)
-        position = schedule.order.position(t, i % self.m, phase, Shape(program.n, self.m, 1, self.replicas))
+        t, i, phase = program.pass_step[:, None], self.own[:, None], np.arange(program.phases)
+        position = schedule.order.position(t, i, phase, self.request.shape)
         return np.broadcast_to(position, (program.passes, program.phases)).ravel()
 
     @cached_property
@@ -155,8 +161,9 @@ class Recount:
         """Of each update, the task with which the last micro-batch's pass ends in its step and replica."""
         program, updates = self.program, self.updates
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
-        last = (np.minimum(replica, self.replicas - 1) + 1) * self.m - 1
-        task: Ints = program.lasts[program.find_pass(program.tasks.step[updates], last), 0]
+        until, step = np.cumsum(self.counts, axis=1), program.tasks.step[updates]
+        last = until[step, np.minimum(replica, self.replicas - 1)] - 1
+        task: Ints = program.lasts[program.find_pass(step, last), 0]
         return task
 
     @cached_property

@@ -137,6 +137,6 @@ def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     tasks, shape, rule = program.tasks, run.request.shape, run.request.rule
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
-    lag = lags[back, tasks.micro_batch[compute] % shape.m, tasks.stage[compute]]
+    lag = lags[back, np.repeat(run.own, program.phases), tasks.stage[compute]]
     wrong = np.flatnonzero(tasks.version[compute] != np.maximum(tasks.step[compute] - lag, 0))
     yield from run.names(wrong, "reads another version than its rule says")

@@ -1,0 +1,154 @@
+"""Requests as files: experiments that somebody writes, and what summaries record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdpsim import Model, Request, RequestError, Stage, load, simulate
+from cdpsim.schedules.table import write_actions
+from tests.conftest import Command
+
+EXPERIMENT = """
+model = "small.toml"
+cluster = "a100-nodes"
+
+[run]
+schedule = "multi-cdp"
+prefetch = 1
+link-jitter = "uniform:0.1"
+slow = ["1:2"]
+"""
+SMALL = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10, parameters=40),) * 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An experiment with its model beside it."""
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    SMALL.save(tmp_path / "small.toml")
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a folder has."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_an_experiment_is_the_request_that_it_says(folder: Path) -> None:
+    """Its model lies beside it, wherever it is asked for."""
+    words: dict[str, Any] = {"prefetch": 1, "link_jitter": "uniform:0.1", "slow": ["1:2"]}
+    expected = Request("multi-cdp", model=SMALL, cluster="a100-nodes", **words)
+    assert Request.load(folder / "experiment.toml") == expected
+
+
+@pytest.mark.parametrize("name", ["experiment.toml", "inline.json", "flat.toml"])
+def test_the_command_line_runs_it_and_its_options_win(name: str, folder: Path, command: Command) -> None:
+    """With tables in place of names, without [run], and with another number of steps."""
+    table = {"model": SMALL.to_builtins(), "cluster": {"link": {"latency": "1 ms", "bandwidth": "1 kB/s"}}}
+    (folder / "inline.json").write_text(
+        json.dumps(table | {"run": {"schedule": "pp-cdp", "slot_order": "forward-first"}})
+    )
+    (folder / "flat.toml").write_text('schedule = "1f1b"\nn = 3\nm = 6\n')
+    assert command("simulate", folder / name, "-o", folder / "a").code == 0
+    first = load(folder / "a").request
+    assert command("simulate", folder / name, "--steps", "7", "-o", folder / "b").code == 0
+    assert load(folder / "b").request == {**first, "steps": 7}
+    assert first["schedule"] == {"experiment.toml": "multi-cdp", "inline.json": "pp-cdp", "flat.toml": "1f1b"}[name]
+
+
+def test_a_summary_asks_for_the_same_bytes(folder: Path, command: Command) -> None:
+    """Also where its model and its cluster are names, and how the model is trained was asked for."""
+    asked = [
+        "simulate",
+        "1f1b",
+        "-n",
+        "4",
+        "-m",
+        "8",
+        "--model",
+        "gpt2",
+        "--cluster",
+        "a100-nodes",
+        "--recompute",
+        "sqrt",
+        "--no-mixed-precision",
+    ]
+    assert command(*asked, "-o", folder / "a").code == 0
+    record = load(folder / "a").request
+    assert (record["model"], record["cluster"], record["recompute"], record["mixed_precision"]) == (
+        "gpt2",
+        "a100-nodes",
+        "sqrt",
+        False,
+    )
+    assert command("simulate", "--from", folder / "a/summary.json", "-o", folder / "b").code == 0
+    assert files(folder / "a") == files(folder / "b")
+    assert command("simulate", "gpipe", "--from", folder / "a/summary.json", "-o", folder / "c").code == 0
+    assert load(folder / "c").request == {**record, "schedule": "gpipe"}
+
+
+def test_a_record_is_an_experiment_file(folder: Path, command: Command) -> None:
+    """Whatever was asked for: the number of a run, too, which has the name of a table."""
+    run = simulate("multi-cdp", model=SMALL, jitter="uniform:0.2", run=3, seed=5)
+    (folder / "record.json").write_text(json.dumps(run.request.to_builtins()))
+    again = simulate(Request.load(folder / "record.json"))
+    assert again.end.tolist() == run.end.tolist() and again.request == run.request
+
+
+def test_other_commands_take_experiments_as_names(folder: Path, command: Command) -> None:
+    """Beside schedules, of which each has its own."""
+    (folder / "slots.toml").write_text('[run]\nschedule = "1f1b"\nn = 4\nm = 8\n')
+    outcome = command("compare", folder / "slots.toml", "multi-cdp", "-n", "4", "--format", "json")
+    assert [row["schedule"] for row in json.loads(outcome.out)] == ["1f1b", "multi-cdp"]
+    assert [row["devices"] for row in json.loads(outcome.out)] == [4, 4]
+    assert command("timeline", folder / "slots.toml", "-o", folder / "a.svg").code == 0
+    assert command("plot", "memory", folder / "slots.toml", "-o", folder / "b.svg").code == 0
+    assert command("snapshot", folder / "slots.toml", "--slot", "3", "-o", folder / "c.svg").code == 0
+    assert command("pyramid", folder / "slots.toml", "--format", "json").code == 0
+
+
+def test_an_order_may_lie_beside_it(folder: Path) -> None:
+    """As torch writes it."""
+    request = Request("1f1b", 2, m=2)
+    write_actions(request.schedule.actions(request.shape), folder / "order.csv")
+    (folder / "own.toml").write_text('[run]\nschedule = "order.csv"\n')
+    assert simulate(Request.load(folder / "own.toml")).end.tolist() == simulate("1f1b", 2, m=2).end.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[run]\nschedule = "multi-cdp"\nstepz = 3\n', "unknown option 'stepz'; did you mean 'steps'"),
+        ('steps = 3\n[run]\nschedule = "multi-cdp"\nsteps = 4\n', "says steps twice; say it once"),
+        ('[run]\nschedule = "multi-cdp"\nlink-jitter = "uniform:0.1"\nlink_jitter = "uniform:0.2"\n', "twice"),
+        ("[run]\nn = 4\n", "names no schedule; write schedule = "),
+        ("[run]\nschedule = 3\nn = 4\n", "schedule"),
+        ('model = "none.toml"\n[run]\nschedule = "multi-cdp"\n', "none.toml"),
+        ('[run]\nschedule = "multi-cdp"\nn = "four"\n', "n=four must be a whole number"),
+        ("[run\n", "not TOML"),
+    ],
+)
+def test_what_an_experiment_cannot_say_is_one_line(text: str, problem: str, folder: Path, command: Command) -> None:
+    """Exit 2; nothing is written."""
+    (folder / "bad.toml").write_text(text)
+    outcome = command("simulate", folder / "bad.toml", "-o", folder / "out")
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
+    assert not (folder / "out").exists()
+    with pytest.raises(RequestError):
+        Request.load(folder / "bad.toml")
+
+
+def test_what_is_no_experiment_is_refused(folder: Path, command: Command) -> None:
+    """A list, a file that is not there, none at all, and one beside a folder."""
+    (folder / "list.json").write_text("[1]")
+    for words, problem in (
+        ((folder / "list.json",), "[1] is no table"),
+        ((folder / "missing.toml",), "no such file"),
+        ((), "NAME: is missing"),
+        (("--from", ""), "--from: names no file"),
+        (("--from", folder / "missing.json"), "no such file"),
+    ):
+        outcome = command("simulate", *words, "-o", folder / "out")
+        assert outcome.code == 2 and problem in outcome.err
