@@ -218,10 +218,11 @@ class _Axis:
         """Tasks that read a version, the last that use it, and of each the row of the holder that replaces it."""
         passes, in_step = self.passes, self.holders.in_step
         own, forward, backward = self.holders.row % in_step, passes.forward.ravel(), passes.backward.ravel()
+        last = passes.last.ravel()
         rows = [(own + version * in_step).ravel() for version in (passes.version, passes.backward_version)]
         if passes.rule.backward is None:
-            return [(forward, backward, rows[0])]
-        return [(forward, forward, rows[0]), (backward, backward, rows[1])]
+            return [(forward, last, rows[0])]
+        return [(forward, forward, rows[0]), (backward, last, rows[1])]
 
     def hold_gradients(self, taker: Ints, provider: Ints) -> None:
         """Hold each sum until it is applied; elsewhere, if copied, until the update comes, else until it has left."""

@@ -124,10 +124,10 @@ def _uses(tables: Tables, updates: Updates) -> _Uses:
     """Gather readers, updates that replace versions, and makers."""
     passes, n, position = tables.passes, tables.passes.n, tables.passes.position
     behind = 2 * int(position.max()) + 2
-    forward, backward = passes.forward.ravel(), passes.backward.ravel()
+    forward, backward, last = (task.ravel() for task in (passes.forward, passes.backward, passes.last))
     apart = passes.rule.backward is not None
-    kinds = [(passes.version.ravel(), forward, forward if apart else backward)]
-    kinds += [(passes.backward_version.ravel(), backward, backward)] * apart
+    kinds = [(passes.version.ravel(), forward, forward if apart else last)]
+    kinds += [(passes.backward_version.ravel(), backward, last)] * apart
     version, reader, last_use = (np.concatenate(column) for column in zip(*kinds, strict=True))
     stage = np.broadcast_to(passes.tij[2], passes.device.shape).ravel()
     # Who replaces what it has made itself does so behind all readers, wherever they stand.

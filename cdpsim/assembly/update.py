@@ -130,7 +130,7 @@ def beside_old(tables: Tables, updates: Updates) -> Ints:
     row = tables.holders.row % updates.in_step if each else passes.tij[2]
     replaced_by = replacing * updates.in_step + row
     late = (replacing >= 0) & (passes.device == updates.device[replaced_by])
-    late &= passes.position[passes.backward] > follows[replaced_by]
+    late &= passes.position[passes.last] > follows[replaced_by]
     result[replaced_by[late]] = 1
     return result
 
