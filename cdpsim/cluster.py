@@ -1,6 +1,6 @@
 """What a schedule runs on: devices, and what joins them: a link for every pair, or a topology."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -58,6 +58,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             self._check_joined()
 
     @classmethod
+    @cache
     def unit(cls) -> Self:
         """Make what the slot model runs on: a device has room for everything, and messages are free."""
         return cls(name="unit", devices=(Devices(lanes=UNLIMITED_LANES),))
@@ -103,8 +104,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     def sized(self, count: int) -> Self:
         """Give this cluster with at least `count` devices, where it may have as many as it takes; nodes come whole."""
         self.require(count)
-        if self.count is not None:
-            return self
+        return self if self.count is not None else self._of(count)
+
+    @lru_cache(maxsize=64)  # asked for at every price
+    def _of(self, count: int) -> Self:
         count = max(1, count, *(max(pair.between) + 1 for pair in self.links))
         whole = self.topology.whole(count) if self.topology is not None else count
         group = msgspec.structs.replace(self.devices[0], count=whole)
