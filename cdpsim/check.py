@@ -159,6 +159,10 @@ def _messages(program: Program) -> Iterator[str]:
     read, sent = (np.zeros(len(program.messages), dtype=bool) for _ in range(2))
     for seen, ends in ((read, program.edges.before), (sent, program.edges.after)):
         seen[ends[data & (ends >= first)] - first] = True
+    several = np.flatnonzero((program.messages.stages != 1) | (program.messages.stream != -1))
+    for row in several[:1].tolist():
+        problem = "carries several stages or has a stream of its own, which nothing runs so far"
+        yield f"{program.describe(first + row)} {problem}"
     unread = np.flatnonzero(~read)
     if len(unread):
         yield f"nobody waits for {program.describe(first + int(unread[0]))}"

@@ -1,5 +1,6 @@
 """Sorting and grouping rows of integer columns."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -47,6 +48,20 @@ def grouped(*columns: Ints) -> tuple[Ints, Ints]:
     key |= np.arange(rows)
     key.sort()
     return (key & (2**bits - 1)).astype(np.int32), heads(key >> bits)
+
+
+def joined(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> NDArray[Any]:
+    """Join the parts of a column; one number throughout is a view that takes no memory."""
+    parts = [part for part in parts if len(part)]
+    if parts and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+        return np.broadcast_to(parts[0][0].astype(kind), sum(map(len, parts)))
+    return np.concatenate(parts).astype(kind, copy=False) if parts else np.empty(0, dtype=kind)
+
+
+def taken(column: NDArray[Any], rows: Ints) -> NDArray[Any]:
+    """Take some rows of a column; of one number throughout a view that takes no memory."""
+    uniform = column.strides == (0,) and len(column)
+    return np.broadcast_to(column[0], len(rows)) if uniform else column[rows]
 
 
 def ranks(column: NDArray[Any]) -> Ints:

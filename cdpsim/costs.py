@@ -140,7 +140,7 @@ def _collective_times(
 
 def in_order(program: Program, row: int) -> Ints:
     """Give the members of a collective, its root first."""
-    members, root = program.groups[program.messages.dst[row]], program.messages.src[row]
+    members, root = program.ranks_of(program.messages.dst[row]), program.messages.src[row]
     return members if root < 0 else np.roll(members, -int(np.flatnonzero(members == root)[0]))
 
 

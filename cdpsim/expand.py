@@ -15,7 +15,7 @@ import numpy as np
 from cdpsim.alone import durations
 from cdpsim.cluster import Cluster
 from cdpsim.collectives import Algorithm, payload
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, joined, taken
 from cdpsim.costs import Costs, Times, in_order
 from cdpsim.errors import RequestError
 from cdpsim.program import Buffers, Category, Edge, Edges, Messages, Op, Program
@@ -193,7 +193,7 @@ def _locate(program: Program) -> Ints:
 def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) -> Messages:
     """Messages that stay, then those of the collectives."""
     messages, count = program.messages, len(program.tasks)
-    columns = {name: [getattr(messages, name)[kept]] for name in Messages.__dataclass_fields__}
+    columns = {name: [taken(getattr(messages, name), kept)] for name in Messages.__dataclass_fields__}
     for place in places:
         row, layout, k = place.node - count, place.layout, len(place.members)
         how = costs.algorithms[costs.runs_by[row]]
@@ -205,14 +205,13 @@ def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) 
             raise RequestError("expand-collectives", problem)
         cut = np.arange(2 * parts + 1)
         edge = cut * (whole // parts) + cut * (whole % parts) // parts  # of parts as even as whole bytes can be
-        new = {name: np.full(len(layout.src), getattr(messages, name)[row]) for name in columns}
-        new["op"][:] = Op.P2P
+        new = {name: np.broadcast_to(getattr(messages, name)[row], len(layout.src)) for name in columns}
+        new["op"] = np.broadcast_to(np.int8(Op.P2P), len(layout.src))
         new["src"], new["dst"] = place.members[layout.src], place.members[layout.dst]
         new["size"] = edge[layout.first + layout.parts] - edge[layout.first]
         for name, column in new.items():
             columns[name].append(column)
-    joined = {name: np.concatenate(parts).astype(parts[0].dtype) for name, parts in columns.items()}
-    return Messages(**joined)
+    return Messages(**{name: joined(parts, parts[0].dtype) for name, parts in columns.items()})
 
 
 def _edges(program: Program, number: Ints, places: list[_Place], located: Ints) -> Edges:

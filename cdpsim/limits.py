@@ -137,7 +137,8 @@ def _alike(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, i
     """How many collectives there are of each algorithm and group size, and for how much they wait together."""
     rows = np.flatnonzero(is_unrolled(program))
     waits = np.bincount(program.edges.after, minlength=program.nodes)[len(program.tasks) :][rows]
-    sizes = np.array([len(members) for members in program.groups], dtype=np.int64)[program.messages.dst[rows]]
+    ranks = [len(program.ranks_of(group)) for group in range(len(program.groups))]
+    sizes = np.array(ranks, dtype=np.int64)[program.messages.dst[rows]]
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for number, k, many in zip(costs.runs_by[rows].tolist(), sizes.tolist(), waits.tolist(), strict=True):
         count, before = found.get((number, k), (0, 0))

@@ -106,6 +106,8 @@ class Messages:
     dst: Ints  # the receiver; of a collective, the number of its group
     size: Ints  # the payload that each member ends with
     versions: Ints  # parameter versions on board
+    stages: Ints  # how many stages, from `stage` on, it carries something of
+    stream: Ints  # which stream of its devices it takes; -1: as the devices' overlap says
 
     def __len__(self) -> int:
         return len(self.op)
@@ -198,7 +200,7 @@ class Program:
     devices: int
     tasks: Tasks
     messages: Messages
-    groups: tuple[Ints, ...]  # the members of collectives
+    groups: tuple[Ints, ...]  # the members of collectives, as devices of the program
     edges: Edges
     buffers: Buffers
     lane_tasks: Ints  # tasks, lane after lane, each lane in its order: the compute tasks, perhaps updates
@@ -212,6 +214,7 @@ class Program:
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = field(default_factory=no_parts)
+    ranks: tuple[Ints, ...] | None = None  # the machine's ranks in each group; None: its members
     bases: Bases | None = None  # None: each update starts from the version before, and takes its own step's gradients
     request: Mapping[str, Any] | None = None  # what it was assembled for
     whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
@@ -309,9 +312,13 @@ class Program:
     def estimates(self) -> NDArray[np.bool_]:
         """Whether each version is read only: no update starts from it, though there are later ones."""
         estimate = np.ones(self.versions, dtype=bool)
-        estimate[self.base] = False
+        estimate[np.clip(self.base, 0, self.versions - 1)] = False
         estimate[-1] = False
         return estimate
+
+    def ranks_of(self, group: int) -> Ints:
+        """Say which ranks of the machine take part in a group's collectives: what these cost, and what they send."""
+        return self.groups[group] if self.ranks is None else self.ranks[group]
 
     def find_pass(self, step: Ints, micro_batch: Ints) -> Ints:
         """The passes of some micro-batches in some steps."""

@@ -192,7 +192,7 @@ def beside(run: Run) -> dict[str, Any]:
     model_sent = (messages.step == step) & (messages.content >= Content.GRADIENT)
     wire = Fraction(int(messages.size[model_sent & (messages.op == Op.P2P)].sum()))
     for k in np.flatnonzero(model_sent & (messages.op != Op.P2P)).tolist():
-        members = len(program.groups[messages.dst[k]])
+        members = len(program.ranks_of(messages.dst[k]))
         how = run.costs.algorithms[run.costs.runs_by[k]]
         wire += Fraction(int(how.sends(members).sum()) * int(messages.size[k]), how.parts(members))
     moves = model_sent & (messages.content == Content.STATE) & (messages.versions == 0)

@@ -190,7 +190,7 @@ def test_a_sound_program_has_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("version", "base", "first_step", "problem"),
     [
-        (2, 0, 0, r"U\(t=0,j=0\) on device 2 stands there twice; a device makes a version of a stage once"),
+        (2, 0, 0, r"U\(t=1,j=0\) on device 2 stands there twice; a device makes a version of a stage once"),
         (1, 1, 0, r"U\(t=0,j=0\) on device 2 starts from version 1, which does not exist for it"),
         (1, 7, 0, "starts from version 7, which does not exist for it"),
         (1, 0, 1, "takes gradients from step 1 on, after its own step"),

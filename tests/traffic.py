@@ -35,7 +35,7 @@ def program_of(traffic: Sequence[Sent]) -> Program:
         phases=1,
         devices=int(max(src.max(), dst.max())) + 1,
         tasks=tasks,
-        messages=Messages(op, content, zero, number, zero, src, dst, size, zero),
+        messages=Messages(op, content, zero, number, zero, src, dst, size, zero, zero + 1, zero - 1),
         groups=(),
         edges=Edges(number, k + number, np.full(k, Edge.DATA)),
         buffers=Buffers(*([none] * 9)),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.columns import Ints, joined
 from cdpsim.program import Buffers, Category, Content, Edge, Edges, Messages, Op
 
 
@@ -39,7 +39,7 @@ class _Table:
         """Give the whole columns, once: the pieces are let go as they are joined."""
         whole = []
         for parts, kind in zip(self._parts, self._types, strict=True):
-            whole.append(np.concatenate(parts) if parts else np.empty(0, dtype=kind))
+            whole.append(joined(parts, np.dtype(kind)))
             parts.clear()
         return whole
 
@@ -51,7 +51,7 @@ class Builder:
         self.groups: list[Ints] = []
         self._group_numbers: dict[bytes, int] = {}
         self._tasks = tasks
-        self._messages = _Table(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8)
+        self._messages = _Table(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
         self._edges = _Table(np.int32, np.int32, np.int8)
         self._buffers = _Table(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
         self._kept = _Table(np.int32, np.int32)
@@ -78,7 +78,7 @@ class Builder:
     ) -> Ints:
         """Add messages and return their nodes."""
         first = self._tasks + self._messages.rows
-        self._messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions)
+        self._messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
         return np.arange(first, first + len(stage), dtype=np.int32)
 
     def link(self, before: Ints, after: Ints, kind: Edge = Edge.DATA) -> None:

@@ -28,7 +28,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
     first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
-        src, members = int(messages.src[alike[0]]), program.groups[messages.dst[alike[0]]]
+        src, members = int(messages.src[alike[0]]), program.ranks_of(messages.dst[alike[0]])
         how, k = costs.algorithms[costs.runs_by[alike[0]]], len(members)
         root = int(np.flatnonzero(members == src)[0]) if src >= 0 else 0
         payload = int(messages.size[alike].sum()) * times(Op(int(messages.op[alike[0]])), k)
@@ -61,7 +61,7 @@ def volumes(program: Program) -> dict[str, Fraction]:
     now = messages.step == step
     copies = np.ones(len(messages), dtype=np.int64)
     for k in np.flatnonzero(messages.op != Op.P2P).tolist():
-        copies[k] = len(program.groups[messages.dst[k]]) - 1
+        copies[k] = len(program.ranks_of(messages.dst[k])) - 1
     reduced = (messages.op == Op.ALL_REDUCE) | (messages.op == Op.REDUCE) | (messages.content == Content.GRADIENT)
     spread = (messages.op == Op.ALL_REDUCE) | (messages.versions > 0)
     forth = messages.content == Content.ACTIVATION
