@@ -42,7 +42,7 @@ def test_sweep_alone(name: str, benchmark: Any) -> None:
     run = run_of(name)
     graph = levels(*run.program.waits(), run.program.nodes)
     duration = np.random.default_rng(0).random((run.program.nodes, RUNS))
-    earliest = np.zeros(run.program.nodes)
+    earliest = np.zeros((run.program.nodes, 1))
     benchmark.pedantic(graph.sweep, (duration, earliest), rounds=9, warmup_rounds=2)
 
 

@@ -1,6 +1,6 @@
 """What a schedule runs on: devices, and what joins them: a link for every pair, or a topology."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -58,6 +58,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             self._check_joined()
 
     @classmethod
+    @cache
     def unit(cls) -> Self:
         """Make what the slot model runs on: a device has room for everything, and messages are free."""
         return cls(name="unit", devices=(Devices(lanes=UNLIMITED_LANES),))
@@ -100,15 +101,10 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 
-    def sized(self, count: int) -> Self:
+    def sized(self, count: int) -> "Cluster":
         """Give this cluster with at least `count` devices, where it may have as many as it takes; nodes come whole."""
         self.require(count)
-        if self.count is not None:
-            return self
-        count = max(1, count, *(max(pair.between) + 1 for pair in self.links))
-        whole = self.topology.whole(count) if self.topology is not None else count
-        group = msgspec.structs.replace(self.devices[0], count=whole)
-        return msgspec.structs.replace(self, devices=(group,))
+        return self if self.count is not None else _grown(self, count)
 
     def speeds(self, count: int, precision: str | None = None) -> list[float | None]:
         """Give the FLOP/s of each of the first `count` devices in a precision; None where the cluster does not say.
@@ -308,6 +304,14 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         self.require(count)
         ends = np.cumsum([group.count or count for group in self.devices])
         return np.searchsorted(ends, np.arange(count), side="right")
+
+
+@lru_cache(maxsize=64)  # asked for at every price
+def _grown(cluster: Cluster, count: int) -> Cluster:
+    count = max(1, count, *(max(pair.between) + 1 for pair in cluster.links))
+    whole = cluster.topology.whole(count) if cluster.topology is not None else count
+    group = msgspec.structs.replace(cluster.devices[0], count=whole)
+    return msgspec.structs.replace(cluster, devices=(group,))
 
 
 class _ClusterFile(fileform.Table, frozen=True, kw_only=True):

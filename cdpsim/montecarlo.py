@@ -1,7 +1,7 @@
 """Many runs of one request, which chance alone tells apart: all of them swept at once, a column for each."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from cdpsim.columns import Ints, heads
 from cdpsim.disturb import jittered, steadily
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.front import simulate
+from cdpsim.front import run as run_again
 from cdpsim.limits import free_bytes
 from cdpsim.program import Program
 from cdpsim.progress import ticker
@@ -88,7 +88,7 @@ def spread(run: Trace, runs: int) -> Spread:
     done(0)
     _refuse_endless(makespan)
     end = graph.sweep(steady.duration[graph.order, None], earliest[graph.order], steady.calendar)
-    rested = simulate(run.request.without_chance())
+    rested = run_again(program, replace(steady, request=run.request.without_chance()))
     return Spread(makespan, ends, steps(end)[:, 0], float(rested.at_rest.period), run.at_rest.steps)
 
 
