@@ -86,9 +86,8 @@ def ends_of(program: Program, own: Flags) -> Ends:
 def lined_up(program: Program, ends: Ends) -> Line:
     """Give each part its place: behind the task that made its message, or before the one that reads it.
 
-    What a device passes on comes behind its nearest task before that in the program. Collectives at one place come in
-    the order of the first tasks of the device that wait for them, and last those for which none does. What no later
-    task of its device needs, as the run ends before, takes no part of it.
+    What a device passes on comes behind its nearest task before that in the program. What no later task of its device
+    needs, as the run ends before, takes no part of it.
     """
     forth = program.edges.before, program.edges.after
     place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))
@@ -99,10 +98,7 @@ def lined_up(program: Program, ends: Ends) -> Line:
     place[new], at[new] = _first_places(program)[ends.device[new]], _AT_HEAD
     away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
     together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
-    some, reader = np.flatnonzero(together & ends.sends), np.zeros(len(ends.message), dtype=np.int64)
-    reader[some], _ = _nearest(program, forth, ends.message[some], ends.device[some], last=False)
-    reader[reader < 0] = len(program.lane_tasks)  # what nobody waits for here comes last
-    order = sort_by(place + 1, at, away - away.min(initial=0), together, reader, ends.message)
+    order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
     order = order[place[order] >= 0]
     return Line(Ends(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
 

@@ -1,6 +1,5 @@
 """What messages take of their devices: small runs by hand, an independent player, laws, and what was published."""
 
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, presets, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.breakeven import scaled
 from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
@@ -18,7 +17,7 @@ from cdpsim.devices import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
 from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
-from cdpsim.program import Edge, Kind, Op
+from cdpsim.program import Edge
 from cdpsim.request import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import TABLES
@@ -277,33 +276,3 @@ def test_a_picture_tells_what_a_lane_waits_for() -> None:
     for overlap in ("none", "full"):
         picture = drawn(gantt(simulate("pp-cdp", 2, steps=1, model=EVEN, cluster=on(overlap))))
         assert ("waiting for a stream" in picture.said()) == (overlap == "none")
-
-
-@pytest.mark.parametrize("overlap", ["stream", "none"])
-@pytest.mark.parametrize("name", ["chimera", "dualpipe", "gems"])
-def test_sums_of_one_place_come_in_the_order_of_their_readers(name: str, overlap: str) -> None:
-    """All sums wait for the end of the step; the next step's first forward on each device needs one of them first.
-
-    The tied tensor of stages 0 and 3 is one: its sum has no stage, and comes last in the program.
-    """
-    alike = partial(Stage, forward=1.0, backward=1.0, weight_backward=0.5, boundary=1, parameters=40, gradients=30)
-    model = Model(stages=(alike(),) * 4, tied=(Tie(stages=(0, 3), parameters=20, gradients=10),))
-    cluster = Cluster(devices=(Devices(speed=1.0, overlap=overlap),), link=Link(latency=0.25, bandwidth=50.0))
-    run = simulate(name, model=model, m=8, steps=2, cluster=cluster)
-    program, tasks, first = run.program, run.program.tasks, run.program.message_nodes.stop
-    messages = program.messages
-    for device in range(program.devices):
-        forwards = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step == 1) & (tasks.device == device))
-        needed = {
-            stage: min(run.start[task] for task in forwards.tolist() if tasks.stage[task] == stage)
-            for stage in set(tasks.stage[forwards].tolist())
-        }
-        needed[-1] = min(needed[stage] for stage in (0, 3) if stage in needed) if {0, 3} & set(needed) else 0.0
-        rows = [
-            (run.start[first + part], needed[int(messages.stage[message])])
-            for part, message in zip(program.parts.part.tolist(), program.parts.message.tolist(), strict=True)
-            if program.parts.device[part] == device and messages.step[message] == 0 and messages.op[message] != Op.P2P
-        ]
-        readers = [reader for _, reader in sorted(rows)]
-        assert len(rows) > 1 or name != "chimera"
-        assert readers == sorted(readers)
