@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cdpsim import fileform, units
 from cdpsim.errors import RequestError, choose, shown
 from cdpsim.fileform import Seconds
+from cdpsim.model import UNIT_MODELS
 from cdpsim.topology import MOST_DEVICES, Device
 from cdpsim.variates import DISTRIBUTIONS
 
@@ -114,7 +115,7 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
 def recorded_disorder(request: Mapping[str, Any]) -> Disorder:
     """Read what disturbs a run from its recorded request."""
     said = {name: request[name] for name in KEYWORDS if name in request}
-    return disorder_of(Disorder(), **said, slots=isinstance(request.get("model"), str))
+    return disorder_of(Disorder(), **said, slots=request.get("model") in UNIT_MODELS)
 
 
 def read_jitter(option: str, text: str) -> tuple[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from cdpsim.cluster import Cluster
 from cdpsim.model import Model
+from cdpsim.request import Request
 
 BUT = "without CUDA context and allocator reserve"
 UNCOUNTED = f"memory is {BUT}"
@@ -13,8 +14,17 @@ UNCOUNTED = f"memory is {BUT}"
 def setting(request: Mapping[str, Any]) -> list[str]:
     """Say model, optimizer, samples, precision and cluster, as far as a request has them; of the slot model nothing.
 
-    The request of a loaded trace may be anything.
+    The request of a loaded trace may be anything: what cannot be asked says as much as its tables do.
     """
+    if not isinstance(request, Request):
+        try:
+            request = Request.from_builtins(request)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return _recorded(request)
+    return setting_of(request.model, request.cluster)
+
+
+def _recorded(request: Mapping[str, Any]) -> list[str]:
     model, cluster = request.get("model"), request.get("cluster")
     words = []
     if isinstance(model, dict):

@@ -911,6 +911,8 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     columns = [re.split(r" {8,}", line.strip()) for line in shown.partition("box.toml\n  [[")[2].splitlines()]
     (here / "toy.toml").write_text("\n".join(["[[" + columns[0][0], *(line[0] for line in columns[1:])]))
     (here / "box.toml").write_text("\n".join(line[1] for line in columns if len(line) == 2))
+    experiment = shown.partition("any option by its name:\n")[2].partition("Other commands")[0]
+    (here / "experiment.toml").write_text(experiment)
     shown += "".join(command(name, "--help").out for name in COMMANDS if name != "simulate")
     examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help").out, re.MULTILINE)
