@@ -72,7 +72,7 @@ def test_collectives_that_swap_algorithms_are_another_program() -> None:
     words: dict[str, Any] = {"model": model, "collective": "best", "expand_collectives": True}
     program = assemble(Request("multi-dp", cluster=slow, **words))
     assert len(program.messages) != len(assemble(Request("multi-dp", cluster=fast, **words)).messages)
-    with pytest.raises(RequestError, match="^cluster: has other algorithms of collectives"):
+    with pytest.raises(RequestError, match=r"^cluster: has other algorithms of collectives"):
         price(program, model, fast)
     assert np.array_equal(
         retimed(Request("multi-dp", cluster=slow, **words))(fast).end, simulate("multi-dp", cluster=fast, **words).end
