@@ -94,7 +94,7 @@ def assemble(request: Request) -> Program:
     if settled.expands:
         costs = node_costs(program, settled.timed, settled.cluster, settled.collective or DEFAULT)
         refuse_large_expansion(program, costs, settled.weighed, settled.max_memory, slots=settled.in_slots)
-        origin, algorithms = origins(program, costs), costs.algorithms
+        origin, algorithms = origins(program, costs), _run_by(costs)
         program = expand(program, costs)
         check_columns(program)
     overlaps = settled.cluster.overlaps(program.devices)
@@ -118,7 +118,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     request.cluster.require(program.devices, request.schedule.name)
     if program.whole is not None:
         whole = node_costs(program.whole, request.timed, request.cluster, request.collective or DEFAULT)
-        algorithms = whole.algorithms
+        algorithms = _run_by(whole)
     other = _key(request, program.devices, algorithms)
     for fact, (subject, said) in _FACTS.items():
         if other[fact] != program.key[fact]:
@@ -222,6 +222,11 @@ _FACTS = {
     "overlaps": ("cluster", "devices that overlap otherwise"),
     "algorithms": ("cluster", "other algorithms of collectives"),
 }
+
+
+def _run_by(costs: Costs) -> tuple[Algorithm, ...]:
+    """Give the algorithm of each collective, as the program has them."""
+    return tuple(costs.algorithms[number] for number in costs.runs_by[costs.runs_by >= 0].tolist())
 
 
 def _key(request: Request, devices: int, algorithms: tuple[Algorithm, ...]) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def test_a_missing_pass_is_named() -> None:
         ([[3, 0], [1, 1]], "go from 0 to 3; give each replica from 1 to m=3"),
         ([[3, 4], [1, 1]], "go from 1 to 4"),
         ([[3.0, 2.0], [1.0, 1.0]], "float64"),
+        ([[3, 3], [1]], r"shape \(\) instead of \(2, 2\)"),
     ],
 )
 def test_numbers_that_are_none_are_refused(counts: Any, problem: str) -> None:

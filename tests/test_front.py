@@ -64,6 +64,21 @@ def test_the_other_model_is_priced_in_as_many_stages() -> None:
     )
 
 
+def test_collectives_that_swap_algorithms_are_another_program() -> None:
+    """Both clusters run a large and a small sum by the same two algorithms, and one of middle size by either."""
+    each = [Stage(forward=1.0, backward=2.0, parameters=size) for size in (10**6, 1, 3000, 1)]
+    model = Model(stages=tuple(each))
+    slow, fast = (Cluster(link=Link(latency=1.0, bandwidth=bandwidth)) for bandwidth in (1e2, 1e5))
+    words: dict[str, Any] = {"model": model, "collective": "best", "expand_collectives": True}
+    program = assemble(Request("multi-dp", cluster=slow, **words))
+    assert len(program.messages) != len(assemble(Request("multi-dp", cluster=fast, **words)).messages)
+    with pytest.raises(RequestError, match=r"^cluster: has other algorithms of collectives"):
+        price(program, model, fast)
+    assert np.array_equal(
+        retimed(Request("multi-dp", cluster=slow, **words))(fast).end, simulate("multi-dp", cluster=fast, **words).end
+    )
+
+
 LANES = Cluster(devices=(Devices(lanes=2),), link=LINKS[1].link)
 NONE = Cluster(devices=(Devices(overlap="none"),), link=LINKS[1].link)
 

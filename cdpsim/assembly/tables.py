@@ -397,7 +397,10 @@ def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
     """Give the passes of each step and replica, all of them m where nothing is said; refuse what are none."""
     if counts is None:
         return np.full((steps, shape.replicas), shape.m, dtype=np.int32)
-    found = np.asarray(counts)
+    try:
+        found = np.asarray(counts)
+    except ValueError:  # numpy has no table whose rows are of unlike lengths
+        found = np.array(None)
     problem = ""
     if found.shape != (steps, shape.replicas):
         problem = f"have shape {found.shape} instead of {(steps, shape.replicas)}, steps by replicas"
