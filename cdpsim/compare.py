@@ -77,7 +77,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     request, rest = run.request, run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
-    rate = float(Fraction(program.passes, program.steps) / rest.period)
+    rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
     each = request.model.samples
     rule = request.rule.recorded(request.shape)
     return Measured(

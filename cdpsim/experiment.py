@@ -24,7 +24,7 @@ _FILES = ("model", "cluster", "rule", "schedule")  # what may be a file beside i
 
 def is_experiment(name: str) -> bool:
     """Tell a file with a request from a schedule's name."""
-    return name.endswith(ENDINGS)
+    return name.lower().endswith(ENDINGS)
 
 
 def words(path: str | Path, known: tuple[str, ...]) -> dict[str, Any]:
@@ -48,6 +48,8 @@ def words(path: str | Path, known: tuple[str, ...]) -> dict[str, Any]:
             raise RequestError(str(path), str(error)) from None
         if word in found:
             raise RequestError(str(path), f"says {name} twice; say it once")
+        if value is None:  # not asked for
+            continue
         found[word] = _beside(Path(path), value) if word in _FILES else value
     if "schedule" not in found:
         raise RequestError(str(path), 'names no schedule; write schedule = "multi-cdp", say, under [run]')
@@ -56,6 +58,6 @@ def words(path: str | Path, known: tuple[str, ...]) -> dict[str, Any]:
 
 def _beside(path: Path, value: object) -> object:
     """The path of a file that an experiment names, from where it is itself; anything else as it is."""
-    if isinstance(value, str) and value.endswith((*ENDINGS, ".csv")):
+    if isinstance(value, str) and value.lower().endswith((*ENDINGS, ".csv")):
         return str(path.parent / value)
     return value

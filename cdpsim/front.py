@@ -20,7 +20,7 @@ import numpy as np
 from cdpsim.assembly import derive
 from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import DEFAULT, Algorithm, is_named
+from cdpsim.collectives import DEFAULT, is_named
 from cdpsim.costs import Costs, Times, node_costs
 from cdpsim.devices import NONE
 from cdpsim.disorder import Disorder
@@ -87,10 +87,9 @@ simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 def assemble(request: Request) -> Program:
     """Derive the tasks, messages, dependencies and buffers of a request; it says nothing of when they happen."""
     program = _whole(request)
-    sums = bool(is_unrolled(program).any())
-    settled = request.settled(sends=_sends(program), sums=sums, devices=program.devices)
+    settled = _settled(request, program)
     whole, origin = program, unexpanded(program)
-    algorithms: tuple[Algorithm, ...] = ()
+    algorithms: tuple[Any, ...] = ()
     if settled.expands:
         costs = node_costs(program, settled.timed, settled.cluster, settled.collective or DEFAULT)
         refuse_large_expansion(program, costs, settled.weighed, settled.max_memory, slots=settled.in_slots)
@@ -114,8 +113,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     own = _request_of(program)
     if model is own.model and cluster is own.cluster:
         return _priced(program, own)
-    request, algorithms = own.of(model, cluster), program.key["algorithms"]
-    request.cluster.require(program.devices, request.schedule.name)
+    request, algorithms = _settled(own.of(model, cluster), program.whole or program), program.key["algorithms"]
     if program.whole is not None:
         whole = node_costs(program.whole, request.timed, request.cluster, request.collective or DEFAULT)
         algorithms = _run_by(whole)
@@ -129,6 +127,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
 
 def run(program: Program, costs: Costs, engine: Engine = "auto") -> Run:
     """Run a program: start each task and message when all that it waits for has ended."""
+    _refuse_other(program, costs)
     request = _request_of(program if costs.request is None else costs)
     start, end = find_engine(engine, request.contention)(program, costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
@@ -143,6 +142,8 @@ def sweep(program: Program, costs: Iterable[Costs]) -> Times:
     not know who shares links with whom.
     """
     each, tasks = list(costs), len(program.tasks)
+    for one in each:
+        _refuse_other(program, one)
     if any(one.wires is not None for one in each):
         raise RequestError("contention", "many runs at once do not know who shares links with whom; run one by one")
     ends = np.empty((len(each), tasks), dtype=np.result_type(*(one.duration for one in each)) if each else np.int64)
@@ -178,9 +179,26 @@ def retimed(request: Request) -> Callable[[Cluster], Run]:
         try:
             return run(program, price(program, request.model, cluster))
         except RequestError:
-            return simulate(request.of(request.model, cluster))
+            other = assemble(request.of(request.model, cluster))
+            return run(other, _priced(other, _request_of(other)))
 
     return on
+
+
+def _refuse_other(program: Program, costs: Costs) -> None:
+    """Refuse the costs of another program."""
+    if len(costs.duration) != program.nodes:
+        problem = f"are of {len(costs.duration):,} nodes, and the program has {program.nodes:,}; price that program"
+        raise RequestError("costs", problem)
+
+
+def _settled(request: Request, program: Program) -> Request:
+    """Settle a request by the program whose collectives are in one piece; refuse devices that are not there."""
+    cluster, name = request.cluster, request.schedule.name
+    cluster.require(program.devices, name)
+    request.disorder.require(max(program.devices, cluster.count or 0), name)
+    sums = bool(is_unrolled(program).any())
+    return request.settled(sends=_sends(program), sums=sums, devices=program.devices)
 
 
 def _simulated(request: Request) -> Run:
@@ -224,12 +242,12 @@ _FACTS = {
 }
 
 
-def _run_by(costs: Costs) -> tuple[Algorithm, ...]:
+def _run_by(costs: Costs) -> tuple[Any, ...]:
     """Give the algorithm of each collective, as the program has them."""
-    return tuple(costs.algorithms[number] for number in costs.runs_by[costs.runs_by >= 0].tolist())
+    return tuple(costs.algorithms[number].spelled for number in costs.runs_by[costs.runs_by >= 0].tolist())
 
 
-def _key(request: Request, devices: int, algorithms: tuple[Algorithm, ...]) -> dict[str, Any]:
+def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[str, Any]:
     """Say what a program is made for."""
     model, cluster = request.timed, request.cluster
     return {
@@ -276,8 +294,6 @@ def _whole(request: Request) -> Program:
         counts=None if request.counts is None else np.array(request.counts),
     )
     _refuse_idle(request, program)
-    cluster.require(program.devices, request.schedule.name)
-    request.disorder.require(max(program.devices, cluster.count or 0), request.schedule.name)
     if request.rendezvous == MEGATRON:
         program = deferred(program)
     check_columns(program)
@@ -323,6 +339,8 @@ def order_of(trace: Trace) -> Actions:
     """What each device of a replica does in a training step, where the schedule of a trace says that."""
     asked = trace.request
     schedule = find_schedule(asked["schedule"])
+    if asked.get("counts"):
+        raise RequestError("timeline", "its steps have unlike numbers of micro-batches; a .csv is of one step alone")
     if schedule.order.lists is None or not schedule.order.together:
         raise RequestError(
             "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"

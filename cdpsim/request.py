@@ -1,6 +1,7 @@
 """What is asked of a simulation: read, checked, recorded, and read again from a record."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cached_property
@@ -183,11 +184,14 @@ class Request(Mapping[str, Any]):
     slot_order: str
     counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: m in all
     collective: str | None  # None until it is settled: what the cluster and the schedule make of it
+    own_collective: str | None  # what was asked for
     expand_collectives: bool
     contention: str
     rendezvous: str | None  # None: neither end of a message waits for the other
     disorder: Disorder
     disturbs: frozenset[str]  # the keywords of disorder that are asked for, beyond the cluster's own
+    own_disorder: Disorder  # what they ask for
+    training: Mapping[str, Any]  # how the model is trained, as far as that was asked for
     seed: int
     run: int
     engine: Engine
@@ -217,7 +221,7 @@ class Request(Mapping[str, Any]):
 
     def to_builtins(self) -> dict[str, Any]:
         """Give the words that ask for it again; what was not asked for has no word."""
-        return dict(self._words)
+        return deepcopy(self._words)
 
     def __getitem__(self, word: str) -> Any:
         return self._words[word]
@@ -312,24 +316,24 @@ class Request(Mapping[str, Any]):
         return self._changed(disorder=disorder, seed=0, run=0, ignore_memory=True)
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
-        """Ask the same of another model, in as many stages, and another cluster.
-
-        What disturbs the run stays, but for what the clusters say of themselves.
-        """
+        """Ask the same of another model, in as many stages and trained as asked, and of another cluster."""
         given, n, slots = (model, cluster), self.shape.n, self.in_slots
         if model is not self.model:
-            model = model if isinstance(model, Model) and model.n == n else _find_model(model, n, {})
+            is_ready = isinstance(model, Model) and model.n == n and model.training == Recipe()
+            model = model if isinstance(model, Model) and is_ready else _find_model(model, n, self.training)
             if model.is_unit != slots:
                 problem = "is of slots" if model.is_unit else "is of seconds and bytes"
                 raise RequestError("model", f"{problem}, and this request's is not; make another request")
             model = model.split(self.schedule.name) if self.schedule.splits(self.shape) else model
         cluster = _find_cluster(cluster)
-        disorder = self.disorder if self.disturbs or cluster.disorder == Disorder() else cluster.disorder
-        named = _named({"model": given[0], "cluster": given[1]}, {})
+        own = {name: getattr(self.own_disorder, name) for name in self.disturbs}
+        disorder = msgspec.structs.replace(cluster.disorder, **own).effective()
+        named = _named({"model": given[0], "cluster": given[1]}, self.training)
         kept = {"cluster"} if given[1] is self.cluster else set[str]()
         kept |= {"model", *_TRAINING} if given[0] is self.model else set()
         named |= {word: said for word, said in self.named.items() if word in kept}
-        return self._changed(model=model, cluster=_undisturbed(cluster), disorder=disorder, named=named)
+        fields = {"model": model, "cluster": _undisturbed(cluster), "disorder": disorder, "named": named}
+        return self._changed(**fields, collective=self.own_collective)
 
     @cached_property
     def _words(self) -> dict[str, Any]:
@@ -373,7 +377,8 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     training = {name: asked[name] for name in _TRAINING}
     model = _find_model(asked["model"], n, training)
     cluster = _find_cluster(asked["cluster"])
-    disorder = disorder_of(cluster.disorder, **{name: asked[name] for name in DISORDER}, slots=model.is_unit)
+    given = {name: asked[name] for name in DISORDER} | {"slots": model.is_unit}
+    disorder = disorder_of(cluster.disorder, **given)
     shape = shape_of(schedule, model.n, asked)
     slots = model.is_unit
     rule, steps = early or _rule_and_steps(schedule, shape, asked, slots=slots)
@@ -395,6 +400,9 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
         contention=contention,
         disorder=disorder,
         named=_named(asked, training),
+        own_collective=asked["collective"],
+        own_disorder=disorder_of(Disorder(), **given),
+        training=training,
         disturbs=frozenset(name for name in DISORDER if asked[name]),
         **numbers,
         **{name: asked[name] for name in (*same, "engine", "ignore_memory", "max_memory")},
@@ -405,7 +413,7 @@ def _rule_and_steps(
     schedule: Schedule, shape: Shape, asked: Mapping[str, Any], *, slots: bool = True
 ) -> tuple[Rule, int]:
     """Find the rule, and how many steps are simulated; refuse what will not fit before it takes long."""
-    if asked["steps"] is None and isinstance(asked["counts"], Sequence):
+    if asked["steps"] is None and isinstance(asked["counts"], Sequence | np.ndarray):
         asked = {**asked, "steps": len(asked["counts"])}
     steps = LEAST_STEPS if asked["steps"] is None else whole("steps", asked["steps"], at_least=1)
     _refuse_too_large(schedule, shape, steps, asked, slots=slots)

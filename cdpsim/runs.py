@@ -42,6 +42,9 @@ class Run(Trace):
     end: Times
     longer: "Callable[[int], Run] | None" = None
 
+    def __repr__(self) -> str:
+        return f"Run({self.request!r})"
+
     @cached_property
     def trace(self) -> Trace:
         """Its tables alone, without what made them."""
@@ -260,6 +263,8 @@ def _measured(run: Run, *, disturbed: bool) -> Rest:
         last = max((program.steps - 1) // 2, min(complete, steady.last_read(program)))
     ends = steady.step_ends(program, run.end)
     steps = steady.half(last)
+    if not ends[last] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
+        steps = range(last + 1)
     low = ends[steps.start - 1].item() if steps.start else 0
     return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
 

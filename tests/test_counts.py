@@ -1,23 +1,26 @@
 """Training steps in which replicas have unlike numbers of micro-batches."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
 from cdpsim.assembly import derive
 from cdpsim.check import check
 from cdpsim.collectives import DEFAULT
 from cdpsim.compare import measure
 from cdpsim.costs import node_costs
+from cdpsim.devices import Devices
 from cdpsim.disorder import Disorder
 from cdpsim.disturb import jittered
 from cdpsim.engine import ENGINES
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
+from cdpsim.pictures import timeline
 from cdpsim.program import Kind, Op, Program
 from cdpsim.schedules.shape import Shape
 
@@ -182,7 +185,9 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
     fast.save(tmp_path / "run")
     again = reopen(tmp_path / "run")
     assert isinstance(again, Run) and np.array_equal(again.end, fast.end)
-    assert measure(fast).rate == pytest.approx(np.mean([sum(row) for row in counts]) / float(fast.at_rest.period))
+    steps = fast.at_rest.steps
+    done = sum(sum(counts[step]) for step in steps)
+    assert measure(fast).rate == pytest.approx(done / (len(steps) * float(fast.at_rest.period)))
 
 
 def test_counts_of_m_are_no_counts() -> None:
@@ -193,3 +198,35 @@ def test_counts_of_m_are_no_counts() -> None:
         simulate("1f1b", 2, m=3, steps=3, counts=[[3], [2]])
     with pytest.raises(RequestError, match=r"^counts: leave a device without a micro-batch"):
         simulate("multi-dp", 3, counts=[[3], [2], [3]])
+
+
+def test_rates_of_uneven_steps_are_those_of_the_steps_looked_at() -> None:
+    """Three steps of four micro-batches, then three of one: in the last half, one each in a step of its own length."""
+    run = simulate("gpipe", 2, m=4, counts=[[4]] * 3 + [[1]] * 3)
+    assert run.at_rest.steps == range(3, 6)
+    assert (run.at_rest.period, measure(run).rate) == (4, 1 / 4)  # one micro-batch passes two stages there and back
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "slow", "counts"), [("multi-cdp", 4, "1:3", [[3], [1]]), ("mp-cdp", 2, "1:5", [[1], [2], [1]])]
+)
+def test_steps_that_end_together_have_a_period(name: str, n: int, slow: str, counts: list[list[int]]) -> None:
+    """Then it is the mean of all of them."""
+    run = simulate(name, n, slow=[slow], counts=counts)
+    summary = run.summary()
+    assert float(Fraction(summary["period"])) == run.end.max() / len(counts) and 0 <= summary["bubble"] < 1
+
+
+def test_hosts_keep_their_order_where_devices_have_several_lanes() -> None:
+    """Updates follow the order of the schedule, which places in lanes do not tell."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=1, host_optimizer=1, host_update=2.2)
+    cluster = Cluster(devices=(Devices(lanes=2),))
+    assert (
+        violations(simulate("single-cdp", model=Model(stages=(stage,) * 2), cluster=cluster, counts=[[2], [1]])) == {}
+    )
+
+
+def test_an_order_of_uneven_steps_is_not_that_of_one(tmp_path: Path) -> None:
+    """torch's CSV has one step."""
+    with pytest.raises(RequestError, match="steps have unlike numbers of micro-batches"):
+        timeline(simulate("1f1b", 2, m=3, counts=[[3], [1]]), tmp_path / "order.csv")

@@ -152,3 +152,33 @@ def test_what_is_no_experiment_is_refused(folder: Path, command: Command) -> Non
     ):
         outcome = command("simulate", *words, "-o", folder / "out")
         assert outcome.code == 2 and problem in outcome.err
+
+
+def test_files_and_options_do_not_contradict_each_other(folder: Path, command: Command) -> None:
+    """One file asks for one run; a run of a file is one run; what is null is not asked for; endings may be capitals."""
+    (folder / "own.TOML").write_text('[run]\nschedule = "multi-cdp"\nn = 4\n')
+    (folder / "third.toml").write_text(
+        'model = "small.toml"\n[run]\nschedule = "pp-cdp"\njitter = "uniform:0.1"\nrun = 3\n'
+    )
+    (folder / "null.json").write_text(
+        '{"schedule": "multi-cdp", "n": 4, "slow": null, "seed": null, "contention": null}'
+    )
+    outcome = command("simulate", folder / "own.TOML", "--from", folder / "third.toml", "-o", folder / "a")
+    assert outcome.code == 2 and "--from: asks for one run" in outcome.err
+    outcome = command("simulate", folder / "third.toml", "--runs", "5", "-o", folder / "a")
+    assert outcome.code == 2 and "--run asks for one of them" in outcome.err
+    for name in ("own.TOML", "null.json"):
+        assert command("simulate", folder / name, "-o", folder / name.lower().partition(".")[0]).code == 0
+    assert files(folder / "own") == files(folder / "null")
+
+
+def test_comparisons_keep_to_one_clock(folder: Path, command: Command) -> None:
+    """Of slots and seconds none is made; of files, the clock is theirs, and so are their steps."""
+    (folder / "slots.toml").write_text('[run]\nschedule = "1f1b"\nn = 4\nm = 8\n')
+    (folder / "uneven.toml").write_text('[run]\nschedule = "gpipe"\nn = 2\nm = 4\ncounts = [[4], [1]]\n')
+    outcome = command("compare", folder / "slots.toml", folder / "experiment.toml")
+    assert outcome.code == 2 and "some are in slots, and some in seconds" in outcome.err
+    assert command("compare", folder / "experiment.toml", "--within", "80 GB").code == 0
+    assert command("compare", folder / "uneven.toml", "--columns", "step").code == 0
+    both = command("compare", folder / "slots.toml", "zb-h1", "-n", "4")
+    assert both.code == 0 and "a backward takes two slots" in both.err

@@ -1,5 +1,6 @@
 """Request, program, costs and run, one by one: the same as all at once, and refused where they do not fit."""
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +8,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cdpsim import Cluster, Model, Request, RequestError, Slow, Stage, Stop, assemble, price, run, simulate, sweep
+from cdpsim import (
+    Cluster,
+    Model,
+    Request,
+    RequestError,
+    Slow,
+    Stage,
+    Stop,
+    assemble,
+    presets,
+    price,
+    run,
+    simulate,
+    sweep,
+)
 from cdpsim.cluster import Devices, Link
+from cdpsim.disorder import Disorder
 from cdpsim.front import retimed
+from cdpsim.request import Collective
 from cdpsim.topology import Cable, Topology
 from tests.conftest import examples
 from tests.strategies import requests, streamed_requests
@@ -181,3 +198,85 @@ def test_a_request_says_all_of_itself() -> None:
         Request.from_builtins({"n": 4})
     with pytest.raises(RequestError, match=r"^program: does not say what it was assembled for"):
         price(replace(assemble(request), request=None), "unit", "unit")
+
+
+FLAT = Cluster(devices=(Devices(speed=1e14),), link=Link(latency=1e-5, bandwidth=1e9))
+
+
+def test_what_a_cluster_decides_is_decided_by_the_other_one() -> None:
+    """Without a word for it, a collective runs by the best algorithm on a topology, and by doubling elsewhere."""
+    for first, second in (("a100-nodes", FLAT), (FLAT, "a100-nodes")):
+        request = Request("multi-dp", 8, model="gpt2", cluster=first)
+        program = assemble(request)
+        fresh = simulate("multi-dp", 8, model="gpt2", cluster=second)
+        found = run(program, price(program, request.model, second))
+        assert np.array_equal(found.end, fresh.end) and np.array_equal(
+            retimed(request)(second_of(second)).end, fresh.end
+        )
+        assert found.request["collective"] == fresh.request["collective"]
+        assert np.array_equal(simulate(found.request.of(request.model, first)).end, simulate(request).end)
+
+
+def second_of(cluster: str | Cluster) -> Cluster:
+    """A cluster by its name, or itself."""
+    return presets.find_cluster(cluster)
+
+
+SLOWED = Cluster(link=LINKS[1].link, disorder=Disorder(slow=(Slow(1, 3.0),)))
+
+
+@pytest.mark.parametrize("words", [{}, {"jitter": "uniform:0.2"}, {"slow": ["0:2"]}, {"jitter": "uniform:0"}])
+@pytest.mark.parametrize("clusters", [(SLOWED, LINKS[1]), (LINKS[1], SLOWED)])
+def test_what_disturbs_a_cluster_stays_with_it(words: dict[str, Any], clusters: tuple[Cluster, Cluster]) -> None:
+    """What is asked for goes to the other cluster, word by word; what the first one says of itself does not."""
+    first, second = clusters
+    program = assemble(real("multi-dp", first, **words))
+    found, fresh = run(program, price(program, MODEL, second)), simulate(real("multi-dp", second, **words))
+    assert np.array_equal(found.end, fresh.end) and found.request == fresh.request
+    assert found.at_rest.period_is == fresh.at_rest.period_is
+
+
+def test_another_cluster_s_devices_must_be_there() -> None:
+    """As in a request of its own."""
+    program = assemble(real("multi-dp"))
+    with pytest.raises(RequestError, match=r"^slow: there is no device 9 for multi-dp"):
+        price(program, MODEL, Cluster(devices=(Devices(count=4),), disorder=Disorder(slow=(Slow(9, 2.0),))))
+
+
+def test_a_model_by_its_name_is_trained_as_asked() -> None:
+    """Then it has the sizes that the program was assembled for."""
+    asked: dict[str, Any] = {"optimizer": "sgd", "mixed_precision": False, "recompute": "full"}
+    program = assemble(Request("pp-cdp", 4, model="gpt2", cluster="a100-nodes", **asked))
+    fresh = simulate("pp-cdp", 4, model="gpt2", cluster="h100-nodes", **asked)
+    found = run(program, price(program, "gpt2", "h100-nodes"))
+    assert np.array_equal(found.end, fresh.end) and found.request == fresh.request
+
+
+@pytest.mark.parametrize("collective", ["ring", "double-tree", "hierarchical", "hierarchical-rails", "best"])
+def test_a_program_from_another_process_is_priced(collective: Collective) -> None:
+    """Its collectives run by the same algorithms, though these are other objects."""
+    request = Request(
+        "multi-dp", 12, model="gpt2", cluster="a100-nodes", collective=collective, expand_collectives=True
+    )
+    program = pickle.loads(pickle.dumps(assemble(request)))
+    found = run(program, price(program, request.model, request.cluster))
+    assert np.array_equal(found.end, simulate(request).end)
+    assert repr(found).startswith("Run(Request('multi-dp', n=12")
+
+
+def test_costs_of_another_program_are_refused() -> None:
+    """By their number of nodes, in one line."""
+    programs = [assemble(real("multi-dp", steps=steps)) for steps in (2, 3)]
+    costs = price(programs[0], MODEL, LINKS[1])
+    for refused in (lambda: run(programs[1], costs), lambda: sweep(programs[1], [costs])):
+        with pytest.raises(
+            RequestError, match=r"^costs: are of \d+ nodes, and the program has \d+; price that program"
+        ):
+            refused()
+
+
+def test_what_a_request_says_cannot_be_changed_behind_it() -> None:
+    """What it hands out is the caller's own."""
+    request = Request("1f1b", 2, m=3, counts=[[1], [2], [3]])
+    request.to_builtins()["counts"][0][0] = 7
+    assert request["counts"] == [[1], [2], [3]] and request.steps == 3

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,11 @@ class Algorithm:
     nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
     channels: int = 1  # that run side by side, each with an equal run of the parts
 
+    @property
+    def spelled(self) -> tuple[Any, ...]:
+        """What tells it from all others, in another process, too."""
+        return _spelled(self.schedule), self.channels
+
     def channel(self, k: int, first: Ints) -> Ints:
         """Say in which channel messages go whose first parts these are."""
         return first * self.channels // self.parts(k)
@@ -41,6 +47,13 @@ class Algorithm:
     def seconds(self, k: int, size: int, latency: float, bandwidth: float) -> float:
         """Say how long it takes where all links are alike."""
         return self.rounds(k) * latency + self.carried(k) * size / self.parts(k) / bandwidth
+
+
+def _spelled(value: Any) -> Any:
+    """Name a function, with what it is given if it is a part of one."""
+    if isinstance(value, partial):
+        return _spelled(value.func), tuple(map(_spelled, value.args)), tuple(sorted(value.keywords.items()))
+    return getattr(value, "__qualname__", value)
 
 
 def _one(k: int) -> int:

@@ -48,9 +48,12 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     from cdpsim.breakeven import breakeven, curve, span
     from cdpsim.errors import RequestError, choose
     from cdpsim.front import retimed, simulate
+    from cdpsim.schedules import SCHEDULES
 
     form = tables.check_format(options.format)
     choose("over", options.over, OVER)
+    for name in options.schedules:
+        choose("schedule", name, SCHEDULES)
     words = asked(options)
     if words.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
@@ -106,13 +109,10 @@ def _numbers(options: argparse.Namespace) -> list[int | None]:
 
 def _requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The words of each schedule's request with each number of stages; files are read once, however many these are."""
-    from cdpsim.errors import choose
     from cdpsim.presets import find_model
     from cdpsim.schedules import SCHEDULES, TABLE_1
 
     names = options.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
-    for name in names:
-        choose("schedule", name, SCHEDULES)
     model = {} if in_slots(words) else {"model": find_model(words["model"])}
     numbers = [{} if n is None else {"n": n} for n in _numbers(options)]
     plain = {"prefetch": PREFETCH} | {word: value for word, value in words.items() if word != "n"} | model

@@ -97,7 +97,8 @@ def _serve_compare(options: argparse.Namespace) -> int:
         columns = [known[choose("columns", name.strip(), known)] for name in options.columns.split(",")]
     choose("style", options.style, pictures.COMPARISONS)
     words, names = asked(options), options.schedules
-    most = None if options.within is None else _size(options.within, slots=in_slots(words))
+    slots = all(in_slots(words_of(options, name)) for name in names) if names else in_slots(words)
+    most = None if options.within is None else _size(options.within, slots=slots)
     if options.output is not None:
         each = [[name] for name in names] or [[]]
         check = partial(pictures.check_picture, options.output, force=options.force)
@@ -189,19 +190,21 @@ def _measured(
             whole(word, words[word], at_least=least)
     every = [{**words_of(options, name), **words} for name in names or SCHEDULES]
     schedules = [find_schedule(own["schedule"]) for own in every]
+    clocks = {in_slots(own) for own in every}
+    if len(clocks) > 1:
+        raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
     found, is_random = _Found(InPart(), notes=notes), False
     for own, schedule in zip(every, schedules, strict=True):
         try:
-            steps = {} if "steps" in own else {"steps": _steps(own, schedule)}
-            run = found.served.served(
-                own | {"schedule": schedule} | steps, simulate, () if names else _needed(schedule)
-            )
+            steps = {} if own.keys() & {"steps", "counts"} else {"steps": _steps(own, schedule)}
+            asking = {**own, "schedule": schedule, **steps}
+            run = found.served.served(asking, simulate, () if names else _needed(schedule))
         except RequestError as error:
             found.left_out.setdefault(error.subject, []).append(schedule.name)
             if names or sum(map(len, found.left_out.values())) == len(schedules):
                 raise
             continue
-        one_clock = words.get("model", UNIT_MODELS[0]) == UNIT_MODELS[0] and len(schedules) > 1
+        one_clock = own.get("model", UNIT_MODELS[0]) == UNIT_MODELS[0] and len(schedules) > 1
         if one_clock and run.request.model.name == UNIT_MODELS[1]:
             return _measured(options, names, {**words, "model": UNIT_MODELS[1]}, runs, SPLIT)
         draws = runs if run.request.disorder.is_random else None

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdpsim.console import say
@@ -224,13 +225,13 @@ def add_runs(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--runs", metavar="COUNT", help=f"with --jitter: run so often, and {what}")
 
 
-def runs_of(options: argparse.Namespace) -> int | None:
-    """How many runs the options ask for; None for the one."""
+def runs_of(options: argparse.Namespace, words: Mapping[str, Any] = MappingProxyType({})) -> int | None:
+    """How many runs the options ask for; None for the one. Words of a file may ask for one of them, too."""
     from cdpsim.request import whole
 
     if options.runs is None:
         return None
-    if getattr(options, "run", "0") != "0":
+    if str(words.get("run", getattr(options, "run", 0))) != "0":
         raise RequestError("runs", "are those from 0 on, and --run asks for one of them; leave either out")
     return whole("runs", options.runs, at_least=1)
 
@@ -316,12 +317,17 @@ def words_of(options: argparse.Namespace, name: "str | Schedule | None" = None) 
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
     words = {} if base is None else experiment.words(base, WORDS)
     if isinstance(name, str) and experiment.is_experiment(name):
+        if words:
+            raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
         words = experiment.words(name, WORDS)
     elif name is not None:
         words["schedule"] = name
     elif base is None:
         raise RequestError("NAME", "is missing; name a schedule or an experiment file, or give --from")
-    return words | asked(options)
+    given = asked(options)
+    if "rendezvous" in given:  # of which this is an old name
+        words.pop("defer_receives", None)
+    return words | given
 
 
 def request_of(words: Mapping[str, Any]) -> "Request":

@@ -47,9 +47,9 @@ def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.setting import untied
     from cdpsim.trace import FILES, RUNS
 
-    runs = runs_of(options)
-    names = (*FILES, *[RUNS] * (runs is not None))
     words = words_of(options, options.schedule)
+    runs = runs_of(options, words)
+    names = (*FILES, *[RUNS] * (runs is not None))
     run = partial(simulated, words)
     refuse_output(options.output, partial(files.check_writable, options.output, names, options.force), [run])
     done = run()

@@ -119,7 +119,10 @@ def hosts(run: Recount) -> Needs:
     if len(program.lane_tasks) > program.compute or not run.costs.duration[updates].any():
         return Needs(updates[:0], updates[:0])
     by_step = program.together or program.barrier
-    follows = tasks.step[updates] if by_step else run.lanes.rank[run.anchors]
+    if by_step:
+        follows = tasks.step[updates]
+    else:  # of several lanes, places tell no order; a list has one
+        follows = (run.lanes.rank if run.position is None else run.position)[run.anchors]
     order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
     same = tasks.device[order[1:]] == tasks.device[order[:-1]]
     return Needs(order[:-1][same], order[1:][same])
