@@ -28,7 +28,7 @@ from cdpsim.model import UNIT_MODELS, Model, Recipe
 from cdpsim.offload import timed
 from cdpsim.recipe import apply
 from cdpsim.schedules import SCHEDULES, Schedule, imported
-from cdpsim.schedules.rule import NAMED, Rule, find_rule, recorded_rule
+from cdpsim.schedules.rule import CUSTOM, NAMED, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.stage import Tie
 
@@ -419,6 +419,8 @@ def _rule_and_steps(
     _refuse_too_large(schedule, shape, steps, asked, slots=slots)
     _refuse_untaken(schedule, shape, asked)
     rule = _find_rule(schedule, asked["rule"], asked["vertical_sync"])
+    if rule.name == CUSTOM and rule.recorded(shape) == schedule.rule.recorded(shape):  # a record of its own rule
+        rule = schedule.rule
     if asked["steps"] is None:
         steps = max(LEAST_STEPS, rule.fill(shape) + 2)
         if steps > LEAST_STEPS:

@@ -1,5 +1,6 @@
 """Versions that start from older ones and take several steps' gradients: ACCO's, counted by hand; what is refused."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,9 @@ from cdpsim.metrics import memory
 from cdpsim.metrics.staleness import ages
 from cdpsim.program import Category
 from cdpsim.runs import Run
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import SIMULTANEOUS
+from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import Rule, Versions, recorded_rule
 from cdpsim.schedules.shape import Shape
 
@@ -82,6 +86,16 @@ def test_gradients_and_bases_are_held_as_long_as_they_are_taken() -> None:
         held[category] = {int(buffers.version[row]): (start[row], until[row]) for row in rows.tolist()}
     assert held[Category.PARAMETERS] == {0: (0, 6), 1: (2, 8), 2: (6, 12), 3: (8, 9)}
     assert held[Category.GRADIENTS] == {0: (1, 6), 1: (4, 6), 2: (7, 12), 3: (10, 12)}
+
+
+@pytest.mark.parametrize("rule", [acco, dpu])
+def test_a_record_asks_for_the_schedule_s_own_rule(rule: Rule) -> None:
+    """Where steps end a schedule takes no other, and its record has lags and no name."""
+    own = Schedule(rule.name, "late", SIMULTANEOUS, BY_MICRO_BATCH, rule)
+    run = simulate(own, 2, steps=6)
+    again = simulate(**json.loads(json.dumps(dict(run.request))) | {"schedule": own})
+    assert np.array_equal(again.end, run.end) and again.request == run.request
+    assert np.array_equal(again.program.base, run.program.base)
 
 
 def test_versions_are_recorded_by_what_repeats() -> None:

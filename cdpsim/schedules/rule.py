@@ -115,6 +115,7 @@ class Versions:
 
 
 _HORIZON = 64
+CUSTOM = "custom"  # the name of a rule that is given as its lags
 
 
 def repeating(back: Sequence[int], sums: Sequence[int]) -> Versions:
@@ -250,7 +251,7 @@ def lag_rule(said: object) -> Rule:
     if "back" in table or "sums" in table:
         versions = repeating(*_rows([table.get("back"), table.get("sums")]).tolist())
         versions.line(1)
-    return Rule("custom", _listed(_rows(table.get("lags"))), barrier, backward, versions)
+    return Rule(CUSTOM, _listed(_rows(table.get("lags"))), barrier, backward, versions)
 
 
 _LAGS = "write rows of lags, one a micro-batch, or a table of `lags`, `backward`, `barrier`, `back` and `sums`"
