@@ -1,8 +1,8 @@
 """What disturbs a run: devices that are slow or stop, tasks and messages that do not always take equally long."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from cdpsim import fileform, units
 from cdpsim.errors import RequestError, choose, shown
 from cdpsim.fileform import Seconds
-from cdpsim.model import UNIT_MODELS
 from cdpsim.topology import MOST_DEVICES, Device
 from cdpsim.variates import DISTRIBUTIONS
 
@@ -110,12 +109,6 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
         said += [f"device {one.device} stops" for one in self.stop]
         said += [f"jitter {self.jitter}"] * bool(self.jitter)
         return said + [f"link jitter {self.link_jitter}"] * bool(self.link_jitter)
-
-
-def recorded_disorder(request: Mapping[str, Any]) -> Disorder:
-    """Read what disturbs a run from its recorded request."""
-    said = {name: request[name] for name in KEYWORDS if name in request}
-    return disorder_of(Disorder(), **said, slots=request.get("model") in UNIT_MODELS)
 
 
 def read_jitter(option: str, text: str) -> tuple[str, float]:

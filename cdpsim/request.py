@@ -409,6 +409,12 @@ def read(asked: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def recorded_disorder(request: Mapping[str, Any]) -> Disorder:
+    """Read what disturbs a run from its recorded request."""
+    said = {name: request[name] for name in DISORDER if name in request}
+    return disorder_of(Disorder(), **said, slots=request.get("model") in UNIT_MODELS)
+
+
 def _rule_and_steps(
     schedule: Schedule, shape: Shape, asked: Mapping[str, Any], *, slots: bool = True
 ) -> tuple[Rule, int]:

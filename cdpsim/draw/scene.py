@@ -7,10 +7,10 @@ import numpy as np
 
 from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.costs import Times
-from cdpsim.disorder import recorded_disorder
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.program import Edge
+from cdpsim.request import recorded_disorder
 from cdpsim.runs import Run
 from cdpsim.setting import setting
 from cdpsim.trace import Trace
