@@ -109,6 +109,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             )
 
     @classmethod
+    @lru_cache(maxsize=64)
     def unit(cls, n: int, *, split: bool = False) -> Self:
         """Make the paper's slot model: every pass takes one slot, everything held or sent counts as one.
 
