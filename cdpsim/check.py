@@ -90,12 +90,14 @@ def _edges(program: Program) -> Iterator[str]:
 def _lanes(program: Program) -> Iterator[str]:
     """Every compute task has one place, in a lane of its own device; so have all updates, or none."""
     tasks, lane_tasks = program.tasks, program.lane_tasks
-    count = np.bincount(lane_tasks, minlength=len(tasks))
     needs = (tasks.kind != Kind.U) | (len(lane_tasks) > program.compute)
-    wrong = np.flatnonzero(count != needs)
-    if len(wrong):
-        places = f"{count[wrong[0]]} places in lanes; it needs {'one' if needs[wrong[0]] else 'none'}"
-        yield f"{program.describe(int(wrong[0]))} has {places}"
+    there = np.zeros(len(tasks), dtype=bool)
+    there[lane_tasks] = True
+    if len(lane_tasks) != np.count_nonzero(needs) or (there != needs).any():
+        count = np.bincount(lane_tasks, minlength=len(tasks))
+        task = int(np.flatnonzero(count != needs)[0])
+        places = f"{count[task]} places in lanes; it needs {'one' if needs[task] else 'none'}"
+        yield f"{program.describe(task)} has {places}"
         return
     moves = heads(tasks.device[lane_tasks], tasks.lane[lane_tasks])
     stray = np.setdiff1d(moves, program.lane_start)
