@@ -8,9 +8,10 @@ import resource
 import subprocess
 import sys
 
-from cdpsim import compiled, simulate
-from cdpsim.metrics import memory
+from cdpsim import simulate
+from cdpsim.numeric import compiled
 from cdpsim.schedules import TABLE_1
+from cdpsim.trace.metrics import memory
 
 PIPELINES = [
     ("1f1b", "512", "1", "m=1024"),

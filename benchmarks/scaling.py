@@ -12,7 +12,7 @@ from math import log
 import numpy as np
 
 from cdpsim import simulate
-from cdpsim.metrics import memory
+from cdpsim.trace.metrics import memory
 
 STAGES = [(n, 8) for n in (25, 79, 250, 791)]  # 2 * 8 * n * n tasks
 STEPS = [(32, steps) for steps in (5, 49, 488, 4883)]  # 2 * 32 * 32 * steps tasks

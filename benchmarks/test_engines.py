@@ -10,9 +10,9 @@ import simpy
 
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.metrics import memory
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
+from cdpsim.trace.metrics import memory
 
 LARGE = [("multi-cdp", 256, 8), ("multi-cdp", 8, 8192)]
 
@@ -93,7 +93,7 @@ def test_table1_500(benchmark: Any) -> None:
 FRESH = """
 import time; began = time.perf_counter()
 import cdpsim
-from cdpsim.metrics import memory
+from cdpsim.trace.metrics import memory
 from cdpsim.schedules import TABLE_1
 run = cdpsim.simulate("multi-cdp", 256, steps=8)
 memory.curves(run.program, run.start, run.end)

@@ -10,7 +10,7 @@ import pytest
 from cdpsim import simulate
 from cdpsim.export.chrome import chrome
 from cdpsim.export.protobuf import protobuf
-from cdpsim.files import write_file
+from cdpsim.files.writing import write_file
 from cdpsim.trace import Trace
 
 LARGE = [("multi-cdp", 256, 8), ("multi-cdp", 8, 8192), ("single-dp", 256, 8)]
@@ -41,7 +41,7 @@ import resource
 from pathlib import Path
 from cdpsim import simulate
 from cdpsim.export.chrome import chrome
-from cdpsim.files import write_file
+from cdpsim.files.writing import write_file
 trace = simulate("multi-cdp", 256, steps=8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 write_file(Path({file!r}), chrome(trace), force=True)

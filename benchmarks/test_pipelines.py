@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.test_engines import rate, traced
-from cdpsim import paths, simulate
-from cdpsim.compare import measure
-from cdpsim.engine import fast
+from cdpsim import simulate
+from cdpsim.numeric import paths
 from cdpsim.schedules import SCHEDULES, _written_out
 from cdpsim.schedules.actions import Actions, check_actions
+from cdpsim.studies.compare import measure
+from cdpsim.timing.engine import fast
 
 LARGE: list[tuple[str, int, dict[str, int]]] = [
     ("1f1b", 512, {"m": 1024}),

@@ -8,12 +8,12 @@ import pytest
 
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.disorder import Disorder
-from cdpsim.disturb import jittered
-from cdpsim.engine import ENGINES
-from cdpsim.montecarlo import spread
-from cdpsim.paths import levels
+from cdpsim.cluster.disorder import Disorder
+from cdpsim.numeric.paths import levels
 from cdpsim.runs import Run
+from cdpsim.studies.montecarlo import spread
+from cdpsim.timing.disturb import jittered
+from cdpsim.timing.engine import ENGINES
 
 RUNS = 1000
 MODEL = Model(stages=(Stage(forward=0.01, backward=0.02, boundary=10**6, parameters=10**7),) * 8)

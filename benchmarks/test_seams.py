@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import Request, assemble, paths, presets, price, run, sweep
+from cdpsim import Request, assemble, presets, price, run, sweep
+from cdpsim.numeric import paths
 
 MANY = 20_000
 SMALL: dict[str, dict[str, Any]] = {"1f1b": {"m": 4}, "multi-cdp": {}}

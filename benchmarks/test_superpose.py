@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cdpsim import Model, Stage
-from cdpsim.superpose import superpose
-from cdpsim.units import Work
+from cdpsim.files.units import Work
+from cdpsim.studies.superpose import superpose
 
 # Deeper than any model; times that are no whole numbers of anything.
 DEEP = Model(

@@ -1,8 +1,7 @@
 """Simulate training schedules: when every task runs, what every device holds, what every link carries."""
 
 from cdpsim.cluster import Cluster
-from cdpsim.costs import Costs
-from cdpsim.disorder import Slow, Stop
+from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.front import assemble, price, run, simulate, sweep
 from cdpsim.model import Model, Stage, Tie
@@ -10,7 +9,8 @@ from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, Schedule
-from cdpsim.table1 import table1
+from cdpsim.studies.table1 import table1
+from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
 from cdpsim.version import __version__
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdpsim import fileform
 from cdpsim.errors import RequestError, choose, shown
+from cdpsim.files import config as fileform
 
 ENDINGS = (".toml", ".json")
 _FILES = ("model", "cluster", "rule", "schedule")  # what may be a file beside it

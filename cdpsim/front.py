@@ -17,31 +17,31 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from cdpsim.assembly import derive
-from cdpsim.check import check_columns
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import DEFAULT, is_named
-from cdpsim.costs import Costs, Times, node_costs
-from cdpsim.devices import NONE
-from cdpsim.disorder import Disorder
-from cdpsim.disturb import disturbed
-from cdpsim.engine import find_engine
+from cdpsim.cluster.devices import NONE
+from cdpsim.cluster.disorder import Disorder
 from cdpsim.errors import RequestError
-from cdpsim.expand import expand, is_unrolled, origins, piece_times, unexpanded
+from cdpsim.files.progress import ticker
 from cdpsim.limits import refuse_large_expansion
-from cdpsim.metrics import memory
 from cdpsim.model import Model
 from cdpsim.program import Op, Program
-from cdpsim.progress import ticker
-from cdpsim.rendezvous import deferred, met, posted
+from cdpsim.program.assembly import derive
+from cdpsim.program.check import check_columns
+from cdpsim.program.collectives import DEFAULT, is_named
+from cdpsim.program.rendezvous import deferred, met, posted
+from cdpsim.program.streams import streamed
 from cdpsim.request import MEGATRON, SIGNATURE, Engine, Request, Untaken, Words, find_schedule
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
-from cdpsim.stalled import refuse_stalled
-from cdpsim.streams import streamed
+from cdpsim.timing.costs import Costs, Times, node_costs
+from cdpsim.timing.disturb import disturbed
+from cdpsim.timing.engine import find_engine
+from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
+from cdpsim.timing.stalled import refuse_stalled
 from cdpsim.trace import TABLES, Columns, Trace, load
+from cdpsim.trace.metrics import memory
 
 SWEPT = 2**20  # nodes of all runs that are swept at once
 _CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cdpsim.costs import Costs
 from cdpsim.errors import RequestError
-from cdpsim.expand import is_unrolled, unroll
+from cdpsim.files.units import size_bytes
 from cdpsim.program import Program
-from cdpsim.units import size_bytes
+from cdpsim.timing.costs import Costs
+from cdpsim.timing.expand import is_unrolled, unroll
 
 # At the peak, traces written out included, in the slot model and with real costs; measured on the schedule that needs
 # most (benchmarks/README.md).

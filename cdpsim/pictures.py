@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdpsim.breakeven import BreakEven
-from cdpsim.compare import Measured
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import check_writable, write_file
+from cdpsim.files.progress import ticker
+from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import order_of
-from cdpsim.progress import ticker
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
+from cdpsim.studies.breakeven import BreakEven
+from cdpsim.studies.compare import Measured
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:

@@ -14,23 +14,23 @@ import msgspec
 import numpy as np
 
 from cdpsim import experiment, presets
-from cdpsim.assembly import check_counts, counted_once, pyramid_of
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import COLLECTIVES, DEFAULT
-from cdpsim.costs import CONTENTION, reached
-from cdpsim.devices import UNLIMITED_LANES
-from cdpsim.disorder import KEYWORDS as DISORDER
-from cdpsim.disorder import Disorder, Slow, Stop, disorder_of
-from cdpsim.engine import find_engine
+from cdpsim.cluster.devices import UNLIMITED_LANES
+from cdpsim.cluster.disorder import KEYWORDS as DISORDER
+from cdpsim.cluster.disorder import Disorder, Slow, Stop, disorder_of
 from cdpsim.errors import RequestError, choose, flag, shown
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
-from cdpsim.offload import timed
-from cdpsim.recipe import apply
+from cdpsim.model.offload import timed
+from cdpsim.model.recipe import apply
+from cdpsim.model.stage import Tie
+from cdpsim.program.assembly import check_counts, counted_once, pyramid_of
+from cdpsim.program.collectives import COLLECTIVES, DEFAULT
 from cdpsim.schedules import SCHEDULES, Schedule, imported
 from cdpsim.schedules.rule import CUSTOM, NAMED, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.stage import Tie
+from cdpsim.timing.costs import CONTENTION, reached
+from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # where no number is asked for
 _TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim import tabled
-from cdpsim.collectives import Algorithm
-from cdpsim.columns import Ints
-from cdpsim.costs import Costs, Times
 from cdpsim.errors import RequestError
-from cdpsim.metrics import communication, memory, staleness, steady, utilisation
+from cdpsim.files.units import Number, plain, said
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Program
+from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
-from cdpsim.trace import Columns, Trace
-from cdpsim.units import Number, plain, said
+from cdpsim.timing.costs import Costs, Times
+from cdpsim.trace import Columns, Trace, tabled
+from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation
 from cdpsim.version import __version__
 
 FEW_STEPS = 3  # so many cost less to look at than another run of one

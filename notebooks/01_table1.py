@@ -38,12 +38,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import cdpsim
-from cdpsim import table1_forms, tables
 from cdpsim.draw.canvas import plain
 from cdpsim.draw.curves import memory
 from cdpsim.draw.palette import colour
 from cdpsim.draw.text import timetable
-from cdpsim.table1 import compute
+from cdpsim.files import tables
+from cdpsim.studies import table1_forms
+from cdpsim.studies.table1 import compute
 
 # %% [markdown]
 # ## Nine implementations

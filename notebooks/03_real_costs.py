@@ -40,14 +40,14 @@ from matplotlib.figure import Figure
 
 import cdpsim
 from cdpsim import Model, presets
-from cdpsim.breakeven import breakeven, curve, span
-from cdpsim.compare import Measured, measure
 from cdpsim.draw import canvas
 from cdpsim.draw.compared import compared
 from cdpsim.draw.hidden import hidden
-from cdpsim.montecarlo import spread
+from cdpsim.files.tables import FORMATS
 from cdpsim.schedules import TABLE_1
-from cdpsim.tables import FORMATS
+from cdpsim.studies.breakeven import breakeven, curve, span
+from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.montecarlo import spread
 
 
 def table(rows: list[dict[str, object]]) -> None:

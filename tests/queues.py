@@ -1,4 +1,4 @@
-"""Devices that post messages into streams, played event by event: what `cdpsim.streams` and the engines must come to.
+"""Devices that post messages into streams, played event by event: what streams and the engines must come to.
 
 Written from the rules alone: who needs whom is taken from a program without streams, all the rest is done again here
 with dicts, lists and the standard library's topological sort. Nobody waits along an edge that stands for a stream:

@@ -10,16 +10,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
-from cdpsim.assembly.causal import check_causal
 from cdpsim.cluster import Devices, Link, PairLink
-from cdpsim.collectives import ALL_REDUCE
-from cdpsim.devices import OVERLAPS
+from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.files.units import Work
+from cdpsim.program.assembly.causal import check_causal
+from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request import RENDEZVOUS, Untaken
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
-from cdpsim.units import Work
 
 KEPT = 10**6  # at most: every stage's activation and boundary have room for it
 

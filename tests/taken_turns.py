@@ -1,4 +1,4 @@
-"""Messages that take their devices' lanes or streams, played event by event: what `cdpsim.streams` must come to.
+"""Messages that take their devices' lanes or streams, played event by event: what `streams` must come to.
 
 Written from the rules alone: who needs whom is taken from a program where everything overlaps. A device is a list of
 things to do; of a message it sends something, which takes it the message's time, or receives it, which takes as long

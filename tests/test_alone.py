@@ -10,13 +10,13 @@ import pytest
 import simpy
 
 from cdpsim import Model, RequestError, Stage, simulate
-from cdpsim.alone import fair, fastest, laid_out
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
-from cdpsim.collectives import COLLECTIVES, Algorithm, candidates, ring_over
-from cdpsim.costs import Wires
-from cdpsim.engine.carrier import Carrier
-from cdpsim.expand import unroll
 from cdpsim.program import Op
+from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_over
+from cdpsim.timing.alone import fair, fastest, laid_out
+from cdpsim.timing.costs import Wires
+from cdpsim.timing.engine.carrier import Carrier
+from cdpsim.timing.expand import unroll
 
 US, GB = 1e-6, 1e9
 SIZES = (1_000, 3_000_000, 800_000_000)

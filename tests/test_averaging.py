@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from cdpsim import Model, presets, simulate
-from cdpsim.breakeven import breakeven
-from cdpsim.compare import Measured, measure
+from cdpsim.studies.breakeven import breakeven
+from cdpsim.studies.compare import Measured, measure
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 

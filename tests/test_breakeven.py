@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
-from cdpsim.breakeven import PRECISION, BreakEven, Runner, _crossing, breakeven, curve, scaled, span, step_time
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.hidden import hidden
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
+from cdpsim.studies.breakeven import PRECISION, BreakEven, Runner, _crossing, breakeven, curve, scaled, span, step_time
 from tests.conftest import Command, examples
 from tests.drawn import drawn, read
 from tests.pictured import HOSTILE

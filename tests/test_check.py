@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError, simulate
-from cdpsim.check import check, find_cycle
-from cdpsim.costs import Costs
-from cdpsim.engine import ENGINES
 from cdpsim.program import Bases, Edge, Edges, Kind, Program
+from cdpsim.program.check import check, find_cycle
+from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine import ENGINES
 
 
 def program(schedule: str = "multi-cdp", n: int = 3) -> Program:

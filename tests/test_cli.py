@@ -20,10 +20,11 @@ from typing import IO, Any, NoReturn
 import pytest
 import tqdm
 
-from cdpsim import SCHEDULES, RequestError, __version__, cli, console
+from cdpsim import SCHEDULES, RequestError, __version__, cli
+from cdpsim.cli import console
 from cdpsim.display import one_line
+from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
-from cdpsim.progress import progress
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
@@ -32,7 +33,7 @@ from tests.strategies import fitting
 
 FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
-TABLE1 = importlib.import_module("cdpsim.table1")
+TABLE1 = importlib.import_module("cdpsim.studies.table1")
 
 
 def content(folder: Path) -> dict[str, bytes | None]:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import Model, Stage, simulate
-from cdpsim.breakeven import scaled
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.offload import timed
+from cdpsim.model.offload import timed
 from cdpsim.request import Contention
+from cdpsim.studies.breakeven import scaled
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -10,7 +10,8 @@ import pytest
 
 from cdpsim import RequestError
 from cdpsim.cluster import Cards
-from cdpsim.collectives import (
+from cdpsim.program import Op
+from cdpsim.program.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -30,8 +31,7 @@ from cdpsim.collectives import (
     payload,
     ring_over,
 )
-from cdpsim.collectives import double_tree as two_trees
-from cdpsim.program import Op
+from cdpsim.program.collectives import double_tree as two_trees
 
 SIZES = range(1, 65)
 NODES = [

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from cdpsim import Cluster, Request, RequestError, assemble
-from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
-from cdpsim.columns import joined, taken
-from cdpsim.costs import node_costs
+from cdpsim.numeric.columns import joined, taken
 from cdpsim.program import Op, Program
+from cdpsim.program.check import check
+from cdpsim.timing.costs import node_costs
 from tests.strategies import in_seconds
 
 LINKS = Cluster(devices=(Devices(speed=1.0),), link=Link(latency=2.0, bandwidth=1.0))

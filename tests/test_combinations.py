@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from cdpsim import Cluster, RequestError, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
-from cdpsim.collectives import COLLECTIVES
-from cdpsim.compare import measure
-from cdpsim.devices import OVERLAPS
+from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
+from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request import RENDEZVOUS
 from cdpsim.runs import Run
 from cdpsim.schedules.order import CYCLIC
-from cdpsim.units import Work
+from cdpsim.studies.compare import measure
 from tests.conftest import examples
 from tests.strategies import disorders, schedules, streamed_requests, taken
 

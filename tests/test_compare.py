@@ -14,9 +14,9 @@ from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.compare import CATEGORIES, measure
 from cdpsim.front import reopen
 from cdpsim.schedules import TABLE_1
+from cdpsim.studies.compare import CATEGORIES, measure
 from tests.conftest import Command
 from tests.drawn import read
 from tests.strategies import in_seconds, requests

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, RequestError, simulate
-from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
+from cdpsim.program.check import check
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule

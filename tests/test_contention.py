@@ -11,14 +11,14 @@ from msgspec import structs
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link
-from cdpsim.compare import measure
-from cdpsim.devices import OVERLAPS
+from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.montecarlo import spread
 from cdpsim.pictures import timeline
 from cdpsim.request import RENDEZVOUS, Contention
 from cdpsim.runs import Run
+from cdpsim.studies.compare import measure
+from cdpsim.studies.montecarlo import spread
 from tests.conftest import Command, examples
 from tests.patterns import joined
 from tests.strategies import fitting, taken

@@ -7,10 +7,10 @@ import pytest
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.cluster.topology import Cable, Topology
+from cdpsim.files.units import Work
 from cdpsim.program import Kind
 from cdpsim.request import Collective
-from cdpsim.topology import Cable, Topology
-from cdpsim.units import Work
 
 SHORT = Link(latency=1e-5, bandwidth=1e9)
 SLOW = Link(latency=0.5, bandwidth=100.0)

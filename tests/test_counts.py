@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
-from cdpsim.assembly import derive
-from cdpsim.check import check
-from cdpsim.collectives import DEFAULT
-from cdpsim.compare import measure
-from cdpsim.costs import node_costs
-from cdpsim.devices import Devices
-from cdpsim.disorder import Disorder
-from cdpsim.disturb import jittered
-from cdpsim.engine import ENGINES
+from cdpsim.cluster.devices import Devices
+from cdpsim.cluster.disorder import Disorder
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.pictures import timeline
 from cdpsim.program import Kind, Op, Program
+from cdpsim.program.assembly import derive
+from cdpsim.program.check import check
+from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
+from cdpsim.studies.compare import measure
+from cdpsim.timing.costs import node_costs
+from cdpsim.timing.disturb import jittered
+from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdpsim.commands.compare import COLUMNS, QUANTILES
+from cdpsim.cli.commands.compare import COLUMNS, QUANTILES
 from tests.conftest import Command
 
 REAL = "--model toy.toml --cluster box.toml"

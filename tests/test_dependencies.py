@@ -10,11 +10,11 @@ from msgspec.structs import replace as replace_struct
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
-from cdpsim.engine import ENGINES, find_engine
 from cdpsim.invariants import turns, violations
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Edges, Kind, Program
 from cdpsim.runs import Run
+from cdpsim.timing.engine import ENGINES, find_engine
 from tests.strategies import requests
 
 

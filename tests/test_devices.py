@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 
 from cdpsim.cluster import Cluster, Devices, Speeds
-from cdpsim.costs import reached
 from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
-from cdpsim.units import Work
+from cdpsim.timing.costs import reached
 
 A100 = Speeds(fp32=19.5e12, bf16=312e12)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cdpsim import Cluster, RequestError
-from cdpsim.disorder import Disorder, Slow, Stop, disorder_of, read_jitter
+from cdpsim.cluster.disorder import Disorder, Slow, Stop, disorder_of, read_jitter
 
 FILE = """name = "box"
 [devices]

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.compare import measure
-from cdpsim.disorder import Disorder, Slow, Stop
-from cdpsim.engine import ENGINES
+from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.metrics.waiting import idle
 from cdpsim.program import Program
 from cdpsim.runs import Run
+from cdpsim.studies.compare import measure
+from cdpsim.timing.engine import ENGINES
+from cdpsim.trace.metrics.waiting import idle
 from tests.conftest import examples
 from tests.strategies import disorders, requests, streamed_requests, taken
 
@@ -327,8 +327,8 @@ def test_invariants_know_when_devices_stand_still(start: int, end: int, problem:
 def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled sweeps know none, and leave such runs to numpy."""
     expected = simulate("multi-cdp", 4, stop=["2:9:4"])
-    monkeypatch.setattr("cdpsim.paths.COMPILED_FROM", 0)
-    monkeypatch.setattr("cdpsim.paths.LOADED_FROM", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.COMPILED_FROM", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.LOADED_FROM", 0)
     assert same(simulate("multi-cdp", 4, stop=["2:9:4"]), expected)
 
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
-from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
-from cdpsim.collectives import COLLECTIVES, algorithm
-from cdpsim.expand import expand, unroll
+from cdpsim.cluster.topology import Cable, Topology
+from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Op
+from cdpsim.program.check import check
+from cdpsim.program.collectives import COLLECTIVES, algorithm
 from cdpsim.schedules import TABLE_1
-from cdpsim.topology import Cable, Topology
-from cdpsim.units import Work
+from cdpsim.timing.expand import expand, unroll
 from tests.conftest import examples
 from tests.strategies import fitting, lanes, requests, seconds, taken
 

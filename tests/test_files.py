@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cdpsim import files
 from cdpsim.errors import RequestError
-from cdpsim.files import check_writable, read_text, write_file, write_folder
+from cdpsim.files import writing as files
+from cdpsim.files.writing import check_writable, read_text, write_file, write_folder
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -259,7 +259,7 @@ def test_a_full_disk_is_refused_and_leaves_nothing(
 def test_a_limit_on_the_file_size_is_met_like_a_full_disk(tmp_path: Path) -> None:
     script = """
 import resource, signal, sys
-from cdpsim.files import write_file
+from cdpsim.files.writing import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -395,7 +395,7 @@ KILLED = """
 import os, signal, sys
 from itertools import count
 from pathlib import Path
-from cdpsim.files import write_folder
+from cdpsim.files.writing import write_folder
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.link", "os.rmdir"}
 home, there = Path(sys.argv[1]), sys.argv[2] == "there"
@@ -447,8 +447,8 @@ def test_a_kill_between_any_two_steps_leaves_the_old_files_or_the_new_ones_or_no
 
 TERMINATED = """
 import signal, sys
-from cdpsim import console
-from cdpsim.files import write_file, write_folder
+from cdpsim.cli import console
+from cdpsim.files.writing import write_file, write_folder
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored
 def chunks():
     yield "x" * 100_000
@@ -524,7 +524,7 @@ def test_what_is_rewritten_is_no_input(tmp_path: Path) -> None:
 def test_a_kill_while_writing_leaves_no_target(call: str, tmp_path: Path) -> None:
     script = f"""
 import sys
-from cdpsim.files import write_file, write_folder
+from cdpsim.files.writing import write_file, write_folder
 def chunks():
     yield "x" * 100_000
     print("writing", flush=True)

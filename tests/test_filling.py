@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cdpsim import filling, filling_arrays
-from cdpsim.engine import sharing
-from cdpsim.paths import compiled
+from cdpsim.numeric import filling, filling_arrays
+from cdpsim.numeric.paths import compiled
+from cdpsim.timing.engine import sharing
 from tests.conftest import examples, need
 from tests.patterns import patterns
 from tests.traffic import arrivals

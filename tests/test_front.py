@@ -24,10 +24,10 @@ from cdpsim import (
     sweep,
 )
 from cdpsim.cluster import Devices, Link
-from cdpsim.disorder import Disorder
+from cdpsim.cluster.disorder import Disorder
+from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.front import retimed
 from cdpsim.request import Collective
-from cdpsim.topology import Cable, Topology
 from tests.conftest import examples
 from tests.strategies import requests, streamed_requests
 

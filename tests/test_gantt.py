@@ -16,10 +16,10 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt import gantt
-from cdpsim.metrics.waiting import Reason
+from cdpsim.files.units import Work
 from cdpsim.program import Content
 from cdpsim.trace import load
-from cdpsim.units import Work
+from cdpsim.trace.metrics.waiting import Reason
 from tests.pictured import saved
 from tests.strategies import requests
 from tests.traces import changed, empty, some_rows

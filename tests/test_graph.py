@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
+from cdpsim.cluster.graph import MOST_MESHED, Graph, check, draw, node_of
 from cdpsim.errors import RequestError
-from cdpsim.graph import MOST_MESHED, Graph, check, draw, node_of
 
 CABLE = Cable(latency=2.0, bandwidth=30.0, latency_back=5.0, bandwidth_back=70.0)
 

@@ -5,8 +5,8 @@ from collections import defaultdict
 import pytest
 
 from cdpsim import SCHEDULES
-from cdpsim.assembly.tables import Lanes, Passes, Tables, check_counts
 from cdpsim.program import Kind
+from cdpsim.program.assembly.tables import Lanes, Passes, Tables, check_counts
 from cdpsim.schedules.shape import Shape
 from tests.strategies import shapes
 

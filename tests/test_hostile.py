@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, cli, help, load, simulate, table1
-from cdpsim.console import parser_of
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, cli, load, simulate, table1
+from cdpsim.cli import help
+from cdpsim.cli.console import parser_of
 from cdpsim.program import Edge
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
-from cdpsim.table1 import compute
+from cdpsim.studies.table1 import compute
 from tests.conftest import Command, need
 from tests.test_cli import assert_refused
 
@@ -316,7 +317,7 @@ def test_times_are_of_one_kind(command: Command, here: Path) -> None:
 def test_exact_values_need_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the whole table, and nothing is simulated for them."""
     whole = compute(4, collective="ring")
-    monkeypatch.setattr(importlib.import_module("cdpsim.table1"), "simulate", None)
+    monkeypatch.setattr(importlib.import_module("cdpsim.studies.table1"), "simulate", None)
     for row, simulated in zip(table1(4, collective="ring", exact=True), whole.rows, strict=True):
         assert "agree" not in row
         for name, cell in row.items():
@@ -368,7 +369,7 @@ def test_a_damaged_cache_of_numba_is_no_obstacle(content: bytes, tmp_path: Path)
     need(find_spec("numba"), "numba")
     program = """
 import numpy as np
-from cdpsim.paths import compiled
+from cdpsim.numeric.paths import compiled
 ints = lambda *numbers: np.array(numbers, dtype=np.int32)
 graph, start = (ints(0), ints(1), ints(0, 1), ints(0, 1, 2)), np.array([0, 0])
 room = ints(0, 0), ints(0, 0, 0), ints(0, 0)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,45 +13,38 @@ import pytest
 from cdpsim import SCHEDULES
 
 PROJECT = Path(__file__).parent.parent
-# A module imports only from those above it; a package is its modules, last of them its __init__.
-DRAWN = """
-    version display errors progress help console columns variates filling filling_arrays compiled stops paths
-    files units fileform
-    partition stage model recipe topology graph routes star devices disorder cluster offload presets
-    schedules.state schedules.actions schedules.table schedules.shape schedules.listing schedules.rule
-    schedules.order schedules.placement
-    schedules.pipelines.needs schedules.pipelines.alternating schedules.pipelines.both_ways
-    schedules.pipelines.spelling schedules.pipelines.zero_bubble schedules.pipelines.dual schedules.pipelines.fold
-    schedules.pipelines schedules
-    program collectives.rounds collectives.double_tree collectives check
-    assembly.build assembly.causal assembly.tables assembly.passes assembly.update
-    assembly.tied assembly.data_axis assembly.carried assembly.in_turn assembly
-    alone costs disturb expand streams rendezvous
-    metrics.memory metrics.communication metrics.utilisation metrics.staleness
-    metrics.traffic metrics.waiting metrics.steady metrics
-    engine.fast engine.sharing engine.carrier engine.discrete engine
-    trace tabled limits experiment request runs stalled setting
-    invariants.needs invariants.pieces invariants.recount invariants.times invariants.passes invariants.gradients
-    invariants.messages invariants.versions invariants.states invariants.turns invariants.held invariants
-    pyramid front montecarlo
-    compare breakeven superpose table1 tables table1_forms
-    draw.text draw.canvas draw.palette draw.scene draw.sheet
-    draw.paper.marks draw.paper.shown draw.paper
-    draw.snapshot.moment draw.snapshot.devices draw.snapshot.key draw.snapshot
-    draw.gantt.rows draw.gantt.bars draw.gantt
-    draw.curves.series draw.curves.panels draw.curves.piles draw.curves.flows draw.curves.versions
-    draw.curves.step_times draw.curves
-    draw.compared draw.traded draw.hidden draw.superposed draw
-    export.page export.labels export.tracks export.chrome export.protobuf export
-    pictures
-    commands.options commands.tables commands.compare commands.runs commands.superpose commands.pictures
-    commands.presets commands.breakeven commands
-    __init__ cli __main__
-"""
-LAYERS = DRAWN.split()
+# A module imports only from its own room and from rooms above it.
+ROOMS = [
+    "version",
+    "display",
+    "errors",
+    "files",
+    "numeric",
+    "cluster",
+    "model",
+    "presets",
+    "schedules",
+    "program",
+    "timing",
+    "trace",
+    "limits",
+    "experiment",
+    "request",
+    "runs",
+    "setting",
+    "invariants",
+    "front",
+    "studies",
+    "draw",
+    "export",
+    "pictures",
+    "cli",
+    "__init__",
+    "__main__",
+]
 # What takes long to import, and what imports it when asked to.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "perfetto"}
-IMPORTED_LATE = {"compiled": {"numba"}}
+IMPORTED_LATE = {"numeric.compiled": {"numba"}}
 
 
 def name_of(path: Path) -> str:
@@ -95,24 +89,35 @@ def imported_with(tree: ast.Module) -> Iterator[str]:
         waiting += ast.iter_child_nodes(node)
 
 
-def test_every_module_has_its_layer() -> None:
-    assert sorted(LAYERS) == sorted(MODULES), "give a new module its place in LAYERS, here and in DESIGN.md"
+def room(name: str) -> str:
+    """The room that a module is in."""
+    return name.partition(".")[0]
 
 
-def test_packages_are_layers_of_their_own() -> None:
-    """All modules of a package stand together, its __init__ last."""
-    tops = [name.partition(".")[0] for name in LAYERS]
-    runs = [name for name, before in zip(tops, [None, *tops], strict=False) if name != before]
-    assert len(runs) == len(set(runs))
-    for name in set(tops) & {name for name in LAYERS if f"{name}." in " ".join(LAYERS)}:
-        assert LAYERS.index(name) == max(k for k, top in enumerate(tops) if top == name)
+OWN = {
+    name: {module_named(dotted) for dotted in imports(tree) if dotted.split(".")[0] == "cdpsim"} - {name}
+    for name, tree in MODULES.items()
+}  # what each module imports of the package
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert {room(name) for name in MODULES} == set(ROOMS), "give a new room its place in ROOMS, here and in DESIGN.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_layers_above(name: str) -> None:
-    above = LAYERS[: LAYERS.index(name)]
-    own = {module_named(dotted) for dotted in imports(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
-    assert own <= set(above), sorted(own - set(above))
+def test_a_module_imports_only_from_its_room_and_those_above(name: str) -> None:
+    rooms = {room(imported) for imported in OWN[name]}
+    assert rooms <= set(ROOMS[: ROOMS.index(room(name)) + 1]), sorted(rooms)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not in a room, either; a package's modules may import the package itself."""
+    packages = {name for name in MODULES if any(other.startswith(f"{name}.") for other in MODULES)}
+    above = {
+        name: {other for other in own if other not in packages or not name.startswith(f"{other}.")}
+        for name, own in OWN.items()
+    }
+    assert list(TopologicalSorter(above).static_order())
 
 
 # The harness: packages, each of which imports only from itself and those before it.
@@ -131,15 +136,14 @@ def test_the_package_knows_nothing_of_the_harness() -> None:
     assert not {dotted for tree in MODULES.values() for dotted in imports(tree) if dotted.startswith("validation")}
 
 
-def test_design_shows_the_layers_in_this_order() -> None:
-    """Whoever reads DESIGN.md sees no module that is not there, and none at another height."""
-    drawing = re.search(r"\n## Layers\n.*?\n((?:    [^\n]*\n|\n)+)", (PROJECT / "DESIGN.md").read_text(), re.DOTALL)
+def test_design_shows_the_rooms_in_this_order() -> None:
+    """Whoever reads DESIGN.md sees no room that is not there, and none at another height."""
+    drawing = re.search(r"\n## Rooms\n.*?\n((?:    [^\n]*\n|\n)+)", (PROJECT / "DESIGN.md").read_text(), re.DOTALL)
     assert drawing is not None
     beginnings = [re.match(r"    ((?:[a-z0-9_]+(?:\.py|/) ?)+)", line) for line in drawing[1].splitlines()]
     shown = [re.sub(r"\.py|/", "", word) for words in beginnings if words for word in words[1].split()]
     assert len(shown) > 20
-    tops = dict.fromkeys(name.partition(".")[0] for name in LAYERS)
-    assert shown == [name for name in tops if name in shown]
+    assert shown == [name for name in ROOMS if not name.startswith("__")]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -161,7 +165,7 @@ def test_small_requests_import_no_numba() -> None:
     """It takes longer to load than they take."""
     program = """
 import sys, cdpsim
-from cdpsim.compare import measure
+from cdpsim.studies.compare import measure
 cdpsim.table1(4)
 measure(cdpsim.simulate("1f1b", 8, m=16, model="gpt2", cluster="a100-nodes")).step
 cdpsim.simulate("1f1b", 64, m=128).summary()

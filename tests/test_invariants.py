@@ -11,12 +11,12 @@ from hypothesis import given
 
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
-from cdpsim.engine import ENGINES
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.invariants.pieces import put_together
 from cdpsim.program import Category, Content, Edge, Edges, Program, no_parts
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import recorded_rule
+from cdpsim.timing.engine import ENGINES
 from tests.strategies import requests
 
 Fault = Callable[[], Run]

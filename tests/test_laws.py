@@ -9,19 +9,19 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, Stage, simulate
-from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
-from cdpsim.columns import Ints
-from cdpsim.costs import Costs
-from cdpsim.engine import ENGINES
-from cdpsim.metrics import memory
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Edge, Kind
+from cdpsim.program.check import check
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import Lists
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG, REPLICATED, Home
+from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine import ENGINES
+from cdpsim.trace.metrics import memory
 from tests.conftest import examples
 from tests.strategies import requests, taken
 

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, simulate
-from cdpsim.check import check
-from cdpsim.engine import ENGINES, discrete
 from cdpsim.invariants import violations
 from cdpsim.program import Edges, Program
+from cdpsim.program.check import check
 from cdpsim.runs import Run
+from cdpsim.timing.engine import ENGINES, discrete
 from tests.strategies import requests
 
 PARTS = 8

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.metrics import communication, memory
 from cdpsim.program import Category, Content
 from cdpsim.request import Collective
+from cdpsim.trace.metrics import communication, memory
 from tests.strategies import fitting, requests
 
 

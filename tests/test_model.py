@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cdpsim import presets, simulate
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
 from cdpsim.model import SIZES, Model, Stage
-from cdpsim.units import Work
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, load, montecarlo, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
 from cdpsim.errors import Stalled
-from cdpsim.montecarlo import quantiles, spread
+from cdpsim.studies import montecarlo
+from cdpsim.studies.montecarlo import quantiles, spread
 from tests.conftest import Command, examples
 from tests.strategies import requests, streamed_requests, taken
 from tests.test_cli import FILES, content, here, refuse

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.model import Recipe
-from cdpsim.offload import timed
-from cdpsim.recipe import apply
-from cdpsim.units import Work
+from cdpsim.model.offload import timed
+from cdpsim.model.recipe import apply
 from tests.conftest import Command
 
 HOST = Link(latency=0.25, bandwidth=10.0)

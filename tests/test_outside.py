@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, RequestError, simulate
-from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.runs import Run
@@ -19,6 +18,7 @@ from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE
 from cdpsim.schedules.rule import CDP_V2, DP, NEWEST, Rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Home, State, When
+from cdpsim.timing.engine import ENGINES
 
 # A state policy: torch's ZeroRedundancyOptimizer.
 ZERO_REDUNDANCY = State(parameters=Home.COPIED, gradients=Home.COPIED, optimizer=Home.OWNED, reduce=When.LAST)

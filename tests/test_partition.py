@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import partition
 from cdpsim.errors import RequestError
-from cdpsim.partition import Cuts, balanced
+from cdpsim.model import partition
+from cdpsim.model.partition import Cuts, balanced
 
 pytestmark = pytest.mark.filterwarnings("error")
 

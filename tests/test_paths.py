@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, paths, simulate
+from cdpsim import Cluster, simulate
 from cdpsim.cluster import Devices
-from cdpsim.columns import grouped, heads, ranks, runs, sort_by
-from cdpsim.metrics import memory
+from cdpsim.numeric import paths
+from cdpsim.numeric.columns import grouped, heads, ranks, runs, sort_by
+from cdpsim.trace.metrics import memory
 
 
 @st.composite
@@ -115,7 +116,7 @@ def test_who_has_long_lanes_is_swept_one_node_at_a_time(
 @given(graphs())
 def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
-    compiled = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
+    compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     expected = paths.longest_by_fronts(*graph)
     before, after, duration, earliest = graph
     lanes = (np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
@@ -154,7 +155,7 @@ def test_step_functions_agree(rows: list[tuple[int, int, int, int]]) -> None:
 
 def test_moments_are_starts_and_ends_of_nodes() -> None:
     """2 k is the start of node k, 2 k + 1 its end, and -1 the start of the run; the first node, too, may start late."""
-    compiled = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
+    compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     starts, ends = np.array([3, 7], dtype=np.int64), np.array([5, 8], dtype=np.int64)
     for times_of in (compiled.times_of, unwrap(compiled.times_of)):
         assert times_of(np.array([-1, 0, 1, 2, 3], dtype=np.int32), starts, ends).tolist() == [0, 3, 5, 7, 8]
@@ -166,7 +167,7 @@ def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threshold changes who sweeps, not what comes out; nor does compiling change what the Python there says."""
-    module = pytest.importorskip("cdpsim.compiled", reason="numba may be missing")
+    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     monkeypatch.setattr(paths, "COMPILED_FROM", 10**9)
     trace = simulate(name, 6)
     plain = {table: getattr(trace, table) for table in ("tasks", "messages", "memory")}  # found now, not when asked for
@@ -212,14 +213,14 @@ def test_without_compiled_code_everything_is_swept_in_numpy(
 
     class Refusing:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "cdpsim.compiled":
+            if name == "cdpsim.numeric.compiled":
                 raise problem("no numba here")
 
     expected = simulate("multi-cdp", 5).tasks["start"].tolist()
     monkeypatch.setattr(paths, "COMPILED_FROM", 0)
     monkeypatch.setattr(paths, "LOADED_FROM", 0)
-    monkeypatch.delitem(sys.modules, "cdpsim.compiled", raising=False)
-    monkeypatch.delattr("cdpsim.compiled", raising=False)
+    monkeypatch.delitem(sys.modules, "cdpsim.numeric.compiled", raising=False)
+    monkeypatch.delattr("cdpsim.numeric.compiled", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
     paths.compiled.cache_clear()
     try:

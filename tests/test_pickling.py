@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stalled, Trace, assemble, load, presets, simulate
-from cdpsim.collectives import (
+from cdpsim.program.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -27,13 +27,13 @@ from cdpsim.collectives import (
     Algorithm,
     hierarchical,
 )
-from cdpsim.compare import measure
-from cdpsim.montecarlo import spread
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
 from cdpsim.schedules.rule import NAMED, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
+from cdpsim.studies.compare import measure
+from cdpsim.studies.montecarlo import spread
 from cdpsim.trace import TABLES
 
 WAYS: dict[str, Callable[[Any], Any]] = {

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
-from cdpsim.check import check
 from cdpsim.cluster import Link
-from cdpsim.compare import measure
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.program.check import check
 from cdpsim.schedules import Schedule, pipeline
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
+from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
 from tests.strategies import requests, shapes
 
@@ -103,7 +103,7 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
     trace = simulate("pipedream", n, steps=4 * n)
     live = trace
     most = np.zeros(n, dtype=int)
-    from cdpsim.metrics.memory import live_versions
+    from cdpsim.trace.metrics.memory import live_versions
 
     versions = live_versions(live.program, live.start, live.end)
     np.maximum.at(most, versions["stage"], versions["versions"])

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Model, RequestError, Schedule, Stage, Trace, load, simulate
-from cdpsim.columns import Ints
-from cdpsim.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid
+from cdpsim.numeric.columns import Ints
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.order import CYCLIC, Order
@@ -21,6 +20,7 @@ from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
+from cdpsim.studies.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid
 from tests.strategies import fitting
 
 sizes = st.integers(1, 12)

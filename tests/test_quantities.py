@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, Tie, fileform, simulate
+from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
-from cdpsim.disorder import Disorder, Stop
+from cdpsim.cluster.disorder import Disorder, Stop
+from cdpsim.files import config as fileform
 from cdpsim.request import Contention
 from tests.conftest import examples
 from tests.test_combinations import files

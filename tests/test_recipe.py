@@ -12,9 +12,9 @@ import cdpsim
 from cdpsim import presets
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage
-from cdpsim.recipe import apply
-from cdpsim.units import Work
+from cdpsim.model.recipe import apply
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, Stage, rendezvous, simulate
-from cdpsim.check import check
+from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.program import Content, Edge, Kind, Op, Program
+from cdpsim.program import Content, Edge, Kind, Op, Program, rendezvous
+from cdpsim.program.check import check
 from cdpsim.request import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
 from tests.conftest import examples
@@ -328,7 +328,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", [*FAULTS, "none"])
 def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something is left out or turned around in `cdpsim.rendezvous`, and nothing is if there is no fault."""
+    """Something is left out or turned around in `cdpsim.program.rendezvous`, and nothing is if there is no fault."""
     for name in BY_HAND if fault == "none" else [FAULTS[fault][0]]:
         request = BY_HAND[name]
         plain = simulate(**whole(request))

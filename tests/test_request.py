@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
-from cdpsim.disorder import Disorder, Slow, Stop
+from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.front import order_of
 from cdpsim.schedules.table import write_actions
 from tests.conftest import Command, examples

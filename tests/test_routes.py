@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
+from cdpsim.cluster.graph import Graph, draw
+from cdpsim.cluster.routes import Routes
+from cdpsim.cluster.star import star
 from cdpsim.errors import RequestError
-from cdpsim.graph import Graph, draw
-from cdpsim.routes import Routes
-from cdpsim.star import star
 from tests.conftest import examples
 
 latencies = st.integers(0, 3).map(float)
@@ -192,8 +192,8 @@ def test_what_is_remembered_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     graph = draw(Topology(kind="fat-tree", link=Cable(latency=1.0, bandwidth=5.0)), (), 20)
     src, dst = np.indices((20, 20)).reshape(2, -1)
     plain = Routes(graph).costs(src, dst)
-    monkeypatch.setattr("cdpsim.routes._MOST_KEPT", 3 * graph.points)
-    monkeypatch.setattr("cdpsim.routes._AT_ONCE", 2 * graph.points)
+    monkeypatch.setattr("cdpsim.cluster.routes._MOST_KEPT", 3 * graph.points)
+    monkeypatch.setattr("cdpsim.cluster.routes._AT_ONCE", 2 * graph.points)
     scarce = Routes(graph)
     again = scarce.costs(src, dst)
     assert all(np.array_equal(one, other) for one, other in zip(plain, again, strict=True))

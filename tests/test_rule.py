@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, Trace, simulate
-from cdpsim.compare import measure
 from cdpsim.invariants import violations
 from cdpsim.schedules.rule import NAMED, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
 from tests.conftest import Command, examples
 from tests.test_cli import content, here

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link
-from cdpsim.engine.sharing import Fair, Queue, flows_of
+from cdpsim.timing.engine.sharing import Fair, Queue, flows_of
 from tests.conftest import examples, need
 from tests.patterns import CLUSTERS, joined, many, patterns
 from tests.second_opinion import COMMITTED, answer, digest, with_simgrid

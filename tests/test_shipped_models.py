@@ -68,7 +68,7 @@ def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> No
 def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from cdpsim.console import dispatch, parser_of
+    from cdpsim.cli.console import dispatch, parser_of
     from validation.profile.command import add_parser
 
     parser, commands = parser_of("python -m validation", "about", "examples")

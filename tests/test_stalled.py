@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
-from cdpsim.costs import node_costs
-from cdpsim.disorder import Disorder, Stop
-from cdpsim.disturb import disturbed
-from cdpsim.engine import ENGINES
+from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.errors import Stalled
+from cdpsim.numeric.stops import FOREVER
 from cdpsim.runs import Run
-from cdpsim.stalled import Wait, refuse_stalled, waits
-from cdpsim.stops import FOREVER
+from cdpsim.timing.costs import node_costs
+from cdpsim.timing.disturb import disturbed
+from cdpsim.timing.engine import ENGINES
+from cdpsim.timing.stalled import Wait, refuse_stalled, waits
 from tests.conftest import Command, examples
 from tests.strategies import fitting
 from tests.test_cli import content, here

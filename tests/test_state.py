@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Model, RequestError, Stage, simulate
-from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
-from cdpsim.metrics import memory
 from cdpsim.program import Category, Content, Op
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
@@ -18,6 +16,8 @@ from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import DP, lag_rule
 from cdpsim.schedules.state import ALONG, OWNER, TRAVELLING, Home, Owner, State, When
+from cdpsim.timing.engine import ENGINES
+from cdpsim.trace.metrics import memory
 
 C, S, O = Home.COPIED, Home.SPLIT, Home.OWNED  # noqa: E741 - as tables of homes write it
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
-from cdpsim.compare import measure
-from cdpsim.metrics import steady
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import Rule
+from cdpsim.studies.compare import measure
+from cdpsim.trace.metrics import steady
 from tests.conftest import examples
 from tests.strategies import fitting, requests, streamed_requests
 
@@ -298,7 +298,7 @@ def test_unlike_links_that_devices_meet_in_turn_are_measured() -> None:
 
 def test_a_fraction_of_slots_is_a_text() -> None:
     """Two steps of 7 slots together: steps that take turns at 3 and 4 slots, as no schedule of ours does."""
-    from cdpsim.units import plain, said
+    from cdpsim.files.units import plain, said
 
     assert [said(plain(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
 
@@ -316,7 +316,7 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
 
 def test_the_pyramid_at_rest_is_found_on_real_links() -> None:
     """A run's last step lacks the messages of the next one, so it is no sign of what repeats."""
-    from cdpsim.pyramid import pyramid
+    from cdpsim.studies.pyramid import pyramid
 
     result = pyramid(simulate("pp-cdp", 8, model="gpt2", cluster="a100-nodes"))
     assert result["period_is"] == "certified"

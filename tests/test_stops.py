@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.stops import FOREVER, Calendar, Times, merged
+from cdpsim.numeric.stops import FOREVER, Calendar, Times, merged
 
 Stops = Sequence[tuple[int, float]]
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
-from cdpsim.breakeven import scaled
-from cdpsim.check import check
 from cdpsim.cluster import Devices, Link
-from cdpsim.devices import OVERLAPS, UNLIMITED_LANES
+from cdpsim.cluster.devices import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
-from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
 from cdpsim.program import Edge
+from cdpsim.program.check import check
 from cdpsim.request import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
+from cdpsim.studies.breakeven import scaled
+from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
 from tests.conftest import Command, examples
 from tests.drawn import drawn

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import Cluster, Model, RequestError, Stage, presets, simulate
-from cdpsim.assembly import derive
 from cdpsim.cluster import Devices
-from cdpsim.costs import Costs
-from cdpsim.engine import find_engine
-from cdpsim.metrics import memory
+from cdpsim.files.units import Work
 from cdpsim.program import Category, Kind
+from cdpsim.program.assembly import derive
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
-from cdpsim.superpose import (
+from cdpsim.studies.superpose import (
     CONTENTS,
     DEVICES,
     Curve,
@@ -34,7 +32,9 @@ from cdpsim.superpose import (
     whole,
     worker_curve,
 )
-from cdpsim.units import Work
+from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine import find_engine
+from cdpsim.trace.metrics import memory
 from tests import strategies
 from tests.conftest import Command, examples
 from tests.test_cli import here, refuse

@@ -8,7 +8,7 @@ import pytest
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.superposed import MOST_STEPS, PAPER_N, figure_4, superposed
-from cdpsim.superpose import Curve, superpose, worker_curve
+from cdpsim.studies.superpose import Curve, superpose, worker_curve
 from tests.conftest import Command
 from tests.drawn import drawn
 from tests.pictured import HOSTILE, at, marked, one, words

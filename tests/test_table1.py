@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdpsim import RequestError, table1
-from cdpsim.table1 import QUANTITIES, compute
+from cdpsim.studies.table1 import QUANTITIES, compute
 
 MANY = [*range(1, 13), 16, 17, 31, 33, 64]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cdpsim.table1 import QUANTITIES, Table, compute
-from cdpsim.table1_forms import FORMS
+from cdpsim.studies.table1 import QUANTITIES, Table, compute
+from cdpsim.studies.table1_forms import FORMS
 from tests.conftest import Command
 
 ROWS = ["single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]
@@ -251,7 +251,9 @@ def test_the_same_request_gives_the_same_bytes(form: str, command: Command) -> N
 
 
 def test_more_than_nine_footnotes_have_two_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdpsim.table1_forms.footnote", lambda row, quantity, *_: f"{row['schedule']} {quantity}")
+    monkeypatch.setattr(
+        "cdpsim.studies.table1_forms.footnote", lambda row, quantity, *_: f"{row['schedule']} {quantity}"
+    )
     text = FORMS["text"](compute(2))
     assert "¹⁰ single-cdp parameters" not in text
     assert "¹⁰ single-dp parameters" in text

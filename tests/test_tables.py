@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError
-from cdpsim.tables import (
+from cdpsim.files.tables import (
     FORMATS,
     as_csv,
     as_json,

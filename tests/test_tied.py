@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, Tie, presets, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import Devices, Link
-from cdpsim.compare import measure
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
-from cdpsim.recipe import apply
+from cdpsim.model.recipe import apply
 from cdpsim.request import Contention
 from cdpsim.runs import Run
-from cdpsim.superpose import worker_curve
+from cdpsim.studies.compare import measure
+from cdpsim.studies.superpose import worker_curve
 from tests.drawn import read
 
 # Four stages, the first and the last of which share a tensor of 60 bytes; an optimizer keeps twice as much of each.

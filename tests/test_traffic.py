@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cdpsim import simulate
-from cdpsim.collectives import ALL_REDUCE
-from cdpsim.metrics.traffic import copied, shares
+from cdpsim.program.collectives import ALL_REDUCE
+from cdpsim.trace.metrics.traffic import copied, shares
 from tests.pictured import BOX, PAPER, model
 from tests.strategies import taken
 

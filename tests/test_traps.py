@@ -13,12 +13,12 @@ import pytest
 
 from cdpsim import simulate, table1
 from cdpsim.cli import main
-from cdpsim.columns import Ints
-from cdpsim.costs import Costs
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Edges, Program
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
+from cdpsim.timing.costs import Costs
 
 front_door = sys.modules["cdpsim.front"]  # the module: `cdpsim.simulate` is the function
 Tamper = Callable[[pytest.MonkeyPatch], None]

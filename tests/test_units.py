@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import units
 from cdpsim.errors import RequestError
-from cdpsim.units import Work, bandwidth, seconds, size_bytes, speed, text, time_or_work
+from cdpsim.files import units
+from cdpsim.files.units import Work, bandwidth, seconds, size_bytes, speed, text, time_or_work
 
 pytestmark = pytest.mark.filterwarnings("error")
 

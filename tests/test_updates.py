@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
-from cdpsim.check import check_columns
 from cdpsim.cluster import Devices, Link
+from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.metrics.waiting import Reason, idle, waits_for
+from cdpsim.program.check import check_columns
 from cdpsim.request import Engine
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
-from cdpsim.units import Work
+from cdpsim.trace.metrics.waiting import Reason, idle, waits_for
 
 ROWS = [(name, rule) for name in TABLE_1 for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]
 

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Model, RequestError, Stage, simulate
-from cdpsim.engine import ENGINES
 from cdpsim.invariants import violations
-from cdpsim.metrics import memory
-from cdpsim.metrics.staleness import ages
 from cdpsim.program import Category
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
@@ -19,6 +16,9 @@ from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import Rule, Versions, recorded_rule
 from cdpsim.schedules.shape import Shape
+from cdpsim.timing.engine import ENGINES
+from cdpsim.trace.metrics import memory
+from cdpsim.trace.metrics.staleness import ages
 
 
 def one_late(i: Any, j: Any, shape: Shape) -> Any:

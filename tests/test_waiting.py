@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
-from cdpsim.compare import measure
-from cdpsim.engine import fast
-from cdpsim.metrics import utilisation, waiting
-from cdpsim.metrics.waiting import Reason
+from cdpsim.files.units import Work
 from cdpsim.program import Edge, Kind, Program
 from cdpsim.runs import Run
-from cdpsim.units import Work
+from cdpsim.studies.compare import measure
+from cdpsim.timing.engine import fast
+from cdpsim.trace.metrics import utilisation, waiting
+from cdpsim.trace.metrics.waiting import Reason
 from tests.conftest import examples
 from tests.strategies import requests, streamed_requests
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.costs import Costs, lay_out
-from cdpsim.engine import find_engine
 from cdpsim.program import Buffers, Content, Edge, Edges, Kind, Messages, Op, Program, Tasks
+from cdpsim.timing.costs import Costs, lay_out
+from cdpsim.timing.engine import find_engine
 
 
 class Sent(NamedTuple):

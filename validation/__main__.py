@@ -22,7 +22,7 @@ remedy), 130 interrupted, 143 terminated.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
     try:
-        from cdpsim.console import run
+        from cdpsim.cli.console import run
     except ImportError as error:
         remedy = "run `pip install -c constraints.txt -e '.[torch,models]'`, or validation/offline.sh"
         print(f"cdpsim: error: {error.name}: cannot be imported ({error}); {remedy}", file=sys.stderr)
@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from cdpsim.console import dispatch, parser_of, say
+    from cdpsim.cli.console import dispatch, parser_of, say
     from cdpsim.errors import RequestError
-    from cdpsim.files import inputs_kept
+    from cdpsim.files.writing import inputs_kept
     from validation.modules import needed
 
     needed("torch")

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdpsim.compare import Measured, notes
 from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
+from cdpsim.studies.compare import Measured, notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

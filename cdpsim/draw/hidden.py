@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdpsim.breakeven import BreakEven
 from cdpsim.draw.canvas import GREY, label, plain
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
+from cdpsim.studies.breakeven import BreakEven
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

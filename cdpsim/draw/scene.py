@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, sort_by
-from cdpsim.costs import Times
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Ints, heads, sort_by
 from cdpsim.program import Edge
 from cdpsim.request import recorded_disorder
 from cdpsim.runs import Run
 from cdpsim.setting import setting
+from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdpsim.columns import heads
 from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.curves.panels import steps
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.superpose import PAPER, Curve, amount, fold, percent, superpose, worker_curve
+from cdpsim.numeric.columns import heads
+from cdpsim.studies.superpose import PAPER, Curve, amount, fold, percent, superpose, worker_curve
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -38,7 +38,7 @@ def superposed(
 ) -> "Figure":
     """Draw a panel for each model: one worker's memory (DP), what a worker has on average under CDP, half of DP's peak.
 
-    `axis` and `contents` are those of `cdpsim.superpose.superpose`.
+    `axis` and `contents` are those of `cdpsim.studies.superpose.superpose`.
     """
     from matplotlib.figure import Figure
 

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints
 from cdpsim.draw.scene import plain_title
 from cdpsim.export.labels import Labels, message_labels, place, said, task_labels
 from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, in_order, tracks
-from cdpsim.progress import progress
+from cdpsim.files.progress import progress
+from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
 
 Text = NDArray[np.uint8]  # a row of characters for each event

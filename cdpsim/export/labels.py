@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Op
 from cdpsim.trace import Trace
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cdpsim.columns import Ints
 from cdpsim.draw import scene
 from cdpsim.errors import RequestError
 from cdpsim.export.labels import message_labels, place, said, task_labels
 from cdpsim.export.tracks import Counters, Tracks, counters, tracks
-from cdpsim.progress import ticker
+from cdpsim.files.progress import ticker
+from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
 
 MOST_EVENTS = 2_000_000

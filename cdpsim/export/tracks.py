@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, runs, sort_by
-from cdpsim.costs import Times
 from cdpsim.draw import scene
 from cdpsim.errors import RequestError
-from cdpsim.paths import longest
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.paths import longest
 from cdpsim.program import Edge
 from cdpsim.runs import Run
+from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
+from cdpsim.model.stage import Tie
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Content, Op
 from cdpsim.schedules.state import When
-from cdpsim.stage import Tie
 
 
 class _Ends(NamedTuple):

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints, heads
-from cdpsim.costs import Times
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.metrics import memory
+from cdpsim.numeric.columns import Ints, heads
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.timing.costs import Times
+from cdpsim.trace.metrics import memory
 
 
 def _spans(run: Recount, *categories: Category) -> tuple[Ints, Times, Times]:

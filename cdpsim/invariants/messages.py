@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.collectives import DEFAULT, candidates
-from cdpsim.columns import Ints
 from cdpsim.invariants.pieces import rounds_of
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
+from cdpsim.program.collectives import DEFAULT, candidates
 
 
 def messages_leave_their_device(run: Recount) -> Iterator[str]:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, sort_by
+from cdpsim.numeric.columns import Ints, sort_by
 
 Columns = tuple[Ints, ...]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.columns import Ints
 from cdpsim.invariants.needs import Needs, joined
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Kind, Program
 
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.collectives import Algorithm
-from cdpsim.columns import Ints, heads, runs, sort_by
-from cdpsim.costs import Times
 from cdpsim.invariants.needs import Needs, find
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Content, Messages, Op, Program
+from cdpsim.program.collectives import Algorithm
 from cdpsim.schedules.state import Home
+from cdpsim.timing.costs import Times
 
 
 class Whole(NamedTuple):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home

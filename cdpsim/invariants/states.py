@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads
 from cdpsim.invariants.needs import Needs, find, joined
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Ints, heads
 from cdpsim.program import Content
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.columns import heads
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import heads
 
 
 def times_are_finite(run: Recount) -> Iterator[str]:

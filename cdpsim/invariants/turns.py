@@ -1,8 +1,8 @@
 """Turns: when there is room for a message, a device's stream has come to it, or a host to an update.
 
 They follow from the request: how early messages are pulled, whether both ends of messages meet, and what overlaps. In
-which order messages take a lane or a stream is the definition of a stream (`cdpsim.streams`), or of a rendezvous
-(`cdpsim.rendezvous`): that order is asked of these, of the dependencies that are recounted here instead of the
+which order messages take a lane or a stream is the definition of a stream (`program/streams.py`), or of a rendezvous
+(`cdpsim.program.rendezvous`): that order is asked of these, of the dependencies that are recounted here instead of the
 program's own.
 """
 
@@ -14,17 +14,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints
-from cdpsim.costs import Times
-from cdpsim.devices import FULL, NONE
+from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import gradients, passes, states, versions
 from cdpsim.invariants.needs import Columns, Needs, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Edge, Edges, Kind, Op, Program, no_parts
-from cdpsim.rendezvous import posted
-from cdpsim.streams import Line, ends_of, lined_up, merged
+from cdpsim.program.rendezvous import posted
+from cdpsim.program.streams import Line, ends_of, lined_up, merged
+from cdpsim.timing.costs import Times
 
 _ROUNDING = 1e-9  # of times, after many sums
 Words = NDArray[np.str_]

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, runs, sort_by
-from cdpsim.costs import Times
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
 from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.schedules.state import Home
+from cdpsim.timing.costs import Times
 
 
 def _made(program: Program, end: Times) -> Times:

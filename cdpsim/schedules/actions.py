@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.errors import RequestError
-from cdpsim.paths import longest
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.paths import longest
 
 
 class Action(IntEnum):

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
 

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.listing import Listing
 from cdpsim.schedules.rule import Rule

@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.shape import Shape, Widths
 
 Device = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t

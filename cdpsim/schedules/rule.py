@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints
 from cdpsim.errors import RequestError, nearest, shown
-from cdpsim.files import read_csv
+from cdpsim.files.writing import read_csv
+from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.shape import Shape
 
 Fresh = NDArray[np.bool_]  # u[i, j]

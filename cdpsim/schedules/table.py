@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files import read_csv, write_file
+from cdpsim.files.writing import read_csv, write_file
 from cdpsim.schedules.actions import Action, Actions, check_actions
 
 LARGEST_BYTES = 64 * 2**20  # about seven million actions

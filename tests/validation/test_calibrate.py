@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from cdpsim import simulate
+from cdpsim.cli.console import parser_of
 from cdpsim.cluster import Cluster
-from cdpsim.console import parser_of
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
-from cdpsim.units import Work
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
 from validation.calibrate.figure import draw

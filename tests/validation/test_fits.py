@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES
-from cdpsim.assembly import derive
 from cdpsim.cluster import Cluster, Devices, Link
-from cdpsim.collectives import ALL_REDUCE
-from cdpsim.costs import node_costs
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
+from cdpsim.program.assembly import derive
+from cdpsim.program.collectives import ALL_REDUCE
+from cdpsim.timing.costs import node_costs
 from validation.calibrate.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed, predict
 
 SIZES = [8 * 4**k for k in range(12)]

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from cdpsim.cli import main
-from cdpsim.console import dispatch, parser_of
+from cdpsim.cli.console import dispatch, parser_of
 from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
-from cdpsim.units import Work
 from validation.profile.command import add_parser, profile, without_weights
 from validation.profile.cuts import layer_times
 from validation.profile.partition import PARTITIONS

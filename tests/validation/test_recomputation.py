@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpsim import presets
 from cdpsim.model import OPTIMIZERS, Model, Recipe
-from cdpsim.recipe import apply
+from cdpsim.model.recipe import apply
 from validation.profile.command import profile, without_weights
 from validation.profile.peak import imitate_module
 from validation.profile.tracker import Tracker

@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from cdpsim.files.units import Work
 from cdpsim.model import Model
-from cdpsim.units import Work
 from tests.validation.test_equation import OPTIMIZERS, every_model
 from tests.validation.test_models import images, tokens
 from validation.profile.flops import Flops

@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cdpsim import console, files
+from cdpsim.cli import console
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
+from cdpsim.files import writing as files
+from cdpsim.files.progress import ticker
+from cdpsim.files.units import text
 from cdpsim.model import Model
 from cdpsim.program import Op
-from cdpsim.progress import ticker
 from cdpsim.request import whole
-from cdpsim.units import text
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
 from validation.calibrate.figure import draw

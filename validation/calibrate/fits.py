@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cdpsim.cluster import Floats
-from cdpsim.collectives import ALL_REDUCE, algorithm
 from cdpsim.program import Op
+from cdpsim.program.collectives import ALL_REDUCE, algorithm
 
 _FAR = 0.2  # of logarithms: what is farther off than by about a fifth counts by its distance, not its square
 _ITERATIONS = 100

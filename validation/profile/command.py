@@ -16,11 +16,12 @@ import torch
 from msgspec.structs import replace
 from quantiphy import Quantity
 
-from cdpsim import files, tables
-from cdpsim.console import add_command, write
+from cdpsim.cli.console import add_command, write
 from cdpsim.errors import RequestError, choose
+from cdpsim.files import tables
+from cdpsim.files import writing as files
 from cdpsim.model import Model, Recipe, Stage
-from cdpsim.partition import Cuts
+from cdpsim.model.partition import Cuts
 from cdpsim.request import whole
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages

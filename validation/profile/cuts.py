@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Stage
-from cdpsim.partition import Cuts, balanced, check_stages
+from cdpsim.model.partition import Cuts, balanced, check_stages
 from validation.profile.footprints import profile_stages
 from validation.profile.partition import PARTITIONS, authors, read_cuts
 from validation.training.forms import Form, zeros

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from cdpsim.files.progress import progress
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
-from cdpsim.progress import progress
-from cdpsim.units import Work
 from validation.profile.flops import Flops
 from validation.profile.tracker import Reference, Tracker, is_alive, storage_of
 from validation.training.forms import zeros

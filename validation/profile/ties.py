@@ -7,7 +7,7 @@ from copy import deepcopy
 from torch import nn
 
 from cdpsim.model import Model, Tie
-from cdpsim.stage import without
+from cdpsim.model.stage import without
 from validation.profile.footprints import factored_size
 from validation.training.forms import Form
 from validation.training.optimizer import Optimizer

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdpsim.assembly import derive
-from cdpsim.check import check_columns
 from cdpsim.errors import choose
 from cdpsim.model import Model
+from cdpsim.program.assembly import derive
+from cdpsim.program.check import check_columns
 from cdpsim.request import find_schedule
 from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.schedules.shape import Shape

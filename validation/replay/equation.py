@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Program
 from cdpsim.schedules.rule import Line
 from validation.training.forms import flatten

@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.columns import Ints
-from cdpsim.costs import node_costs
-from cdpsim.engine import fast
 from cdpsim.model import Model
-from cdpsim.paths import successors
+from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.paths import successors
 from cdpsim.program import Category, Content, Edge, Kind, Messages, Op, Program
+from cdpsim.timing.costs import node_costs
+from cdpsim.timing.engine import fast
 
 Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from what explains most to what explains least
 BEGINNING = -1  # stands for a node: what is held from the start of the run

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cdpsim import console, files, tables
+from cdpsim.cli import console
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
+from cdpsim.files import tables
+from cdpsim.files import writing as files
 from validation.report import form as reportform
 from validation.report.form import Report
 
@@ -106,7 +108,7 @@ HEADER = (
 
 
 def as_table(found: list[Found], form: str) -> str:
-    """Write one row for each report, in one of the forms of `cdpsim.tables`."""
+    """Write one row for each report, in one of the forms of `cdpsim.files.tables`."""
     if tables.check_format(form) == "json":
         return tables.as_json([_values(each) for each in found])
     if form == "csv":

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cdpsim import files
 from cdpsim.errors import RequestError
+from cdpsim.files import writing as files
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]

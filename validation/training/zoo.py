@@ -5,8 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cdpsim import fileform
 from cdpsim.errors import RequestError
+from cdpsim.files import config as fileform
 from validation.training.families import FAMILIES, Description
 from validation.training.stages import Build
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from cdpsim import console, files, tables
+from cdpsim.cli import console
 from cdpsim.errors import RequestError, choose
-from cdpsim.progress import progress
+from cdpsim.files import tables
+from cdpsim.files import writing as files
+from cdpsim.files.progress import progress
 from validation.ranks.member import DEVICES, check_device
 from validation.report import form as reportform
 from validation.report.environment import environment

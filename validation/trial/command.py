@@ -5,16 +5,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from cdpsim import console, files
+from cdpsim.cli import console
 from cdpsim.cluster import Cluster
-from cdpsim.collectives import ALL_REDUCE
 from cdpsim.errors import RequestError, choose
+from cdpsim.files import writing as files
+from cdpsim.files.progress import ticker
+from cdpsim.files.units import seconds
 from cdpsim.model import Model
-from cdpsim.progress import ticker
+from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request import find_schedule, refuse_untaken, shape_of, whole
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
-from cdpsim.units import seconds
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import DTYPES, Case, prepare, profiled

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster, Link
-from cdpsim.costs import node_costs
-from cdpsim.engine import fast
 from cdpsim.model import Model
 from cdpsim.request import find_schedule
+from cdpsim.timing.costs import node_costs
+from cdpsim.timing.engine import fast
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
 from validation.calibrate.results import timed_model

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from cdpsim import fileform
+from cdpsim.files import config as fileform
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.ranks.launcher import Ranks

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.metrics import memory
 from cdpsim.program import Category
+from cdpsim.trace.metrics import memory
 from validation.replay.plan import Plan
 from validation.replay.watch import Reading
 from validation.report.form import Amount, Curve, DeviceMemory, Memory, Method, PartsAt, Total, relative_error

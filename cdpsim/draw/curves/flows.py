@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdpsim.columns import Ints
 from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
 from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.curves.series import SAME, Series, devices, moments, rates, span
 from cdpsim.draw.palette import CONTENTS
-from cdpsim.metrics.traffic import copied, shares
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
+from cdpsim.trace.metrics.traffic import copied, shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads
-from cdpsim.costs import Times
+from cdpsim.numeric.columns import Ints, heads
 from cdpsim.program import Category
+from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 COLUMNS = 1_000  # about as many pixels as a figure is wide

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads
-from cdpsim.costs import Times
 from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, names, panel, steps
 from cdpsim.draw.curves.series import COLUMNS, Series, merged, span, summed, thinned
 from cdpsim.draw.palette import COLOURS, colour, ink_on
 from cdpsim.errors import RequestError
-from cdpsim.metrics import memory
+from cdpsim.numeric.columns import Ints, heads
 from cdpsim.runs import Run
+from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
+from cdpsim.trace.metrics import memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

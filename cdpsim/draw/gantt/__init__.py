@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdpsim.columns import Ints
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY, INK, PALE, plain
 from cdpsim.draw.gantt import bars
@@ -15,11 +14,12 @@ from cdpsim.draw.gantt.bars import IDLE, KINDS, Sheet
 from cdpsim.draw.gantt.rows import LANE, LINK, Floats, Rows, arrange, idle
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
-from cdpsim.metrics import waiting
-from cdpsim.metrics.waiting import Reason
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Edge, Kind
 from cdpsim.runs import Run
 from cdpsim.trace import Columns, Trace
+from cdpsim.trace.metrics import waiting
+from cdpsim.trace.metrics.waiting import Reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cdpsim.columns import Ints
 from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt.rows import LANE, LINK, Floats
 from cdpsim.draw.palette import CONTENTS, ink_on
-from cdpsim.metrics.waiting import Reason
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
 from cdpsim.trace import Columns
+from cdpsim.trace.metrics.waiting import Reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cdpsim.columns import Ints, heads, runs
-from cdpsim.costs import Times
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError
-from cdpsim.metrics import waiting
-from cdpsim.metrics.waiting import Reason
+from cdpsim.numeric.columns import Ints, heads, runs
 from cdpsim.runs import Run
+from cdpsim.timing.costs import Times
 from cdpsim.trace import Columns, Trace
+from cdpsim.trace.metrics import waiting
+from cdpsim.trace.metrics.waiting import Reason
 
 Floats = npt.NDArray[np.float64]
 

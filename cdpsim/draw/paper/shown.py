@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.columns import Ints, heads, runs, sort_by
 from cdpsim.draw import scene
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
 from cdpsim.trace import Trace
 
 Floats = NDArray[np.float64]

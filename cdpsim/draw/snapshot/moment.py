@@ -5,14 +5,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.errors import RequestError
-from cdpsim.metrics import memory
+from cdpsim.files.units import seconds, text
+from cdpsim.numeric.columns import Ints, heads, sort_by
 from cdpsim.program import Category, Edge
 from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
-from cdpsim.units import seconds, text
+from cdpsim.trace.metrics import memory
 
 Place: TypeAlias = tuple[int, int]  # a device, and a stage that it serves
 _ASIDE = {"activation": 1, "activation_gradient": -1}  # from the sender's stage to the receiver's

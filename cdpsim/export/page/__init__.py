@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from cdpsim.columns import Ints, heads, sort_by
 from cdpsim.draw import palette, scene
 from cdpsim.errors import RequestError
+from cdpsim.files.progress import ticker
+from cdpsim.numeric.columns import Ints, heads, sort_by
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.progress import ticker
 from cdpsim.runs import Run
 from cdpsim.trace import Columns, Trace
 

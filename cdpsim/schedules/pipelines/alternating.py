@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cdpsim.columns import Ints
+from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.pipelines import needs
 

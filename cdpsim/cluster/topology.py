@@ -1,0 +1,179 @@
+"""What joins devices, as files say it: a link for every pair, or a topology of cables and switches."""
+
+from math import inf
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cdpsim.errors import RequestError, choose
+from cdpsim.files import config as fileform
+from cdpsim.files.config import Bandwidth, Seconds, Share
+
+MOST_DEVICES = 10_000_000
+MOST_JOINED = 20_000  # devices of a topology: it knows each of its edges
+PORTS = 65_536
+
+Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_DEVICES)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOINED)]
+Point: TypeAlias = Device | Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+# What each kind of topology is told, beside its kind.
+KINDS = {
+    "ring": ("link",),
+    "mesh": ("link",),
+    "switch": ("link",),
+    "nodes": ("link", "per_node", "inside", "nics", "host", "network", "across", "ports"),
+    "fat-tree": ("link", "ports"),
+    "edges": ("per_node",),
+}
+
+
+def _require_bandwidth(achieved: float, *bandwidths: float | None) -> None:
+    if achieved != 1 and not any(bandwidth not in (None, inf) for bandwidth in bandwidths):
+        raise RequestError("achieved", "is a share of the bandwidth; give one")
+
+
+class Link(fileform.Table, frozen=True, kw_only=True):
+    """The cost of a message between two devices: latency + size / (achieved * bandwidth)."""
+
+    latency: Seconds = 0.0
+    bandwidth: Bandwidth = inf
+    achieved: Share = 1.0  # the share of the bandwidth that messages reach
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth)
+
+    @property
+    def reached(self) -> float:
+        """The bandwidth that messages reach."""
+        return self.bandwidth * self.achieved
+
+
+class PairLink(fileform.Table, frozen=True, kw_only=True):
+    """What differs for one pair of devices, in both directions or from the first to the second only."""
+
+    between: tuple[Device, Device]
+    latency: Seconds | None = None  # None: as for every pair
+    bandwidth: Bandwidth | None = None
+    achieved: Share | None = None
+    one_way: bool = False
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        if self.between[0] == self.between[1]:
+            raise RequestError("between", f"{list(self.between)} is one device; name two")
+
+    @property
+    def directions(self) -> list[tuple[int, int]]:
+        """The pairs (source, destination) that this is about."""
+        a, b = self.between
+        return [(a, b)] if self.one_way else [(a, b), (b, a)]
+
+    def over(self, common: Link) -> Link:
+        """Give this pair's link where what it leaves open is as for every pair."""
+        said = {name: getattr(self, name) for name in common.__struct_fields__}
+        return msgspec.structs.replace(common, **{name: value for name, value in said.items() if value is not None})
+
+
+class Cable(fileform.Table, frozen=True, kw_only=True):
+    """What a message pays from one point to the next, and back: from a switch, or to the lower-numbered device."""
+
+    latency: Seconds = 0.0
+    bandwidth: Bandwidth = inf
+    achieved: Share = 1.0  # the share of the bandwidth that messages reach, both ways
+    latency_back: Seconds | None = None  # None: as the other way
+    bandwidth_back: Bandwidth | None = None
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        _require_bandwidth(self.achieved, self.bandwidth, self.bandwidth_back)
+
+    @property
+    def there(self) -> tuple[float, float]:
+        """Latency and the bandwidth that messages reach."""
+        return self.latency, self.bandwidth * self.achieved
+
+    @property
+    def back(self) -> tuple[float, float]:
+        """Latency and the bandwidth that messages reach the other way."""
+        latency = self.latency if self.latency_back is None else self.latency_back
+        bandwidth = self.bandwidth if self.bandwidth_back is None else self.bandwidth_back
+        return latency, bandwidth * self.achieved
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing takes time on it."""
+        return self.there == self.back == (0.0, inf)
+
+
+class Edge(fileform.Table, frozen=True, kw_only=True):
+    """One cable between two points: devices by number, and switches by any other name."""
+
+    between: tuple[Point, Point]
+    latency: Seconds = 0.0
+    bandwidth: Bandwidth = inf
+    achieved: Share = 1.0
+    one_way: bool = False
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        ends = tuple(int(end) if str(end).isascii() and str(end).isdigit() else end for end in self.between)
+        if ends[0] == ends[1]:
+            raise RequestError("between", f"{list(ends)} is one point; name two")
+        if beyond := next((end for end in ends if isinstance(end, int) and end >= MOST_DEVICES), None):
+            raise RequestError("between", f"device {str(beyond)[:20]} is beyond any cluster; name another")
+        msgspec.structs.force_setattr(self, "between", ends)
+        _require_bandwidth(self.achieved, self.bandwidth)
+
+    @property
+    def reached(self) -> float:
+        """The bandwidth that messages reach."""
+        return self.bandwidth * self.achieved
+
+    @property
+    def directions(self) -> list[tuple[Point, Point]]:
+        """The ordered pairs of points that it leads from and to."""
+        a, b = self.between
+        return [(a, b)] if self.one_way else [(a, b), (b, a)]
+
+
+class Topology(fileform.Table, frozen=True, kw_only=True):
+    """How devices are joined, in a few words; which of them go with which kind is in `KINDS`."""
+
+    kind: str
+    link: Cable = Cable()  # between neighbours; from device to switch; in a fat tree between switches, too
+    per_node: Count | None = None
+    inside: str = "switch"  # of a node: switch or mesh
+    nics: Count = 1  # network cards of a node, each for an equal share of its devices
+    host: Cable = Cable()  # from a device to its card
+    network: Cable = Cable()  # from a card to the network
+    across: str = "switch"  # the network: one switch, or a fat tree
+    ports: Annotated[int, msgspec.Meta(ge=2, le=PORTS)] | None = None  # of a fat tree's switches; None: what is needed
+
+    def __post_init__(self) -> None:
+        fileform.Table.__post_init__(self)
+        taken = KINDS[choose("kind", self.kind, KINDS)]
+        choose("inside", self.inside, ("switch", "mesh"))
+        choose("across", self.across, ("switch", "fat-tree"))
+        for word in msgspec.structs.fields(Topology)[1:]:
+            if word.name not in taken and getattr(self, word.name) != word.default:
+                raise RequestError(
+                    word.name, f"is nothing that {self.kind!r} has (it has {', '.join(taken)}); remove it"
+                )
+        if self.kind == "nodes" and self.per_node is None:
+            raise RequestError("per_node", "is missing; say how many devices a node has")
+        if self.nics > (self.per_node or 1):
+            raise RequestError("nics", f"{self.nics} are more than the {self.per_node} devices of a node; lower it")
+        if self.ports is not None and (self.ports % 2 or (self.across, self.kind) == ("switch", "nodes")):
+            raise RequestError("ports", "must be even, and are those of a fat tree's switches; mend that")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether every message takes no time at all."""
+        return self.link.is_free and self.host.is_free and self.network.is_free
+
+    def whole(self, count: int) -> int:
+        """Say how many devices there are where at least `count` are needed: nodes come whole."""
+        size = self.per_node or 1
+        return -(-count // size) * size

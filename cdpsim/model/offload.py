@@ -1,0 +1,49 @@
+"""What crosses the link between a device and its host, and what time that takes.
+
+Activations (Rhu et al. 2016, vDNN, section III): they leave while their stage computes, and come back while its
+backward does. A forward is over when both are, as vDNN waits for both streams at the end of a layer; so is a backward,
+which fetches what its next layer needs while one computes. A task takes the longer of computing and `latency + bytes /
+bandwidth`, the forward towards the host, the backward from it.
+
+Updates on the host (Ren et al. 2021, ZeRO-Offload, section 4): gradients go there, new parameters come back, 2 + 2
+bytes of each parameter in mixed precision. An update takes both ways and the host's own step between them, one after
+another, while its device computes on: `latency + gradients / bandwidth + step + latency + parameters / bandwidth`.
+ZeRO-Offload hides a part of the first behind the backward that makes the gradients; here they leave once whole.
+
+Every device has a link and a share of its host of its own, on which updates are made one after another. What crosses
+for tasks and what crosses for updates do not slow each other down, nor do those of several lanes. Hosts reach each
+other's memory: where a stage is updated by one device after another, its optimizer state is there for all of them.
+"""
+
+from msgspec.structs import replace
+
+from cdpsim.cluster.topology import Link
+from cdpsim.errors import RequestError
+from cdpsim.model import Model
+from cdpsim.model.stage import Stage
+
+
+def timed(model: Model, host: Link | None) -> Model:
+    """Give a model whose times say what offloading takes over the link between a device and its host.
+
+    Times that stages state themselves stand: a `transfer` instead of what the link makes of it; a `host_update` without
+    a link is all that an update takes.
+    """
+    if not any(stage.offloaded or stage.on_host for stage in model.stages):
+        return model
+    return replace(model, stages=tuple(_timed(stage, host, f"stage {j}") for j, stage in enumerate(model.stages)))
+
+
+def _timed(stage: Stage, host: Link | None, name: str) -> Stage:
+    """One stage with the times of its transfers; those of its activations only where it does not say them itself."""
+    if host is None:
+        if (stage.offloaded and not stage.transfer) or (stage.host_optimizer and not stage.host_update):
+            problem = "has something on its host, and nothing says how long that takes to cross"
+            raise RequestError(name, f"{problem}; give a --cluster with a [host] link, or times in the model's file")
+        return stage
+    if stage.offloaded and not stage.transfer:
+        stage = replace(stage, transfer=host.latency + stage.offloaded / host.reached)
+    if stage.on_host:
+        there, back = (host.latency + size / host.reached for size in (stage.summed, stage.parameters))
+        stage = replace(stage, host_update=there + stage.host_update + back)
+    return stage

@@ -1,0 +1,1 @@
+"""Arrays that know nothing of training: columns, longest paths, fair shares, calendars, random factors."""

@@ -1,0 +1,139 @@
+"""Loops that numba compiles: imported only for large programs, and only where numba is installed."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import register_jitable
+
+from cdpsim.numeric import filling_arrays
+from cdpsim.numeric.columns import Ints
+
+for _part in filling_arrays.PARTS:
+    register_jitable(_part)
+
+
+def kept(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a loop when it is first called, and keep the outcome in a file, for later processes.
+
+    Where that file is damaged, or cannot be written, it is emptied and the loop compiled for this process alone.
+    """
+    swift, alone = numba.njit(cache=True, nogil=True)(loop), numba.njit(nogil=True)(loop)
+
+    @wraps(loop)
+    def call(*arguments: Any) -> Any:
+        try:
+            return swift(*arguments)
+        except Exception:  # reading a damaged pickle may raise any; what is wrong with the arguments comes up again
+            with suppress(Exception):
+                swift._cache.flush()
+            return alone(*arguments)
+
+    return call
+
+
+FairRates = partial(filling_arrays.FairRates, share=kept(filling_arrays.share))
+
+
+@kept
+def longest(
+    before: Ints,
+    after: Ints,
+    lane_tasks: Ints,
+    lane_start: Ints,
+    duration: Any,
+    start: Any,
+    waits_for: Ints,
+    first: Ints,
+    reach: Ints,
+) -> int:
+    """Do what `cdpsim.numeric.paths.longest` does, one node after another, in the array of earliest starts itself.
+
+    The last three arrays are room to work in: of as many rows as nodes (zeros), nodes and one more (zeros), and edges.
+    Returns how many nodes were reached.
+    """
+    nodes = len(duration)
+    for edge in range(len(before)):
+        first[before[edge]] += 1
+        waits_for[after[edge]] += 1
+    for lane in range(len(lane_start) - 1):
+        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
+            first[lane_tasks[place - 1]] += 1
+            waits_for[lane_tasks[place]] += 1
+    for node in range(nodes):
+        first[node + 1] += first[node]
+    # From here on `first` is where a node's followers end; as they are filled in from the back, where they begin.
+    for edge in range(len(before)):
+        first[before[edge]] -= 1
+        reach[first[before[edge]]] = after[edge]
+    for lane in range(len(lane_start) - 1):
+        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
+            first[lane_tasks[place - 1]] -= 1
+            reach[first[lane_tasks[place - 1]]] = lane_tasks[place]
+    # A stack of nodes that may start: `waits_for`, which is 0 of these, names the one below.
+    top = -1
+    for node in range(nodes - 1, -1, -1):
+        if waits_for[node] == 0:
+            waits_for[node] = top
+            top = node
+    done = 0
+    while top >= 0:
+        node = top
+        top = waits_for[node]
+        done += 1
+        ended = start[node] + duration[node]
+        for k in range(first[node], first[node + 1]):
+            follower = reach[k]
+            if ended > start[follower]:
+                start[follower] = ended
+            waits_for[follower] -= 1
+            if waits_for[follower] == 0:
+                waits_for[follower] = top
+                top = follower
+    return done
+
+
+@kept
+def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
+    """The times, below 2^31, of moments: of the start of a node, of its end, or of the start of the run."""
+    times = np.zeros(len(moments), dtype=np.int32)
+    for row in range(len(moments)):
+        moment = moments[row]
+        if moment >= 0:
+            times[row] = ends[moment >> 1] if moment & 1 else starts[moment >> 1]
+    return times
+
+
+@kept
+def step_function(key: Ints, size: Ints, begin: Ints, finish: Any, starts: Any, ends: Any, changes: Any) -> Any:
+    """Do what `cdpsim.trace.metrics.memory.step_function` does, for whole times.
+
+    Buffers are held from their `begin` moments, whose times are looked up here, to their `finish` times. `changes` is
+    an array of zeros, a row for each key and a column for each time, in which they are added up.
+    """
+    for row in range(len(key)):
+        # Written out: a call for each row would cost more than all the rest.
+        moment = begin[row]
+        time = starts[0] * 0
+        if moment >= 0:
+            time = ends[moment >> 1] if moment & 1 else starts[moment >> 1]
+        changes[key[row], time] += size[row]
+        changes[key[row], finish[row]] -= size[row]
+    rows = 0
+    for k in range(len(changes)):
+        for time in range(changes.shape[1]):
+            rows += changes[k, time] != 0
+    keys, times = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int64)
+    held = np.empty(rows, dtype=np.int64)
+    row = 0
+    for k in range(len(changes)):
+        total = 0
+        for time in range(changes.shape[1]):
+            if changes[k, time] != 0:
+                total += changes[k, time]
+                keys[row], times[row], held[row] = k, time, total
+                row += 1
+    return keys, times, held

@@ -1,0 +1,421 @@
+"""The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, holders of stages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Ints, grouped, heads, runs, sort_by
+from cdpsim.program import Kind
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.listing import Listing
+from cdpsim.schedules.rule import Line, Rule
+from cdpsim.schedules.shape import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """A row for each pass: one micro-batch's way through all stages in one step.
+
+    Passes stand step after step, in a step replica after replica. `counts` says how many each replica has in each step:
+    the first so many of the schedule's m. Every pass has the same `phases` tasks, numbered pass after pass: phase
+    p < n is the forward of stage p, p < 2n the backward of 2n-1-p. Where backwards are split, p < 3n is the weights'
+    part of that of 3n-1-p. Arrays over passes and stages have a row for each pass and a column for each stage.
+    """
+
+    schedule: Schedule
+    rule: Rule
+    shape: Shape
+    counts: Ints
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def n(self) -> int:
+        """The number of stages."""
+        return self.shape.n
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps."""
+        return len(self.counts)
+
+    @cached_property
+    def line(self) -> Line | None:
+        """What updates start from and sum, where that is not the version before and their own step."""
+        return self.rule.versions.line(self.steps)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether every replica has all of the schedule's micro-batches in every step."""
+        return bool((self.counts == self.shape.m).all())
+
+    @property
+    def regular(self) -> bool:
+        """Whether devices do all of their lists, step after step."""
+        return self.listing is not None and self.even and self.listing.back is None
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first pass of each step, and the number of passes behind them."""
+        return np.append(0, np.cumsum(self.counts.sum(axis=1))).astype(np.int32)
+
+    @cached_property
+    def step(self) -> Ints:
+        """The step of each pass."""
+        return runs(self.first[:-1], int(self.first[-1]))
+
+    @cached_property
+    def micro_batch(self) -> Ints:
+        """The number of each pass in its step, through all replicas."""
+        return np.arange(len(self), dtype=np.int32) - self.first[self.step]
+
+    @cached_property
+    def replica(self) -> Ints:
+        """The replica of each pass."""
+        number = np.arange(self.counts.size, dtype=np.int32) % np.int32(self.shape.replicas)
+        return np.repeat(number, self.counts.ravel())
+
+    @cached_property
+    def own(self) -> Ints:
+        """The micro-batch of each pass in the order of its replica: its number in its step and replica."""
+        if self.shape.replicas == 1:
+            return self.micro_batch
+        count = self.counts.ravel()
+        return (np.arange(len(self)) - np.repeat(np.cumsum(count) - count, count)).astype(np.int32)
+
+    @cached_property
+    def tij(self) -> tuple[Ints, Ints, Ints]:
+        """Step, micro-batch in its replica, and stage, which broadcast against each other."""
+        return self.step[:, None], self.own[:, None], np.arange(self.n, dtype=np.int32)[None]
+
+    @cached_property
+    def listing(self) -> Listing | None:
+        """What devices do, where the order says that instead of positions."""
+        return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.lists else None
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards have a part of their own for the weights."""
+        return self.listing is not None and self.listing.splits
+
+    @property
+    def phases(self) -> int:
+        """How many tasks a pass has."""
+        return (3 if self.splits else 2) * self.n
+
+    @property
+    def tasks(self) -> int:
+        """How many compute tasks there are."""
+        return len(self) * self.phases
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are, of all replicas."""
+        return self.own_devices * self.shape.replicas
+
+    @property
+    def own_devices(self) -> int:
+        """How many devices a replica has."""
+        return self.listing.devices if self.listing else self.schedule.placement.devices(self.shape)
+
+    @property
+    def together(self) -> bool:
+        """Whether all that hold a stage come to its update at one moment, so that they exchange by collectives."""
+        return self.schedule.order.together or self.shape.replicas > 1
+
+    @cached_property
+    def lagging(self) -> bool:
+        """Whether a version may be read, or started from, when the next one is there."""
+        return self.rule.fill(self.shape) > 0 or self.line is not None
+
+    @cached_property
+    def forward(self) -> Ints:
+        """The forward of each pass and stage, as the number of its task."""
+        return self._task(self.tij[2])
+
+    @cached_property
+    def backward(self) -> Ints:
+        """The backward of each pass and stage."""
+        return self._task(2 * self.n - 1 - self.tij[2])
+
+    @cached_property
+    def last(self) -> Ints:
+        """The task that ends a pass's way through a stage and gives its gradient: a backward, or its weights' part."""
+        return self._task(self.phases - 1 - self.tij[2])
+
+    def _task(self, phase: Ints) -> Ints:
+        task: Ints = np.arange(len(self), dtype=np.int32)[:, None] * np.int32(self.phases) + phase
+        return task
+
+    def step_of(self, row: Ints) -> Ints:
+        """Give the step of passes; where all are alike, a division takes less time than looking it up."""
+        return row // self.first[1] if self.even else self.step[row]
+
+    def of_micro_batch(self, table: NDArray[Any]) -> NDArray[Any]:
+        """Give each pass the row of its micro-batch in a table of the schedule's."""
+        return np.tile(table, (self.counts.size, 1)) if self.even else table[self.own]
+
+    def last_of(self, step: Ints, replica: Ints) -> Ints:
+        """The last pass of replicas in steps."""
+        last: Ints = self.first[step] + np.cumsum(self.counts, axis=1)[step, replica] - 1
+        return last
+
+    def by_columns(self, values: Ints) -> Ints:
+        """Give what has a row for each pass as one row: step after step, in a step column after column."""
+        return np.concatenate([values[low:high].T.ravel() for low, high in pairwise(self.first.tolist())])
+
+    @cached_property
+    def device(self) -> Ints:
+        """The device of each pass and stage."""
+        t, i, j = self.tij
+        if self.listing:
+            device = self.of_micro_batch(self.listing.device)
+        else:
+            device = self.schedule.placement.device(i, j, t, self.shape)
+        if self.shape.replicas > 1:
+            device = device + (self.replica * np.int32(self.own_devices))[:, None]
+        return np.ascontiguousarray(np.broadcast_to(device, (len(self), self.n)))
+
+    @cached_property
+    def version(self) -> Ints:
+        """The version that each forward reads."""
+        return self._version(self.rule.lags(self.shape))
+
+    @cached_property
+    def backward_version(self) -> Ints:
+        """The version that each backward reads."""
+        return self.version if self.rule.backward is None else self._version(self.rule.backward_lags(self.shape))
+
+    def _version(self, lags: Ints) -> Ints:
+        version: Ints = np.maximum(self.step[:, None] - self.of_micro_batch(lags), 0)
+        return version
+
+    def by_task(self, forward: Ints, backward: Ints | None = None) -> Ints:
+        """Turn values of passes and stages into values of tasks: of the forwards, then back for the backwards."""
+        there = np.broadcast_to(forward, (len(self), self.n))
+        back = there if backward is None else np.broadcast_to(backward, there.shape)
+        return np.concatenate([there, *[back[:, ::-1]] * (self.phases // self.n - 1)], axis=1).ravel()
+
+    @cached_property
+    def position(self) -> Ints:
+        """Each task's position in the schedule's order."""
+        t, i, _ = self.tij
+        if self.listing:
+            position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.place)
+        else:
+            position = self.schedule.order.position(t, i, np.arange(self.phases, dtype=np.int32)[None], self.shape)
+        return np.broadcast_to(position, (len(self), self.phases)).ravel()
+
+    @cached_property
+    def kind(self) -> Ints:
+        """Each task's kind."""
+        one = np.repeat(np.array([Kind.F, Kind.B, Kind.W], dtype=np.int8), self.n)[: self.phases]
+        return np.tile(one, len(self))
+
+    @cached_property
+    def task_device(self) -> Ints:
+        """Each task's device."""
+        return self.by_task(self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The tasks of passes in the lanes of devices."""
+
+    passes: Passes
+    width: int = 1  # how many tasks a device with lanes does side by side
+    forward_first: bool = True
+
+    @cached_property
+    def lane(self) -> Ints:
+        """Each task's lane on its device."""
+        passes = self.passes
+        if not passes.schedule.placement.lanes:
+            return np.zeros(passes.tasks, dtype=np.int32)
+        return np.repeat(passes.micro_batch % np.int32(self.width), passes.phases)
+
+    @cached_property
+    def tasks(self) -> Ints:
+        """Tasks, lane after lane, each in its order."""
+        passes = self.passes
+        if passes.listing:
+            if passes.regular:
+                return passes.listing.lane_tasks(passes.steps)
+            return sort_by(passes.task_device, passes.position)
+        exclusive = passes.schedule.placement.exclusive
+        order = np.arange(passes.tasks, dtype=np.int32) if exclusive else passes.position
+        first = Kind.F if self.forward_first else Kind.B
+        micro_batch = np.repeat(passes.micro_batch, passes.phases)
+        return sort_by(passes.task_device, self.lane, order, passes.kind != first, micro_batch)
+
+    def _step(self, task: Ints) -> Ints:
+        return self.passes.step_of(task // self.passes.phases)
+
+    @cached_property
+    def step_heads(self) -> Ints:
+        """Where each lane begins each step in `tasks`."""
+        passes, tasks = self.passes, self.tasks
+        if passes.listing and passes.regular:
+            count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
+            return np.cumsum(count, dtype=np.int32) - count
+        return heads(passes.task_device[tasks], self.lane[tasks], self._step(tasks))
+
+    @cached_property
+    def heads(self) -> Ints:
+        """Where each lane begins in `tasks`."""
+        first = self.tasks[self.step_heads]
+        return self.step_heads[heads(self.passes.task_device[first], self.lane[first])]
+
+    @cached_property
+    def number(self) -> Ints:
+        """The number, through all devices, of the lane of each row of `tasks`."""
+        return runs(self.heads, len(self.tasks))
+
+    @cached_property
+    def rank(self) -> Ints:
+        """Each task's place in `tasks`."""
+        rank = np.empty(len(self.tasks), dtype=np.int32)
+        rank[self.tasks] = np.arange(len(rank), dtype=np.int32)
+        return rank
+
+    def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
+        """For tasks by place in `tasks`: which have one `distance` ahead of them in their lane, and that one."""
+        earlier = place - distance
+        some = np.flatnonzero(earlier >= self.heads[self.number[place]])
+        return some, self.tasks[earlier[some]]
+
+    def last_until(self, place: Ints, position: Ints) -> Ints:
+        """The places of the last tasks in the same lanes as these, at or before a position in the schedule's order."""
+        span = int(self.passes.position.max()) + 1
+        lane = self.number.astype(np.int64)
+        key = np.maximum.accumulate(lane * span + self.passes.position[self.tasks])
+        return np.searchsorted(key, lane[place] * span + position, side="right") - 1
+
+    def last_in_step(self, device: Ints, step: Ints) -> Ints:
+        """The last tasks that devices do in steps; of a device with several lanes, that of its last one."""
+        task: Ints = self._ends[step, device]
+        return task
+
+    @cached_property
+    def _ends(self) -> Ints:
+        tasks = self.tasks[np.append(self.step_heads[1:], len(self.tasks)) - 1]
+        ends = np.full((self.passes.steps, self.passes.devices), -1, dtype=np.int32)
+        ends[self._step(tasks), self.passes.task_device[tasks]] = tasks  # of several lanes the last one stays
+        return ends
+
+
+class Holders:
+    """A row for each (step, stage, device): the device runs that stage in that step.
+
+    `first_task` and `last_task` are the first and the last there that give a gradient, `last` the micro-batch of the
+    last one; `row` is the row of each pass and stage.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        passes = lanes.passes
+        gives = lanes.tasks[lanes.tasks % passes.phases >= passes.phases - passes.n]
+        passed, phase = np.divmod(gives, passes.phases)
+        t = passes.step_of(passed)
+        i = passed - passes.first[1] * t if passes.even else passes.micro_batch[passed]
+        j, device = passes.phases - 1 - phase, passes.task_device[gives]
+        # Where a device has one lane, its tasks are in the order of positions already.
+        if passes.schedule.placement.lanes or passes.schedule.placement.exclusive:
+            sorted_ = sort_by(t, j, device, passes.position[gives], i)
+            first = heads(t[sorted_], j[sorted_], device[sorted_])
+        else:
+            sorted_, first = grouped(t, j, device)
+        head, last = sorted_[first], sorted_[np.append(first[1:], len(sorted_)) - 1]
+        self.steps = passes.steps
+        self.step: Ints = t[head]
+        self.stage: Ints = j[head]
+        self.device: Ints = device[head]
+        self.last = i[last]
+        self.first_task, self.last_task = gives[head], gives[last]
+        self.row = np.empty(passes.device.shape, dtype=np.int32)
+        self.row.ravel()[passed[sorted_] * passes.n + j[sorted_]] = runs(first, len(sorted_))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @cached_property
+    def stay(self) -> bool:
+        """Whether every stage is on the same devices in all steps."""
+        each = np.bincount(self.step, minlength=self.steps)
+        columns = (self.stage, self.device) if (each == each[0]).all() else ()
+        return bool(columns) and all((c.reshape(self.steps, -1) == c[: each[0]]).all() for c in columns)
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first row of each step and stage."""
+        return heads(self.step, self.stage)
+
+    @cached_property
+    def count(self) -> Ints:
+        """How many devices hold each stage in each step."""
+        return np.diff(np.append(self.first, len(self)))
+
+    @cached_property
+    def of(self) -> Ints:
+        """The number of its step and stage, for each row."""
+        return runs(self.first, len(self))
+
+    @cached_property
+    def owners(self) -> Ints:
+        """The row of each step and stage whose device owns what is owned: of stage j the j-th of its holders."""
+        owners: Ints = self.first + self.stage[self.first] % self.count
+        return owners
+
+    @property
+    def in_step(self) -> int:
+        """How many rows each step has, where stages stay on their devices."""
+        return len(self) // self.steps
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The three tables."""
+
+    passes: Passes
+    lanes: Lanes
+    known: dict[object, Any] = field(default_factory=dict)  # what has been derived of them, by what it is of
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Which devices hold a stage in a step, and the micro-batches that they process."""
+        return Holders(self.lanes)
+
+
+def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
+    """Give the passes of each step and replica, all of them m where nothing is said; refuse what are none."""
+    if counts is None:
+        return np.full((steps, shape.replicas), shape.m, dtype=np.int32)
+    try:
+        found = np.asarray(counts)
+    except ValueError:  # numpy has no table whose rows are of unlike lengths
+        found = np.array(None)
+    problem = ""
+    if found.shape != (steps, shape.replicas):
+        problem = f"have shape {found.shape} instead of {(steps, shape.replicas)}, steps by replicas"
+    elif found.dtype.kind not in "iu":
+        problem = f"are of type {found.dtype}, which are no whole numbers"
+    elif ((found < 1) | (found > shape.m)).any():
+        problem = f"go from {found.min()} to {found.max()}"
+    if problem:
+        raise RequestError("counts", f"{problem}; give each replica from 1 to m={shape.m} passes in each step")
+    return found.astype(np.int32)
+
+
+def releases(passes: Passes) -> Iterable[tuple[int, Fraction]]:
+    """The first tasks of step 0 that may not start at once."""
+    for row in range(passes.first[1]):
+        share = passes.schedule.order.release(int(passes.own[row]), passes.shape)
+        if share:
+            yield int(passes.forward[row, 0]), share

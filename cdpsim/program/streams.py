@@ -1,0 +1,212 @@
+"""Streams: what messages take of their devices, where compute and communication do not overlap fully.
+
+A message takes its sender for its time when the sender's own order comes to it: after the task that made it. It takes
+its receiver for as long directly before the task that reads it, though not before its bytes begin to arrive. A member
+that gives something to a collective takes part as a sender does, one that only receives as a receiver does. These are
+the *parts* of devices in messages. Where a device's overlap is "none", parts stand in its lane, between its tasks;
+where it is "stream", beside its tasks: what it sends in one row, what it receives in another, each in the lane's order.
+
+Neither end waits for the other. A sender's part waits for its row alone, and its message begins no earlier. A
+receiver's part is over when its row has had the time for it and the message is there; what comes next waits for both.
+So new edges close no circle, and messages that take no time slow no run. Whatever a sender's part waits for is no later
+than the task that it stands behind, for which its message waits anyway; and whatever a receiver's part waits for comes
+before its reader anyway. All that "stream" lets a node wait for, "none" does, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.cluster.devices import FULL, NONE
+from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.paths import in_lanes, successors
+from cdpsim.program import Edge, Op, Parts, Program
+
+_AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
+
+Flags = NDArray[np.bool_]
+Pairs = tuple[Ints, Ints]  # nodes: (before, after)
+
+
+class Ends(NamedTuple):
+    """Messages, as nodes, with each of their devices, and whether that gives something to the message."""
+
+    message: Ints
+    device: Ints
+    sends: Flags
+
+
+class Line(NamedTuple):
+    """Parts in the order of lanes: places are those of `lane_tasks`, or what comes before the first of a lane."""
+
+    ends: Ends
+    place: Ints
+    at: Ints  # what it is at its place
+
+
+def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
+    """Let messages take the lanes and streams of their devices; `overlaps` has a word for each device.
+
+    `whole` is the program with each collective in one piece, `origin` the node there of each node, and `channel` that
+    of each message in its collective.
+    """
+    own = np.array([word != FULL for word in overlaps])
+    if not own.any():
+        return program
+    line, first = lined_up(whole, ends_of(whole, own)), program.nodes
+    rows = _in_lanes(whole, line, first, overlaps), *_in_streams(whole, line, first, overlaps)
+    before, after = (np.concatenate(ends) for ends in zip(*rows, strict=True))
+    part, message, sends = _pieces(program, origin, line.ends, own)
+    waits = _with_messages(before - first, after - first, line.ends.sends, part, message)
+    arrived = _with_messages(after - first, before - first, ~line.ends.sends, part[~sends], message[~sends])
+    linked = program.linked(
+        np.concatenate([before, first + waits[0], arrived[1]]),
+        np.concatenate([after, waits[1], first + arrived[0]]),
+        Edge.STREAM,
+    )
+    return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends, channel))
+
+
+def ends_of(program: Program, own: Flags) -> Ends:
+    """All messages with those of their devices that have no full overlap."""
+    messages, first = program.messages, len(program.tasks)
+    single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
+    size = np.array([*map(len, program.groups)], dtype=np.int64)[messages.dst[together]]
+    members = [program.groups[group] for group in messages.dst[together].tolist()]
+    message = np.concatenate([single, single, np.repeat(together, size)])
+    device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int64)
+    sends = np.where(np.isin(messages.op[message], (Op.P2P, Op.BROADCAST)), messages.src[message] == device, True)
+    some = own[device]
+    return Ends(first + message[some], device[some], sends[some])
+
+
+def lined_up(program: Program, ends: Ends) -> Line:
+    """Give each part its place: behind the task that made its message, or before the one that reads it.
+
+    What a device passes on comes behind its nearest task before that in the program. What no later task of its device
+    needs, as the run ends before, takes no part of it.
+    """
+    forth = program.edges.before, program.edges.after
+    place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))
+    for rows, edges, last in ((ends.sends, forth[::-1], True), (~ends.sends, forth, False)):
+        place[rows], away[rows] = _nearest(program, edges, ends.message[rows], ends.device[rows], last=last)
+    at = np.where(ends.sends, _SENDS, _RECEIVES)
+    new = ends.sends & (place < 0)  # what was there at the start
+    place[new], at[new] = _first_places(program)[ends.device[new]], _AT_HEAD
+    away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
+    together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
+    order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
+    order = order[place[order] >= 0]
+    return Line(Ends(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
+
+
+def _first_places(program: Program) -> Ints:
+    """The place at which the first lane of each device begins."""
+    lanes = program.lane_start[:-1][::-1]
+    place = np.zeros(program.devices, dtype=np.int64)
+    place[program.tasks.device[program.lane_tasks[lanes]]] = lanes
+    return place
+
+
+def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, last: bool) -> Pairs:
+    """The places of the nearest tasks of those devices that edges lead to, through what is no compute task.
+
+    Of several as near, the last or the first; -1 where there is none. Also how many edges lead there.
+    """
+    _, first, reach = successors(*edges, program.nodes)
+    place, home = (np.full(program.nodes, -1, dtype=np.int64) for _ in range(2))
+    place[program.lane_tasks] = np.arange(len(program.lane_tasks))
+    home[program.lane_tasks] = program.tasks.device[program.lane_tasks]
+    sign = 1 if last else -1
+    unknown = np.iinfo(np.int64).min
+    found, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
+    row, node = np.arange(len(message)), message
+    for steps in range(1, program.nodes + 1):
+        which, at = _ranges(first[node], first[node + 1])
+        row, node = row[which], reach[at]
+        mine = home[node] == device[row]
+        np.maximum.at(found, row[mine], sign * place[node[mine]])
+        away[row[mine]] = steps
+        on = (node >= program.compute) & (found[row] == unknown)
+        reached = np.sort(row[on] * np.int64(program.nodes) + node[on])
+        row, node = np.divmod(reached[heads(reached)], program.nodes)
+        if not len(row):
+            break
+    return np.where(found == unknown, -1, sign * found), away
+
+
+def _ranges(low: Ints, high: Ints) -> Pairs:
+    """All numbers from each `low` up to its `high`: which of these they are for, and the numbers."""
+    many = high - low
+    which = np.repeat(np.arange(len(low)), many)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(many) - many - low, many)
+
+
+def _in_lanes(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> Pairs:
+    """Which part or task comes behind which in lanes of devices without overlap; parts are nodes from `first` on."""
+    alone = np.array([word == NONE for word in overlaps])
+    task = program.lane_tasks
+    here, place = np.flatnonzero(alone[line.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
+    order = merged(line, here, place)
+    node = np.concatenate([first + here, task[place]])[order]
+    lane = runs(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
+    before, after = in_lanes(node, np.append(heads(lane), len(lane)))
+    new = (before >= first) | (after >= first)
+    return before[new], after[new]
+
+
+def merged(line: Line, parts: Ints, places: Ints) -> Ints:
+    """Sort some parts, and tasks at some places, by the order of lanes; parts are the first rows, tasks the others."""
+    key = np.concatenate([4 * line.place[parts] + line.at[parts], 4 * places + _TASK])
+    return np.argsort(key, kind="stable")
+
+
+def _in_streams(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> list[Pairs]:
+    """Which part comes behind which in the streams of devices, and which task before or behind it."""
+    beside = np.array([word != NONE for word in overlaps])[line.ends.device]
+    lane = runs(program.lane_start[:-1], len(program.lane_tasks))[line.place]
+    task, found = program.lane_tasks[line.place], []
+    for sends in (True, False):
+        rows = np.flatnonzero(beside & (line.ends.sends == sends))
+        found.append(in_lanes(first + rows, np.append(heads(lane[rows]), len(rows))))
+        rows = rows[line.at[rows] != _AT_HEAD]
+        found.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
+    return found
+
+
+def _pieces(program: Program, origin: Ints, ends: Ends, own: Flags) -> tuple[Ints, Ints, Flags]:
+    """The messages of each part, as nodes of the program that runs, and whether its device sends them."""
+    pieces, devices = ends_of(program, own), len(own)
+    part, row = _matches(
+        ends.message.astype(np.int64) * devices + ends.device,
+        origin[pieces.message].astype(np.int64) * devices + pieces.device,
+    )
+    return part, pieces.message[row], pieces.sends[row]
+
+
+def _with_messages(one: Ints, other: Ints, chosen: Flags, part: Ints, message: Ints) -> Pairs:
+    """Give each one of a pair of chosen parts with the messages of the other one."""
+    some = np.flatnonzero((one >= 0) & (other >= 0))
+    some = some[chosen[one[some]] & chosen[other[some]]]
+    which, row = _matches(other[some], part)
+    return one[some[which]], message[row]
+
+
+def _matches(have: Ints, want: Ints) -> Pairs:
+    """All pairs of equal numbers, by their rows."""
+    order = np.argsort(want, kind="stable")
+    low, high = (np.searchsorted(want[order], have, side=side) for side in ("left", "right"))
+    which, at = _ranges(low, high)
+    return which, order[at]
+
+
+def _parts(program: Program, line: Line, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
+    """Let each part take the time of what its device receives, or of what it sends where that is more."""
+    many = [np.bincount(part[some], minlength=len(line.place)) for some in (sends, ~sends)]
+    mine = sends == (many[0] > many[1])[part]
+    step = program.tasks.step[program.lane_tasks[line.place]]
+    ends = (column.astype(np.int32) for column in (part[mine], message[mine], channel[message[mine]]))
+    return Parts(line.ends.device.astype(np.int32), step, line.ends.sends, *ends)

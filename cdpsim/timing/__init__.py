@@ -1,0 +1,1 @@
+"""What programs cost, and when everything in them happens."""

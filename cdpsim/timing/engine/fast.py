@@ -1,0 +1,21 @@
+"""The exact engine: start times are longest paths through the program."""
+
+import numpy as np
+
+from cdpsim.numeric.paths import longest
+from cdpsim.program import Program
+from cdpsim.program.check import refuse_deadlock
+from cdpsim.timing.costs import Costs, Times
+
+
+def run(program: Program, costs: Costs) -> tuple[Times, Times]:
+    """Start every node when it is released and the last one it waits for has ended."""
+    earliest = np.zeros_like(costs.duration)
+    for (task, _), release in zip(program.releases, costs.release, strict=True):
+        earliest[task] = release
+    lanes = program.lane_tasks, program.lane_start
+    edges = program.edges.before, program.edges.after
+    start, end, reached = longest(*edges, costs.duration, earliest, *lanes, costs.calendar)
+    if reached < program.nodes:
+        refuse_deadlock(program)
+    return start, end
