@@ -40,6 +40,11 @@ def test_files() -> list[str]:
     return [str(path.relative_to(PROJECT)) for path in sorted(tests + examples)]
 
 
+def kept_as(file: str) -> str:
+    """Name what is kept of a test file: modules of one name may lie in several rooms."""
+    return file.removesuffix(".py").replace("/", ".")
+
+
 def key_of(file: str) -> str:
     """Give the hash of a test file and of all that it may import."""
     digest = hashlib.sha256((PROJECT / file).read_bytes())
@@ -77,7 +82,7 @@ class Measuring:
             self.pytest_sessionfinish()
             self.file = nodeid.partition("::")[0]
             self.key = key_of(self.file)
-            data = self.kept / Path(self.file).stem
+            data = self.kept / kept_as(self.file)
             data.unlink(missing_ok=True)
             self.lines = coverage.Coverage(data_file=data, source=["cdpsim"], config_file=False)
             self.lines.set_option("run:relative_files", True)
@@ -104,7 +109,7 @@ class Measuring:
         passed = {test: seconds for test, seconds in self.seconds.items() if test not in self.bad}
         mine = {test: seconds for test, seconds in passed.items() if test.startswith(f"{self.file}::")}
         answer = {"key": self.key, "seconds": mine}
-        (self.kept / f"{Path(self.file).stem}.json").write_text(json.dumps(answer))
+        (self.kept / f"{kept_as(self.file)}.json").write_text(json.dumps(answer))
 
 
 class Chosen:
@@ -133,8 +138,8 @@ class Covering:
         self.seconds: dict[str, float] = {}
         self.data = []
         for file in test_files():
-            self.seconds |= json.loads((kept / f"{Path(file).stem}.json").read_text())["seconds"]
-            data = coverage.CoverageData(str(kept / Path(file).stem))
+            self.seconds |= json.loads((kept / f"{kept_as(file)}.json").read_text())["seconds"]
+            data = coverage.CoverageData(str(kept / kept_as(file)))
             data.read()
             self.data.append(data)
         self.known: dict[str, dict[int, set[str]]] = {}
@@ -165,7 +170,8 @@ class Covering:
             function = test.partition("[")[0]
             turns[test] = turn[function]
             turn[function] += 1
-        own = f"tests/test_{Path(file).stem}.py"
+        path = Path(file)
+        own = f"tests/test_{path.parent.name if path.stem == '__init__' else path.stem}.py"
         return sorted(turns, key=lambda test: (not test.startswith(own), turns[test], self.seconds[test]))
 
     def _of_callers(self, file: str) -> Iterator[str]:
@@ -189,7 +195,7 @@ def measure(kept: Path) -> None:
 
 def measured(kept: Path, file: str) -> bool:
     """Tell whether a test file has been measured as it is now."""
-    path = kept / f"{Path(file).stem}.json"
+    path = kept / f"{kept_as(file)}.json"
     return path.exists() and json.loads(path.read_text())["key"] == key_of(file)
 
 
