@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cached_property
 from inspect import Parameter, Signature
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
@@ -33,7 +32,6 @@ from cdpsim.timing.costs import CONTENTION, reached
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # where no number is asked for
-_TRAINING = ("optimizer", "mixed_precision", "recompute", "offload")
 _FLAGS = ("overlap_all_reduce", "vertical_sync", "expand_collectives", "defer_receives", "ignore_memory")
 
 SlotOrder = Literal["forward-first", "backward-first"]
@@ -113,7 +111,7 @@ class Words(Taken, Training, Use, Disturbed, Machine, total=False):
     """All that may be asked for beside a schedule and its number of stages, as on the command line."""
 
 
-GROUPS = {group.__name__.lower(): tuple(group.__annotations__) for group in (Taken, Training, Use, Disturbed, Machine)}
+_TRAINING = tuple(Training.__annotations__)
 _UNASKED: dict[str, Any] = {
     "model": "unit",
     "cluster": "unit",
@@ -124,9 +122,9 @@ _UNASKED: dict[str, Any] = {
     "engine": "auto",
     "contention": "none",
 }
-DEFAULTS = {word: _UNASKED.get(word) for word in chain(*GROUPS.values())}
-
-
+DEFAULTS = {
+    word: _UNASKED.get(word) for group in (Taken, Training, Use, Disturbed, Machine) for word in group.__annotations__
+}
 WORDS = ("schedule", "n", *DEFAULTS)
 SIGNATURE = Signature(
     [

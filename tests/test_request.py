@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -13,7 +13,12 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, preset
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.front import order_of
+from cdpsim.model import OFFLOAD, OPTIMIZERS, RECOMPUTE
+from cdpsim.program.collectives import COLLECTIVES
+from cdpsim.request import Collective, Contention, Engine, Training
 from cdpsim.schedules.table import write_actions
+from cdpsim.timing.costs import CONTENTION
+from cdpsim.timing.engine import ENGINES
 from tests.conftest import Command, examples
 from tests.strategies import fitting, in_seconds, requests, streamed_requests
 from tests.test_cli import here, refuse
@@ -191,3 +196,12 @@ def test_a_schedule_of_ones_own_has_a_name_of_its_own() -> None:
         simulate(own, 3)
     assert simulate(replace(own, name="mine"), 3).request["schedule"] == "mine"
     assert simulate(replace(own, rule=SCHEDULES["multi-cdp"].rule), 3).request["schedule"] == "multi-cdp"
+
+
+def test_a_type_checker_knows_all_names_that_are_taken() -> None:
+    assert get_args(Collective) == COLLECTIVES
+    assert get_args(Contention) == CONTENTION
+    assert get_args(Engine) == ("auto", *ENGINES)
+    hints = get_type_hints(Training)
+    for word, taken in {"optimizer": OPTIMIZERS, "recompute": RECOMPUTE, "offload": OFFLOAD}.items():
+        assert get_args(get_args(hints[word])[0]) == taken
