@@ -230,7 +230,7 @@ def _request_of(made: Program | Costs) -> Request:
     return made.request
 
 
-# What a program depends on beside what is asked of its schedule: of a model or of a cluster.
+# The facts of a model and a cluster that a program depends on, beside its schedule: whose each is, and its name.
 _FACTS = {
     "sizes": ("model", "other sizes"),
     "ties": ("model", "other tied tensors on one device"),
@@ -336,7 +336,7 @@ def _mixes_stages(program: Program) -> bool:
 
 
 def order_of(trace: Trace) -> Actions:
-    """What each device of a replica does in a training step, where the schedule of a trace says that."""
+    """Give the actions of each device of a replica in a training step; refuse a schedule that has no such list."""
     asked = trace.request
     schedule = find_schedule(asked["schedule"])
     if asked.get("counts"):
@@ -351,12 +351,12 @@ def order_of(trace: Trace) -> Actions:
 def reopen(directory: str | Path) -> Trace:
     """Load what `Trace.save` wrote, and the run behind it where its request, served again, gives the same columns.
 
-    Files do not say who waits for whom; the run does. Columns that somebody changed, or measured, stand for themselves.
+    Files do not say who waits for whom; the run does. Edited or measured columns are given as they are, without a run.
     """
     loaded = load(directory)
     try:
         again = simulate(Request.from_builtins(loaded.request))
-    except (ValueError, TypeError, KeyError, AttributeError):  # nobody has checked this request: it may be anything
+    except (ValueError, TypeError, KeyError, AttributeError):  # the file is unchecked: its request may be anything
         return loaded
     same = all(_equal(getattr(loaded, table), getattr(again, table)) for table in TABLES)
     return again if same else loaded

@@ -89,7 +89,7 @@ def _readers(run: Recount) -> tuple[Needs, Ints]:
 
 
 def _updates(run: Recount) -> tuple[Needs, Ints]:
-    """What updates wait for, each of which starts from a version."""
+    """Give what each update must wait for: the version that it starts from."""
     tasks, update = run.program.tasks, run.updates
     return _provided(run, update, (tasks.stage[update], run.program.base, tasks.device[update]))
 

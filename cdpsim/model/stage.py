@@ -42,12 +42,12 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     gradients: Size | None = None  # None: as parameters
     optimizer: Size = 0
     update: Cost | None = None  # the optimizer's step on its device, which does nothing else meanwhile; None: no time
-    # What is on the device's host instead (`offload` says what crosses the link between them, and how long):
+    # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
     offloaded: Size = 0  # what leaves during the forward and comes back during the backward
     transfer: Seconds = 0.0  # what that takes, each way; 0: what the cluster's link makes of it
     host_optimizer: Size = 0  # optimizer state; then gradients go to the host for an update, parameters come back
     host_update: Seconds = 0.0  # what the optimizer's step takes if it is made there
-    # What only grouping and recipes ask for:
+    # Facts for grouping layers and for recipes alone:
     data: Size = 0  # the part of the activation that a micro-batch brings: the first input, the targets
     unused_input: Size = 0  # the part of it that is its input where no backward reads that: between layers it is let go
     inference: Size | None = None  # all that a forward which keeps nothing holds at most; None: as one that keeps

@@ -1,4 +1,4 @@
-"""What `filling.py` does, function by function, in loops over arrays that numba compiles (`compiled.py`).
+"""Max-min fair rates, as in `filling.py`, in loops over arrays that numba compiles (`compiled.py`).
 
 Both give the same bits, so both go through routes and links in the same order. They share no code. Read that one first.
 """
@@ -261,7 +261,7 @@ PARTS: tuple[Callable[..., Any], ...] = (change, take_in, enlist, delist, restar
 
 
 class FairRates:
-    """What `filling.FairRates` is; `share` is the function above, or what it is compiled to."""
+    """The rates of `filling.FairRates`, from columns; `share` is the function above, or its compiled form."""
 
     def __init__(
         self, routes: Sequence[Sequence[int]], capacity: Sequence[float], share: Callable[..., int] = share

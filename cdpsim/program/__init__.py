@@ -181,7 +181,7 @@ class Buffers:
 
 @dataclass(frozen=True, eq=False)
 class Bases:
-    """What updates start from, and whose gradients they take: a row for each, in the order of their nodes."""
+    """The version that each update starts from, and the gradients that it takes: a row for each, in node order."""
 
     base: Ints  # the version whose parameters and optimizer state it starts from
     first_step: Ints  # it takes gradients of this step and all later ones up to its own
@@ -222,7 +222,7 @@ class Program:
 
     @cached_property
     def key(self) -> Mapping[str, Any]:
-        """What it depends on of a model and a cluster: where any of that differs, another program is assembled."""
+        """The facts of a model and a cluster that it depends on: where one differs, another program is assembled."""
         return self.made_for()
 
     @cached_property

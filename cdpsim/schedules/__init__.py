@@ -96,7 +96,7 @@ class Schedule:
         return self.order.lists is not None and self.actions(shape).splits
 
     def actions(self, shape: Shape) -> Actions:
-        """What each device of a replica does in a step, where the order says that."""
+        """Give the actions of each device of a replica in a step; its order must list them."""
         assert self.order.lists is not None
         if self.shape is not None:
             return self.order.lists.written(0, 0, 0)

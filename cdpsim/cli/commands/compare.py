@@ -159,7 +159,7 @@ def _size(given: str, *, slots: bool) -> int:
 
 @dataclass
 class _Found:
-    """What was measured, by which clock, and what there is to say of it."""
+    """The measured schedules, those left out, the clock, and the notes to print."""
 
     served: InPart
     measured: list["Measured"] = field(default_factory=list)

@@ -49,7 +49,7 @@ class Passes:
 
     @cached_property
     def line(self) -> Line | None:
-        """What updates start from and sum, where that is not the version before and their own step."""
+        """The version that updates start from and the steps they sum; None: the version before and their own step."""
         return self.rule.versions.line(self.steps)
 
     @cached_property
