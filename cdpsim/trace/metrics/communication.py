@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.files.units import plain
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, Edge, Kind, Op, Program
 from cdpsim.program.collectives import payload as times
 from cdpsim.timing.costs import Costs
@@ -97,10 +97,10 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
     np.maximum.at(made_at, edges.after[made] - compute, end[edges.before[made]])
 
     def enough(q: int) -> bool:
-        _, delivered, _ = longest(*chain, own, q * made_at)
+        _, delivered, _ = longest_paths(*chain, own, q * made_at)
         return bool((delivered[message] <= q * due).all())
 
     together = message_rounds[program.messages.op != Op.P2P]
     least = max(1, int(together.max(initial=0)))
-    _, most, _ = longest(*chain, own, np.zeros(count, dtype=np.int64))
+    _, most, _ = longest_paths(*chain, own, np.zeros(count, dtype=np.int64))
     return bisect_left(range(int(most.max()) + 1), True, lo=least, key=enough)

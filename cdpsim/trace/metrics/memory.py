@@ -4,7 +4,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
-from cdpsim.numeric.paths import compiled_for
+from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import Buffers, Category, Kind, Program
 
 _AT_ONCE = 2**14  # buffers of some devices whose columns stay in a processor's cache
@@ -49,12 +49,12 @@ def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, T
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     whole = end.dtype.kind == "i"
     fits = whole and keys * span <= 16 * len(key) and span < 2**31
-    swift = compiled_for(len(key)) if fits else None
-    if swift:
-        finish = swift.times_of(buffers.end, start, end)
-        np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
+    loops = compiled_loops_for(len(key)) if fits else None
+    if loops:
+        finish = loops.times_of_moments(buffers.end, start, end)
+        np.maximum.at(finish, buffers.kept, loops.times_of_moments(buffers.kept_until, start, end))
         changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
-        key, time, total = swift.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
+        key, time, total = loops.step_function_of_slots(key, buffers.size, buffers.begin, finish, start, end, changes)
         return key, time, total
     return step_function(key, *held(buffers, start, end), buffers.size)
 
