@@ -189,7 +189,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
     release = np.array([int(span * share) for _, share in program.releases], dtype=np.int64)
     start, end = find_engine("simpy")(program, Costs(duration, np.ones(len(program.messages), np.int32), release))
     rows = np.flatnonzero(program.buffers.category == Category.ACTIVATIONS)
-    begin, finish = (times[rows] for times in memory.held(program.buffers, start, end))
+    begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, start, end))
     everyone = np.zeros(len(rows), dtype=np.int64)
     _, time, size = memory.step_function(everyone, begin, finish, program.buffers.size[rows].astype(np.int64))
     return span, time, size
