@@ -844,10 +844,26 @@ def test_schedules_are_listed_in_every_form(command: Command) -> None:
     rows = list(csv.DictReader(io.StringIO(command("schedules", "--format", "csv").out)))
     assert [row["schedule"] for row in rows] == list(SCHEDULES)
     assert [row["options"].split() for row in rows] == [row["options"] for row in listed]
-    markdown = command("schedules", "--format", "markdown").out
-    assert re.findall(r"^\| ([a-z0-9-]+)", markdown, re.MULTILINE)[2:] == list(SCHEDULES)
-    latex = command("schedules", "--format", "latex").out
-    assert latex.count(r" \\") == len(SCHEDULES) + 1
+
+
+FORMS_OF_PAPERS = ("markdown", "latex")
+TABLES = (
+    *("schedules", "pyramid -n 3", "models", "clusters", "models gpt2", "superpose vit-b16 -n 4"),
+    *("import-schedule x.csv", "breakeven multi-dp -n 3 --model toy.toml --cluster box.toml"),
+)
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PAPERS)
+@pytest.mark.parametrize("line", TABLES)
+def test_only_tables_of_papers_have_their_forms(line: str, form: str, command: Command, here: Path) -> None:
+    refuse(
+        command,
+        here,
+        f"{line} --format {form}",
+        f"format: '{form}' is for table1 and compare only; give text, json, csv",
+    )
+    for paper in ("table1 -n 3", "compare multi-dp -n 3"):
+        assert command(*paper.split(), "--format", form).code == 0
 
 
 EFFECTS = {

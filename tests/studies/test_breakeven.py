@@ -329,10 +329,9 @@ def test_the_table_is_that_of_the_function_in_every_form(command: Command, here:
     rows = list(csv.DictReader(io.StringIO(command(*ASKED, "--format", "csv").out)))
     assert [row["schedule"] for row in rows] == [one["schedule"] for one in found]
     assert [float(row["exposed"]) for row in rows] == [one["exposed"] for one in found]
-    for form in ("text", "markdown", "latex"):
-        text = command(*ASKED, "--format", form).out.replace("\\%", "%")
-        assert "break-even" in text
-        assert all(f" {100 * one['exposed']:.1f} % " in text for one in found)
+    text = command(*ASKED).out
+    assert "break-even" in text
+    assert all(f" {100 * one['exposed']:.1f} % " in text for one in found)
 
 
 def test_several_numbers_and_points_of_curves(command: Command, here: Path) -> None:
