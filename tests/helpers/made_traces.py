@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from cdpsim import Trace
-from cdpsim.trace import TABLES, Columns
+from cdpsim.numeric.columns import Columns
+from cdpsim.trace import TABLES
 
 
 def changed(trace: Trace, summary: Mapping[str, Any] | None = None, **tables: Columns) -> Trace:

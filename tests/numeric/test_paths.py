@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, simulate
 from cdpsim.cluster import Devices
 from cdpsim.numeric import paths
-from cdpsim.numeric.columns import grouped, heads, ranks, runs, sort_by
+from cdpsim.numeric.columns import dense_ranks, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.trace.metrics import memory
 
 
@@ -188,21 +188,21 @@ def test_sorting_is_lexicographic_and_leaves_equal_rows_in_order(rows: list[tupl
     order = sorted(range(len(rows)), key=rows.__getitem__)
     assert sort_by(*columns).tolist() == order
     begins = [k for k in range(len(rows)) if not k or rows[order[k]] != rows[order[k - 1]]]
-    found, first = grouped(*columns)
+    found, first = sort_and_group(*columns)
     assert (found.tolist(), first.tolist()) == (order, begins)
 
 
 @given(st.lists(st.floats(0, 1e9) | st.integers(0, 3).map(float), max_size=20))
 def test_ranks_are_places_among_the_different_values(values: list[float]) -> None:
     different = sorted(set(values))
-    assert ranks(np.array(values, dtype=np.float64)).tolist() == [different.index(value) for value in values]
+    assert dense_ranks(np.array(values, dtype=np.float64)).tolist() == [different.index(value) for value in values]
 
 
 def test_runs_number_what_heads_begin() -> None:
     """A run is a stretch of equal rows."""
-    first = heads(np.array([3, 3, 1, 1, 3]), np.array([0, 0, 0, 1, 1]))
+    first = group_starts(np.array([3, 3, 1, 1, 3]), np.array([0, 0, 0, 1, 1]))
     assert first.tolist() == [0, 2, 3, 4]
-    assert runs(first, 5).tolist() == [0, 0, 1, 2, 3]
+    assert group_numbers(first, 5).tolist() == [0, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("problem", [ImportError, RuntimeError])

@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import Cluster, Request, RequestError, assemble
 from cdpsim.cluster import Devices, Link
-from cdpsim.numeric.columns import joined, taken
+from cdpsim.numeric.columns import concatenate_columns, take_rows
 from cdpsim.program import Op, Program
 from cdpsim.program.check import check
 from cdpsim.timing.costs import node_costs
@@ -35,14 +35,14 @@ def test_joining_keeps_one_number_and_loses_it_where_parts_differ() -> None:
     """The parts may be of any length; nothing of an empty one is asked."""
     one, other = (np.broadcast_to(np.int8(value), 3) for value in (4, 5))
     kind = np.dtype(np.int32)
-    same = joined([one, other[:0], one], kind)
+    same = concatenate_columns([one, other[:0], one], kind)
     assert (same.strides, same.dtype, same.tolist()) == ((0,), kind, [4] * 6)
-    mixed = joined([one, other], kind)
+    mixed = concatenate_columns([one, other], kind)
     assert (mixed.strides, mixed.tolist()) == ((4,), [4, 4, 4, 5, 5, 5])
-    assert joined([], kind).tolist() == joined([one[:0]], kind).tolist() == []
-    assert taken(one, np.array([2, 0])).strides == (0,)
-    assert taken(np.arange(3), np.array([2, 0])).tolist() == [2, 0]
-    assert taken(one[:0], np.array([], dtype=np.int64)).tolist() == []
+    assert concatenate_columns([], kind).tolist() == concatenate_columns([one[:0]], kind).tolist() == []
+    assert take_rows(one, np.array([2, 0])).strides == (0,)
+    assert take_rows(np.arange(3), np.array([2, 0])).tolist() == [2, 0]
+    assert take_rows(one[:0], np.array([], dtype=np.int64)).tolist() == []
 
 
 @pytest.mark.parametrize(("column", "value"), [("stages", 2), ("stream", 0)])
