@@ -24,6 +24,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.progress import ticker
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
+from cdpsim.numeric.columns import Columns, Times
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
@@ -35,12 +36,12 @@ from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
-from cdpsim.timing.costs import Costs, Times, node_costs
+from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturb import disturbed
 from cdpsim.timing.engine import find_engine
 from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
 from cdpsim.timing.stalled import refuse_stalled
-from cdpsim.trace import TABLES, Columns, Trace, load
+from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 
 SWEPT = 2**20  # nodes of all runs that are swept at once

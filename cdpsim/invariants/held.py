@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, heads
+from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.timing.costs import Times
 from cdpsim.trace.metrics import memory
 
 
@@ -40,7 +39,7 @@ def _holds(
     reached = finish[latest[np.maximum.accumulate(rank)]]  # by any so far of the same key
     joins = (key[1:] == key[:-1]) & (begin[1:] <= reached[:-1])
     piece = np.cumsum(np.append(True, ~joins)) - 1 if len(key) else np.empty(0, dtype=np.int64)
-    head = heads(piece)
+    head = group_starts(piece)
     until = np.maximum.reduceat(finish, head) if len(head) else finish
     wanted = np.ravel_multi_index((device, stage, version), shape)
     place = _last_at_or_before(key[head], begin[head], wanted, start)

@@ -15,7 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
@@ -54,10 +54,10 @@ class Recount:
         order = sort_by(key, turn)
         key, turn, row = key[order], turn[order], node[order]
         times, rank = np.unique(self.end[row], return_inverse=True)
-        floor = runs(heads(key), len(row)).astype(np.int64) * (len(times) + 1)
+        floor = group_numbers(group_starts(key), len(row)).astype(np.int64) * (len(times) + 1)
         latest = np.append(-1, np.maximum.accumulate(floor + np.where(blocks[order], rank + 1, 0)))
-        batch = heads(key, turn)
-        until = latest[batch[runs(batch, len(row))]] - floor  # from 1 on: the latest end of lower turns
+        batch = group_starts(key, turn)
+        until = latest[batch[group_numbers(batch, len(row))]] - floor  # from 1 on: the latest end of lower turns
         some = np.flatnonzero(until > 0)
         result = np.zeros(len(row), dtype=np.bool_)
         result[order[some]] = self.start[row[some]] < times[until[some] - 1]
@@ -141,7 +141,10 @@ class Recount:
         """The lanes without the updates that have a place in them."""
         program = self.program
         compute = program.lane_tasks < program.compute
-        order, lane = program.lane_tasks[compute], runs(program.lane_start[:-1], len(program.lane_tasks))[compute]
+        order, lane = (
+            program.lane_tasks[compute],
+            group_numbers(program.lane_start[:-1], len(program.lane_tasks))[compute],
+        )
         rank = np.empty(program.compute, dtype=np.int64)
         rank[order] = np.arange(len(order))
         return Lanes(order, rank, np.searchsorted(lane, lane))

@@ -20,11 +20,10 @@ from cdpsim.invariants import gradients, passes, states, versions
 from cdpsim.invariants.needs import Columns, Needs, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
-from cdpsim.timing.costs import Times
 
 _ROUNDING = 1e-9  # of times, after many sums
 Words = NDArray[np.str_]

@@ -18,16 +18,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cdpsim.cluster.devices import FULL, NONE
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import in_lanes, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program
 
 _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
 
-Flags = NDArray[np.bool_]
 Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
 
@@ -132,7 +130,7 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
         away[row[mine]] = steps
         on = (node >= program.compute) & (found[row] == unknown)
         reached = np.sort(row[on] * np.int64(program.nodes) + node[on])
-        row, node = np.divmod(reached[heads(reached)], program.nodes)
+        row, node = np.divmod(reached[group_starts(reached)], program.nodes)
         if not len(row):
             break
     return np.where(found == unknown, -1, sign * found), away
@@ -152,8 +150,8 @@ def _in_lanes(program: Program, line: PartOrder, first: int, overlaps: Sequence[
     here, place = np.flatnonzero(alone[line.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
     order = merge_with_tasks(line, here, place)
     node = np.concatenate([first + here, task[place]])[order]
-    lane = runs(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
-    before, after = in_lanes(node, np.append(heads(lane), len(lane)))
+    lane = group_numbers(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
+    before, after = in_lanes(node, np.append(group_starts(lane), len(lane)))
     new = (before >= first) | (after >= first)
     return before[new], after[new]
 
@@ -167,11 +165,11 @@ def merge_with_tasks(line: PartOrder, parts: Ints, places: Ints) -> Ints:
 def _in_streams(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> list[Pairs]:
     """Which part comes behind which in the streams of devices, and which task before or behind it."""
     beside = np.array([word != NONE for word in overlaps])[line.ends.device]
-    lane = runs(program.lane_start[:-1], len(program.lane_tasks))[line.place]
+    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))[line.place]
     task, found = program.lane_tasks[line.place], []
     for sends in (True, False):
         rows = np.flatnonzero(beside & (line.ends.sends == sends))
-        found.append(in_lanes(first + rows, np.append(heads(lane[rows]), len(rows))))
+        found.append(in_lanes(first + rows, np.append(group_starts(lane[rows]), len(rows))))
         rows = rows[line.at[rows] != _AT_HEAD]
         found.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
     return found

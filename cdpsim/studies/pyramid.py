@@ -15,10 +15,9 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import said
-from cdpsim.numeric.columns import Ints, heads, runs
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
 from cdpsim.runs import Rest, Run
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
@@ -137,7 +136,7 @@ def lower_bounds(rest: Rest) -> list[int]:
 def assign(rows: Occupancies) -> Ints:
     """Give each occupancy the device of its stage that is free longest, a new one if none is: the certificate."""
     device = np.empty(len(rows.stage), dtype=np.int32)
-    first = heads(rows.stage)
+    first = group_starts(rows.stage)
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(device)], strict=True):
         free: list[tuple[int, int]] = []  # when each device becomes free, and its number
         begins, ends = rows.begin[low:high].tolist(), rows.end[low:high].tolist()
@@ -170,6 +169,6 @@ def numbered(rows: Occupancies, device: Ints, own: Ints) -> Ints:
 def conflict(rows: Occupancies, device: Ints) -> tuple[int, int] | None:
     """Two rows that one device of a stage would have to hold at once; None for a valid assignment."""
     order = np.lexsort((rows.end, rows.begin, device, rows.stage))
-    of = runs(heads(rows.stage[order], device[order]), len(order))
+    of = group_numbers(group_starts(rows.stage[order], device[order]), len(order))
     clash = np.flatnonzero((of[1:] == of[:-1]) & (rows.begin[order][1:] < rows.end[order][:-1]))
     return (int(order[clash[0]]), int(order[clash[0] + 1])) if len(clash) else None

@@ -6,18 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
 from cdpsim.files.units import Work
 from cdpsim.model import Model
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.alone import fastest
 
-Times = NDArray[Any]  # integers or floats
 CONTENTION = ("none", "fair", "queue")
 
 

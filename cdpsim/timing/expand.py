@@ -14,11 +14,11 @@ import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, joined, taken
+from cdpsim.numeric.columns import Ints, Times, concatenate_columns, take_rows
 from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.alone import durations
-from cdpsim.timing.costs import Costs, Times, in_order
+from cdpsim.timing.costs import Costs, in_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,7 @@ def _locate(program: Program) -> Ints:
 def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) -> Messages:
     """Messages that stay, then those of the collectives."""
     messages, count = program.messages, len(program.tasks)
-    columns = {name: [taken(getattr(messages, name), kept)] for name in Messages.__dataclass_fields__}
+    columns = {name: [take_rows(getattr(messages, name), kept)] for name in Messages.__dataclass_fields__}
     for place in places:
         row, layout, k = place.node - count, place.layout, len(place.members)
         how = costs.algorithms[costs.runs_by[row]]
@@ -211,7 +211,7 @@ def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) 
         new["size"] = edge[layout.first + layout.parts] - edge[layout.first]
         for name, column in new.items():
             columns[name].append(column)
-    return Messages(**{name: joined(parts, parts[0].dtype) for name, parts in columns.items()})
+    return Messages(**{name: concatenate_columns(parts, parts[0].dtype) for name, parts in columns.items()})
 
 
 def _edges(program: Program, number: Ints, places: list[_Place], located: Ints) -> Edges:

@@ -11,13 +11,13 @@ from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY, INK, PALE, plain
 from cdpsim.draw.gantt import bars
 from cdpsim.draw.gantt.bars import IDLE, KINDS, Sheet
-from cdpsim.draw.gantt.rows import LANE, LINK, Floats, Rows, arrange, idle
+from cdpsim.draw.gantt.rows import LANE, LINK, Rows, arrange, idle
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content, EdgeKind, Kind
 from cdpsim.runs import Run
-from cdpsim.trace import Columns, Trace
+from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import Reason
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import seconds, text
-from cdpsim.numeric.columns import Ints, heads, sort_by
+from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program import Category, EdgeKind
 from cdpsim.request import whole
 from cdpsim.runs import Run
@@ -53,7 +53,7 @@ def served(trace: Trace) -> dict[int, list[int]]:
     device, stage = (np.concatenate(column) for column in zip(*pairs, strict=True))
     order = sort_by(device, stage)
     device, stage = device[order], stage[order]
-    first = heads(device, stage)
+    first = group_starts(device, stage)
     found = zip(device[first].tolist(), stage[first].tolist(), strict=True)
     everyone = np.unique(np.append(device, trace.memory["device"])).tolist()
     result: dict[int, list[int]] = {at: [] for at in everyone}

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, joined
+from cdpsim.numeric.columns import Ints, concatenate_columns
 from cdpsim.program import Buffers, Category, Content, EdgeKind, Edges, Messages, Op
 
 
@@ -39,7 +39,7 @@ class _Table:
         """Give the whole columns, once: the pieces are let go as they are joined."""
         whole = []
         for parts, kind in zip(self._parts, self._types, strict=True):
-            whole.append(joined(parts, np.dtype(kind)))
+            whole.append(concatenate_columns(parts, np.dtype(kind)))
             parts.clear()
         return whole
 

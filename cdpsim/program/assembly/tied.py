@@ -20,7 +20,7 @@ import numpy as np
 
 from cdpsim.model import Model
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
@@ -67,8 +67,8 @@ def _found(tables: Tables, tie: Tie) -> _Copies:
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
-    first = heads(holders.step[row], holders.device[row])
-    of = runs(first, len(row))
+    first = group_starts(holders.step[row], holders.device[row])
+    of = group_numbers(first, len(row))
     gives = holders.first_task[row]
     earliest = gives[sort_by(of, tables.passes.position[gives])][first]
     return _Copies(row, row[first][of], earliest[of])

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.tables import Lanes, Passes, Tables
@@ -139,12 +139,12 @@ def uses(passes: Passes) -> tuple[Ints, Ints]:
     """All compute tasks by stage, in the schedule's order, and where each stage begins among them."""
     stage = passes.by_task(passes.tij[2])
     order = sort_by(stage, passes.position)
-    return order, heads(stage[order])
+    return order, group_starts(stage[order])
 
 
 def _last_use(passes: Passes, stage: Ints, position: Ints) -> Ints:
     """The last task of each stage at or before a position."""
     order, first = uses(passes)
     span = int(passes.position.max()) + 1
-    key = runs(first, len(order)).astype(np.int64) * span + passes.position[order]
+    key = group_numbers(first, len(order)).astype(np.int64) * span + passes.position[order]
     return order[np.searchsorted(key, stage.astype(np.int64) * span + position, side="right") - 1]

@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 
 from cdpsim.files.units import plain
-from cdpsim.numeric.columns import Ints, heads, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 from cdpsim.program.collectives import payload_factor as times
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 
 
 def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
@@ -26,7 +26,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     sent: list[int | Fraction] = [*whole.tolist()]
     together = rows[messages.op[rows] != Op.P2P]
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
-    first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
+    first = group_starts(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
         src, members = int(messages.src[alike[0]]), program.ranks_of(messages.dst[alike[0]])
         how, k = costs.algorithms[costs.runs_by[alike[0]]], len(members)

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Kind, Program
-from cdpsim.timing.costs import Times
 
 
 def stale(program: Program, start: Times, end: Times) -> Ints:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, runs, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
-from cdpsim.timing.costs import Times
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
@@ -211,7 +210,7 @@ def apart(program: Program, start: Times, end: Times) -> Any | None:
     for after in (program.edges.after, program.lane_edges[1]):
         free[after] = False
     first = program.tasks.step[program.lane_tasks] == 0
-    lane = runs(program.lane_start[:-1], len(program.lane_tasks))
+    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     over = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
     np.maximum.at(over, lane[first], end[program.lane_tasks[first]])
     begin = free[program.lane_tasks]

@@ -4,13 +4,9 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from cdpsim.numeric.columns import Ints, heads, ranks, sort_by
+from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.program import EdgeKind, Kind, Program
-from cdpsim.timing.costs import Times
-
-Flags = npt.NDArray[np.bool_]
 
 
 class Reason(IntEnum):
@@ -34,9 +30,9 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     collective, as much is for messages as messages have let these members go on later than this device before.
     """
     lane, gap, low, high, reason = _parts(program, start, end)
-    order = sort_by(lane[gap], ranks(low))
+    order = sort_by(lane[gap], dense_ranks(low))
     gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
-    first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
+    first = group_starts(gap, reason)  # what one message after another brings is waited for as if it were one
     return {
         "lane": lane[gap[first]],
         "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
