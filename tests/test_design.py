@@ -34,8 +34,9 @@ def buffer(program: Program, number: int) -> str:
 
 def rows(program: Program) -> list[str]:
     """Write a program as DESIGN.md shows it, one line for each row, the edges in two."""
-    pairs = zip(program.edges.before, program.edges.after, strict=True)
-    edges = [f"{before} -> {after}" for before, after in sorted(pairs)]
+    edges = [
+        f"{before} -> {after}" for before, after in sorted(zip(program.edges.before, program.edges.after, strict=True))
+    ]
     lanes = [
         f"device {device}: {', '.join(map(str, program.lane_tasks[first:last]))}"
         for device, (first, last) in enumerate(zip(program.lane_start, program.lane_start[1:], strict=False))
