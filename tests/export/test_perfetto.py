@@ -25,7 +25,7 @@ from cdpsim.export import protobuf as protobuf_module
 from cdpsim.export.chrome import chrome
 from cdpsim.export.protobuf import protobuf
 from cdpsim.export.tracks import _ranks, in_order, nanoseconds
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
 from tests.conftest import ALL
@@ -127,7 +127,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     node = {int(n): k + count for k, n in enumerate(trace.message_nodes)}
     edges = trace.program.edges
     for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
-        if kind == Edge.DATA and before in node and after in node:
+        if kind == EdgeKind.DATA and before in node and after in node:
             a, b = node[before], node[after]
             if a in no_target or b in no_source:
                 result.add((a, b))
