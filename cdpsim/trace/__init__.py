@@ -15,9 +15,8 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import progress
 from cdpsim.files.writing import read_text, write_folder
+from cdpsim.numeric.columns import Columns
 from cdpsim.program import Category, Content, Kind, Op
-
-Columns = Mapping[str, np.ndarray]
 
 TASKS = ("kind", "stage", "micro_batch", "step", "device", "start", "end", "version", "stale")
 MESSAGES = (
@@ -106,7 +105,7 @@ class Trace:
 
         summary.json comes last, and `load` refuses a folder without it. The runs.csv of an earlier trace is removed.
         """
-        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _encode(getattr(self, name)) for name in TABLES}
+        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _encode_rows(getattr(self, name)) for name in TABLES}
         files |= {**more, SEAL: [msgspec.json.format(msgspec.json.encode(self.summary()), indent=1) + b"\n"]}
         obsolete = [RUNS] if RUNS not in more and _is_runs_file(Path(directory) / RUNS) else []
         write_folder(directory, files, force=force, obsolete=obsolete)
@@ -156,7 +155,7 @@ def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
     }
 
 
-def _encode(columns: Columns) -> Iterator[bytes]:
+def _encode_rows(columns: Columns) -> Iterator[bytes]:
     """Yield the text of a CSV file, some rows at a time.
 
     Encoding rows as JSON and removing its punctuation is twice as fast as writing cell by cell; no text in these

@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 
 from cdpsim.files.units import plain
-from cdpsim.numeric.columns import Ints, heads, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Content, Edge, Kind, Op, Program
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program
+from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics.traffic import parts_sent
 
 
@@ -26,7 +26,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     np.add.at(whole_bytes, messages.src[single], messages.size[single])
     sent: list[int | Fraction] = [*whole_bytes.tolist()]
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
-    first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
+    first = group_starts(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
         row, size = alike[0], int(messages.size[alike].sum())
         how, members = costs.algorithms[costs.runs_by[row]], program.ranks_of(messages.dst[row])
@@ -80,7 +80,7 @@ def rounds_between_slots(program: Program, message_rounds: Ints, start: Times, e
         return 0
     compute, edges = program.compute, program.edges
     count = program.message_nodes.stop - compute
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     sent, needed = (np.flatnonzero(data & (ends >= compute)) for ends in (edges.after, edges.before))
     made = sent[edges.before[sent] < compute]
     passed = needed[edges.after[needed] >= compute]

@@ -3,10 +3,9 @@
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, ranks, sort_by
+from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.numeric.paths import compiled_for
 from cdpsim.program import Buffers, Category, Kind, Program
-from cdpsim.timing.costs import Times
 
 _BUFFERS_AT_ONCE = 2**14  # so many buffers' columns stay in a processor's cache
 
@@ -29,9 +28,9 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
         some = np.flatnonzero(begin != end)
         key, begin, end, size = key[some], begin[some], end[some], size[some]
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
-    order = sort_by(key, time if time.dtype.kind == "i" else ranks(time))
+    order = sort_by(key, time if time.dtype.kind == "i" else dense_ranks(time))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
-    first = heads(key, time)
+    first = group_starts(key, time)
     net = np.add.reduceat(change, first) if len(first) else change
     # Every span ends, so the running sum is back at 0 where the next key begins.
     rows = np.flatnonzero(net)
@@ -96,16 +95,16 @@ def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: n
     _total_size(buffers)
     begin, finish = buffer_spans(buffers, start, end)
     last = np.cumsum(np.bincount(buffers.device))
-    for rows in np.split(sort_by(buffers.device), last[heads(last // _BUFFERS_AT_ONCE)[1:] - 1]):
+    for rows in np.split(sort_by(buffers.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1]):
         device, category = (np.tile(column[rows], 2) for column in (buffers.device, buffers.category))
         time, change = (np.concatenate([a[rows], b[rows]]) for a, b in ((begin, finish), (buffers.size, -buffers.size)))
-        order = sort_by(device, ranks(time))
+        order = sort_by(device, dense_ranks(time))
         device, category, time, change = (column[order] for column in (device, category, time, change))
         for column in range(result.shape[1]):
             of_column = slice(None) if column == len(Category) else np.flatnonzero(category == column)
             devices = device[of_column]
             if len(devices):
-                first = heads(devices, time[of_column])
+                first = group_starts(devices, time[of_column])
                 sizes = np.cumsum(np.add.reduceat(change[of_column], first))
                 np.maximum.at(result[:, column], devices[first], sizes)
 
@@ -117,7 +116,7 @@ def peak_host_memory(program: Program, start: Times, end: Times, activations: In
     is always there, for each device that updates it.
     """
     tasks, n = program.tasks, program.n
-    forward, last = program.of_kind(Kind.F).ravel(), program.lasts.ravel()
+    forward, last = program.tasks_of_kind(Kind.F).ravel(), program.gradient_tasks.ravel()
     sizes = activations[tasks.stage[forward]]
     device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[last], sizes)
     peaks = np.zeros(program.devices, dtype=np.int64)
@@ -135,8 +134,8 @@ def peak_within(time: Times, size: Ints, low: float, high: float) -> int:
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
     """Return the time from the last micro-batch's first task to the first micro-batch's last one: (begin, end)."""
-    first = start[program.of_kind(Kind.F)[: program.first_pass[1], 0]].max()
-    return first.item(), end[program.lasts[program.first_pass[-2] :, 0]].min().item()
+    first = start[program.tasks_of_kind(Kind.F)[: program.first_pass[1], 0]].max()
+    return first.item(), end[program.gradient_tasks[program.first_pass[-2] :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:

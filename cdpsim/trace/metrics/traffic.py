@@ -8,7 +8,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
-from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload
+from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 
 _P2P = Op.P2P.name.lower()
 
@@ -24,7 +24,7 @@ class SentShares(NamedTuple):
 def parts_sent(how: Algorithm, op: Op, members: Ints, root: int) -> Ints:
     """Return how many of the `how.parts(k)` parts of its k members' payload each member of a collective sends."""
     first = int(np.flatnonzero(members == root)[0]) if root in members else 0
-    return np.roll(how.sends(len(members)), first) * payload(op, len(members))
+    return np.roll(how.sends(len(members)), first) * payload_factor(op, len(members))
 
 
 def copied_bytes(messages: Mapping[str, np.ndarray]) -> Ints:

@@ -4,13 +4,9 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from cdpsim.numeric.columns import Ints, heads, ranks, sort_by
-from cdpsim.program import Edge, Program
-from cdpsim.timing.costs import Times
-
-Flags = npt.NDArray[np.bool_]
+from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
+from cdpsim.program import EdgeKind, Program
 
 
 class IdleReason(IntEnum):
@@ -34,9 +30,9 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
     is for messages as far as messages have let these members go on later than this device before.
     """
     lane, gap, low, high, reason = _parts_of_gaps(program, start, end)
-    order = sort_by(lane[gap], ranks(low))
+    order = sort_by(lane[gap], dense_ranks(low))
     gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
-    first = heads(gap, reason)  # several messages, one after another, count as one
+    first = group_starts(gap, reason)  # several messages, one after another, count as one
     return {
         "lane": lane[gap[first]],
         "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
@@ -122,7 +118,7 @@ def _trace_back(
         times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
         return times
 
-    in_stream = program.edges.kind == Edge.STREAM
+    in_stream = program.edges.kind == EdgeKind.STREAM
     critical = _critical(program, end, ~in_stream)
     node, rows = critical[task], np.arange(len(task))
     message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
@@ -171,7 +167,7 @@ def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
     edges, asked = program.edges, np.zeros(program.nodes, dtype=bool)
     asked[message] = True
     rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
-    rows = rows[(edges.kind[rows] == Edge.DATA) | (edges.kind[rows] == Edge.BARRIER)]
+    rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
     known = edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]]
     return np.isin(message.astype(np.int64) * program.devices + device, known)
 
