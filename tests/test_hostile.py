@@ -355,8 +355,8 @@ def test_pictures_need_no_backend(backend: str, here: Path) -> None:
     """An environment for other programs is no obstacle, and is left as it is."""
     program = """
 import os, cdpsim
-from cdpsim import pictures
-pictures.timeline(cdpsim.simulate("1f1b", 2), "a.svg")
+from cdpsim.export import pictures
+pictures.write_timeline(cdpsim.simulate("1f1b", 2), "a.svg")
 print(os.environ["MPLBACKEND"])
 """
     assert python(program, MPLBACKEND=backend) == f"{backend}\n"
