@@ -52,7 +52,7 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     from cdpsim.schedules import SCHEDULES
     from cdpsim.studies.breakeven import breakeven, curve, span
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     choose("over", options.over, OVER)
     for name in options.schedules:
         choose("schedule", name, SCHEDULES)

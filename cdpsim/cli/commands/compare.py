@@ -78,7 +78,7 @@ def add_compare(commands: Any) -> None:
     add_run(parser, "3, or 3 N where a step has one micro-batch")
     add_runs(parser, "add quantiles of the step; all else is of run 0")
     add_request(parser, must_fit=False)
-    add_format(parser)
+    add_format(parser, papers=True)
 
 
 def _serve_compare(options: argparse.Namespace) -> int:
