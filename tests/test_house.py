@@ -37,7 +37,6 @@ ROOMS = [
     "studies",
     "draw",
     "export",
-    "pictures",
     "cli",
     "__init__",
     "__main__",

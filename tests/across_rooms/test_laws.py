@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Category, Edge, Kind
-from cdpsim.program.check import check
+from cdpsim.program import Category, EdgeKind, Kind
+from cdpsim.program.check import check_program
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
@@ -49,7 +49,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
 @given(requests())
 def test_every_assembled_program_keeps_the_rules(request: dict[str, Any]) -> None:
     """What assembly derives passes the checks that refuse broken programs."""
-    check(simulate(**request).program)
+    check_program(simulate(**request).program)
 
 
 @given(requests())
@@ -224,7 +224,7 @@ def test_a_pulled_message_finds_room(request: dict[str, Any]) -> None:
     """What is pulled lands on a device that is done with the task before the reader, `prefetch` tasks earlier."""
     run = simulate(**request)
     program, edges = run.program, run.program.edges
-    room = (edges.kind == Edge.ROOM) & (edges.after >= len(program.tasks))  # others: updates take turns on a host
+    room = (edges.kind == EdgeKind.ROOM) & (edges.after >= len(program.tasks))  # others: updates take turns on a host
     receivers = program.tasks.device[edges.before[room]]
     for device, node in zip(receivers.tolist(), (edges.after[room] - len(program.tasks)).tolist(), strict=True):
         group = program.messages.dst[node]

@@ -25,7 +25,7 @@ from cdpsim.program.collectives import (
     REDUCE_SCATTER_GATHER,
     SCATTER_ALL_GATHER,
     Algorithm,
-    hierarchical,
+    hierarchical_all_reduce,
 )
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
@@ -168,7 +168,7 @@ def test_every_collective(way: str) -> None:
     """It sends the same afterwards, in as many rounds; six members, of which four are a power of two."""
     known: list[Algorithm] = [BROADCAST, REDUCE, SCATTER_ALL_GATHER, REDUCE_SCATTER_GATHER, PAIRWISE_EXCHANGE]
     known += [*ALL_REDUCE.values(), *ALL_GATHER.values(), *REDUCE_SCATTER.values(), *OTHER_DOUBLE_TREES]
-    for how in (*known, hierarchical(((0, 1, 2), (3, 4, 5)))):
+    for how in (*known, hierarchical_all_reduce(((0, 1, 2), (3, 4, 5)))):
         again = passed(way, how)
         for name in ("rounds", "parts", "carried", "sends", "schedule"):
             assert same(getattr(again, name)(6), getattr(how, name)(6)), (how, name)

@@ -21,7 +21,7 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, cli, load, simulate, table1
 from cdpsim.cli import help
 from cdpsim.cli.console import parser_of
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute
@@ -249,7 +249,7 @@ def test_parameters_may_arrive_before_all_tasks(name: str, beyond: int) -> None:
     trace, run = simulate(name, 3, prefetch=beyond), simulate(name, 3, prefetch=1000)
     assert trace is not None and run is not None
     edges, tasks = trace.program.edges, len(trace.program.tasks)
-    assert not ((edges.kind == Edge.ROOM) & (edges.before < tasks) & (edges.after >= tasks)).any()
+    assert not ((edges.kind == EdgeKind.ROOM) & (edges.before < tasks) & (edges.after >= tasks)).any()
     assert np.array_equal(trace.start, run.start)
 
 
@@ -355,8 +355,8 @@ def test_pictures_need_no_backend(backend: str, here: Path) -> None:
     """An environment for other programs is no obstacle, and is left as it is."""
     program = """
 import os, cdpsim
-from cdpsim import pictures
-pictures.timeline(cdpsim.simulate("1f1b", 2), "a.svg")
+from cdpsim.export import pictures
+pictures.write_timeline(cdpsim.simulate("1f1b", 2), "a.svg")
 print(os.environ["MPLBACKEND"])
 """
     assert python(program, MPLBACKEND=backend) == f"{backend}\n"

@@ -26,10 +26,10 @@ from cdpsim.program.collectives import (
     Nodes,
     algorithm,
     candidates,
-    hierarchical,
-    hierarchical_rails,
-    payload,
-    ring_over,
+    hierarchical_all_reduce,
+    payload_factor,
+    rails_all_reduce,
+    ring_all_reduce,
 )
 from cdpsim.program.collectives import double_tree as two_trees
 
@@ -117,7 +117,7 @@ def test_an_all_reduce_leaves_everyone_with_the_sum_of_all(name: str) -> None:
 @pytest.mark.parametrize("nodes", NODES, ids=len)
 def test_a_hierarchical_all_reduce_leaves_everyone_with_the_sum_of_all(nodes: tuple[tuple[int, ...], ...]) -> None:
     """Equal nodes, uneven ones, one node, nodes of one."""
-    k, how = sum(map(len, nodes)), hierarchical(nodes)
+    k, how = sum(map(len, nodes)), hierarchical_all_reduce(nodes)
     held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
     assert all(part == everything(k) for member in held for part in member)
 
@@ -125,7 +125,7 @@ def test_a_hierarchical_all_reduce_leaves_everyone_with_the_sum_of_all(nodes: tu
 @pytest.mark.parametrize("nodes", NODES, ids=len)
 def test_rails_leave_everyone_with_the_sum_of_all(nodes: Nodes) -> None:
     """Uneven nodes are cut into equal ones; each member sends what is least, 2 (k-1)/k of the payload."""
-    k, how = sum(map(len, nodes)), hierarchical_rails(nodes)
+    k, how = sum(map(len, nodes)), rails_all_reduce(nodes)
     held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
     assert all(part == everything(k) for member in held for part in member)
     assert np.array_equal(how.sends(k) * k, np.full(k, 2 * (k - 1) * how.parts(k)))
@@ -139,7 +139,7 @@ def test_rings_in_channels_leave_everyone_with_the_sum_of_all(cards: int) -> Non
     for many in (cards, cards + 1, cards):
         nodes.append(tuple((first + 2 * card, first + 2 * card + 1) for card in range(many)))
         first += 2 * many
-    how = ring_over(tuple(nodes))
+    how = ring_all_reduce(tuple(nodes))
     held = played(how, first, own(first, how.parts(first)), sums_first(how, first))
     assert all(part == everything(first) for member in held for part in member)
     assert how.channels == cards
@@ -321,7 +321,7 @@ def path_to_root(parent: list[int], member: int) -> list[int]:
 @pytest.mark.parametrize("nodes", NODES, ids=len)
 def test_a_hierarchical_all_reduce_counts_its_three_stages(nodes: tuple[tuple[int, ...], ...]) -> None:
     """Trees inside the largest node, up and down, and a ring between the nodes."""
-    how, k, inside = hierarchical(nodes), sum(map(len, nodes)), ceil(log2(max(map(len, nodes))))
+    how, k, inside = hierarchical_all_reduce(nodes), sum(map(len, nodes)), ceil(log2(max(map(len, nodes))))
     assert how.rounds(k) == 2 * inside + 2 * (len(nodes) - 1)
     assert Fraction(how.carried(k), how.parts(k)) == 2 * inside + Fraction(2 * (len(nodes) - 1), len(nodes))
     check_counts(how, k)
@@ -354,13 +354,18 @@ def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
     assert algorithm(Op.REDUCE_SCATTER, "tree") is REDUCE_SCATTER["recursive-halving"]
     assert set(ALL_REDUCE) < set(COLLECTIVES)
     in_nodes = candidates(Op.ALL_REDUCE, "best", 8, one_card_each(NODES[0]))
-    assert in_nodes[-2:] == [hierarchical(NODES[0]), hierarchical_rails(NODES[0])]
+    assert in_nodes[-2:] == [hierarchical_all_reduce(NODES[0]), rails_all_reduce(NODES[0])]
     assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
 
 
 def test_after_a_reduce_scatter_each_has_one_of_k_parts() -> None:
     """So the payload is k times what a member ends with, and elsewhere what it ends with."""
-    assert [payload(op, 6) for op in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE, Op.BROADCAST)] == [6, 1, 1, 1]
+    assert [payload_factor(op, 6) for op in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE, Op.BROADCAST)] == [
+        6,
+        1,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("name", ["recursive-doubling", "ring", "tree", "halving-doubling", "double-tree"])

@@ -15,7 +15,7 @@ from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Op
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.program.collectives import COLLECTIVES, algorithm
 from cdpsim.schedules import TABLE_1
 from cdpsim.timing.expand import expand, unroll
@@ -51,7 +51,7 @@ def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     slots = {} if "model" in wanted else {"collective": "tree"}  # one part: it goes into slots
     wanted = taken(wanted | {"expand_collectives": True} | slots)
     trace = simulate(**wanted)
-    check(trace.program)
+    check_program(trace.program)
     assert violations(trace) == {}
     again = simulate(**wanted, engine="simpy")
     assert np.array_equal(trace.end, again.end)

@@ -8,8 +8,8 @@ import numpy as np
 from cdpsim.files.units import plain
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Content, Edge, Kind, Op, Program
-from cdpsim.program.collectives import payload as times
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program
+from cdpsim.program.collectives import payload_factor as times
 from cdpsim.timing.costs import Costs
 
 
@@ -86,7 +86,7 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
         return 0
     compute, count = program.compute, program.message_nodes.stop - program.compute
     edges = program.edges
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     sent, needed = (np.flatnonzero(data & (ends >= compute)) for ends in (edges.after, edges.before))
     made = sent[edges.before[sent] < compute]
     passed = needed[edges.after[needed] >= compute]

@@ -125,7 +125,7 @@ def host_peaks(program: Program, start: Times, end: Times, activations: Ints, op
     for each device that updates it.
     """
     tasks, n = program.tasks, program.n
-    forward, last = program.of_kind(Kind.F).ravel(), program.lasts.ravel()
+    forward, last = program.tasks_of_kind(Kind.F).ravel(), program.gradient_tasks.ravel()
     sizes = activations[tasks.stage[forward]]
     device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[last], sizes)
     peaks = np.zeros(program.devices, dtype=np.int64)
@@ -146,8 +146,8 @@ def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> 
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
     """From the last micro-batch's first task to the first micro-batch's last one."""
-    first = start[program.of_kind(Kind.F)[: program.first_pass[1], 0]].max()
-    return first.item(), end[program.lasts[program.first_pass[-2] :, 0]].min().item()
+    first = start[program.tasks_of_kind(Kind.F)[: program.first_pass[1], 0]].max()
+    return first.item(), end[program.gradient_tasks[program.first_pass[-2] :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:

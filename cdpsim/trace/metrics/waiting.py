@@ -6,7 +6,7 @@ from enum import IntEnum
 import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
-from cdpsim.program import Edge, Kind, Program
+from cdpsim.program import EdgeKind, Kind, Program
 
 
 class Reason(IntEnum):
@@ -122,7 +122,7 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
         times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
         return times
 
-    in_stream = program.edges.kind == Edge.STREAM
+    in_stream = program.edges.kind == EdgeKind.STREAM
     critical = _critical(program, end, ~in_stream)
     node, passing = critical[task], np.arange(len(task))
     message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
@@ -171,7 +171,7 @@ def _takes(program: Program, message: Ints, device: Ints) -> Flags:
     asked = np.zeros(program.nodes, dtype=bool)
     asked[message] = True
     rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
-    rows = rows[(edges.kind[rows] == Edge.DATA) | (edges.kind[rows] == Edge.BARRIER)]
+    rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
     after, source = edges.after[rows], program.tasks.device[edges.before[rows]]
     only = np.full(program.nodes, -1, dtype=source.dtype)
     only[after] = source
