@@ -35,11 +35,10 @@ from cdpsim.studies.superpose import (
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.trace.metrics import memory
-from tests.cli.test_cli import here, refuse
 from tests.conftest import Command, examples
 from tests.helpers import strategies
+from tests.helpers.command_line import refuse
 
-__all__ = ["here"]  # a fixture
 PAPER_MODELS = ["resnet50", "vit-b16"]
 IMAGES = 32 * 3 * 224 * 224 * 4  # of a micro-batch, in float32
 steps = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)), min_size=1, max_size=8)
