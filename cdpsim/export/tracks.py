@@ -17,7 +17,7 @@ from cdpsim.runs import Run
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
-_EXACT = 2**53  # viewers read JSON's numbers as floats
+_EXACT = 2**43 * SLOT  # readers hold microseconds as floats, which have no thousandths beyond
 _LONGEST = 2**62
 _NAME = 60
 _FEW = 8  # of arrows one after another at one time, there are hardly ever more

@@ -25,8 +25,8 @@ from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute
-from tests.cli.test_cli import assert_refused
 from tests.conftest import Command, need
+from tests.helpers.command_line import assert_refused
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 
@@ -355,8 +355,8 @@ def test_pictures_need_no_backend(backend: str, here: Path) -> None:
     """An environment for other programs is no obstacle, and is left as it is."""
     program = """
 import os, cdpsim
-from cdpsim import pictures
-pictures.timeline(cdpsim.simulate("1f1b", 2), "a.svg")
+from cdpsim.export import pictures
+pictures.write_timeline(cdpsim.simulate("1f1b", 2), "a.svg")
 print(os.environ["MPLBACKEND"])
 """
     assert python(program, MPLBACKEND=backend) == f"{backend}\n"

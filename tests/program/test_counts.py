@@ -11,9 +11,9 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
 from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
+from cdpsim.export.pictures import write_timeline
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.pictures import timeline
 from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_program
@@ -229,4 +229,4 @@ def test_hosts_keep_their_order_where_devices_have_several_lanes() -> None:
 def test_an_order_of_uneven_steps_is_not_that_of_one(tmp_path: Path) -> None:
     """torch's CSV has one step."""
     with pytest.raises(RequestError, match="steps have unlike numbers of micro-batches"):
-        timeline(simulate("1f1b", 2, m=3, counts=[[3], [1]]), tmp_path / "order.csv")
+        write_timeline(simulate("1f1b", 2, m=3, counts=[[3], [1]]), tmp_path / "order.csv")
