@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim.errors import RequestError, choose, shown
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 
 ENDINGS = (".toml", ".json")
 _FILES = ("model", "cluster", "rule", "schedule")  # what may be a file beside it
@@ -29,7 +29,7 @@ def is_experiment(name: str) -> bool:
 
 def words(path: str | Path, known: tuple[str, ...]) -> dict[str, Any]:
     """Read the words of a request, all of which are `known`, from an experiment file or a summary.json."""
-    content = fileform.load(path)
+    content = config.read_config(path)
     if isinstance(content, Mapping) and "makespan" in content and isinstance(content.get("request"), Mapping):
         content = content["request"]
     if not isinstance(content, Mapping):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import said
+from cdpsim.files.units import json_number
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
 from cdpsim.runs import Rest, Run
@@ -69,7 +69,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         "n": program.n,
         "devices": sum(stage["devices"] for stage in stages),
         "bound": sum(bounds),
-        "period": said(trace.at_rest.period),
+        "period": json_number(trace.at_rest.period),
         "period_is": trace.at_rest.period_is,
         "stages": stages,
         "assignment": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],

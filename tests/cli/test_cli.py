@@ -21,7 +21,7 @@ import pytest
 import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
-from cdpsim.cli import console
+from cdpsim.cli import console, parser
 from cdpsim.display import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
@@ -177,7 +177,7 @@ def test_a_word_that_means_nothing_is_refused_with_the_one_that_was_meant(
 def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
     """As argparse words it where options exclude each other."""
     with pytest.raises(RequestError, match=r"^arguments: one of -a -b is required; see x --help$"):
-        console.Parser(prog="x").error("one of -a -b is required")
+        parser.Parser(prog="x").error("one of -a -b is required")
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def _handlers_while_serving() -> list[object]:
         found.extend(_handlers())
         return 0
 
-    assert console.run(serve, []) == 0
+    assert console.exit_code_of(serve, []) == 0
     return found
 
 
@@ -628,7 +628,7 @@ def test_handlers_of_a_program_around_it_stay(monkeypatch: pytest.MonkeyPatch) -
         for number, handler in zip(ENDINGS, before, strict=True):
             signal.signal(number, handler)  # type: ignore[arg-type]
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(console.run(lambda _: 0, [])))
+    thread = threading.Thread(target=lambda: codes.append(console.exit_code_of(lambda _: 0, [])))
     thread.start()
     thread.join()
     assert codes == [0]

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.files.units import plain
+from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest
 from cdpsim.program import Content, Edge, Kind, Op, Program
@@ -34,7 +34,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
         payload = int(messages.size[alike].sum()) * times(Op(int(messages.op[alike[0]])), k)
         for member, parts in zip(np.roll(members, -root).tolist(), how.sends(k).tolist(), strict=True):
             sent[member] += Fraction(parts * payload, how.parts(k))
-    return [plain(size) for size in sent]
+    return [simplified(size) for size in sent]
 
 
 def full_versions(program: Program) -> Ints:
