@@ -16,7 +16,6 @@ PROJECT = Path(__file__).parent.parent
 # A module imports only from its own room and from rooms above it.
 ROOMS = [
     "version",
-    "display",
     "errors",
     "files",
     "numeric",
@@ -28,10 +27,8 @@ ROOMS = [
     "timing",
     "trace",
     "limits",
-    "experiment",
     "request",
     "runs",
-    "setting",
     "invariants",
     "front",
     "studies",
@@ -57,7 +54,7 @@ MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJEC
 
 
 def module_named(dotted: str) -> str:
-    """The module that a dotted name leads to: `cdpsim.errors.nearest` to `errors`."""
+    """The module that a dotted name leads to: `cdpsim.errors.suggestion` to `errors`."""
     parts = dotted.split(".")[1:]
     while parts and ".".join(parts) not in MODULES:
         parts.pop()

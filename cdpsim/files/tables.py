@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from cdpsim.display import one_line
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, one_line, suggestion
 
 Row = Sequence[str]
 Data = Sequence[object]  # a row of numbers, texts, truths and None
@@ -148,7 +147,7 @@ def noted(table: str, form: str, notes: Sequence[str]) -> str:
 def check_format(name: str) -> str:
     """Refuse a format that there is not."""
     if name not in FORMATS:
-        raise RequestError("format", f"unknown format {name!r}; {nearest(name, FORMATS)}")
+        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, FORMATS)}")
     return name
 
 
