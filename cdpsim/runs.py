@@ -10,12 +10,12 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Number, plain, said
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Columns, Ints, Times
 from cdpsim.program import Category, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
-from cdpsim.timing.costs import Costs, Times
-from cdpsim.trace import Columns, Trace, tabled
+from cdpsim.timing.costs import Costs
+from cdpsim.trace import Trace, tabled
 from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation
 from cdpsim.version import __version__
 

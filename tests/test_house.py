@@ -34,7 +34,6 @@ ROOMS = [
     "studies",
     "draw",
     "export",
-    "pictures",
     "cli",
     "__init__",
     "__main__",

@@ -19,10 +19,10 @@ from cdpsim.request.options import CollectiveName, Contention, EngineName, Train
 from cdpsim.schedules.table import write_actions
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
+from tests.across_rooms.test_combinations import files
+from tests.cli.test_cli import here, refuse
 from tests.conftest import Command, examples
-from tests.strategies import fitting, in_seconds, requests, streamed_requests
-from tests.test_cli import here, refuse
-from tests.test_combinations import files
+from tests.helpers.strategies import fitting, in_seconds, requests, streamed_requests
 
 __all__ = ["here"]  # a fixture
 

@@ -3,11 +3,10 @@
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from cdpsim.cluster import graph
 from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, Speeds
@@ -19,10 +18,8 @@ from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, T
 from cdpsim.errors import RequestError
 from cdpsim.files import config as fileform
 from cdpsim.files.config import Name
+from cdpsim.numeric.columns import Floats, Ints
 
-Indices = npt.NDArray[np.integer[Any]]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
@@ -134,7 +131,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Give what of its messages each of the first `count` devices does beside its tasks: full, stream or none."""
         return [self.devices[group].overlap for group in self._groups(count)]
 
-    def link_costs(self, src: Indices, dst: Indices) -> tuple[Floats, Floats]:
+    def link_costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
         """Give latency and bandwidth of each message between two different devices."""
         if self.is_joined:
             ends = (np.asarray(end, np.int64).ravel() for end in (src, dst))
@@ -151,7 +148,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             bandwidth[own] = own_bandwidth[place[own]]
         return latency, bandwidth
 
-    def group_link(self, members: Indices) -> tuple[float, float]:
+    def group_link(self, members: Ints) -> tuple[float, float]:
         """Give the largest latency and the smallest bandwidth over all ordered pairs of `members`."""
         members = np.unique(members)
         pairs = len(members) * (len(members) - 1)
@@ -222,7 +219,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """The points, and the directed edges with their latency and bandwidth; without a topology one for each pair."""
         return self._routes.graph
 
-    def nodes(self, members: Indices) -> Ints:
+    def nodes(self, members: Ints) -> Ints:
         """Say in which node each of some devices is; all are in one where nothing says how many a node has."""
         return graph.node_of(self.topology, members)
 

@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from cdpsim.cluster.topology import MOST_JOINED, PORTS, Cable, Edge, Topology
 from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Floats, Ints
 
 MOST_MESHED = 2_000  # devices of one full mesh, each of which has an edge to every other
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

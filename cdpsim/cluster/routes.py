@@ -5,8 +5,9 @@ from math import inf
 
 import numpy as np
 
-from cdpsim.cluster.graph import Floats, Graph, Ints
+from cdpsim.cluster.graph import Graph
 from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Floats, Ints
 
 _TICKS = 1e15  # a second: ways that differ by less than a femtosecond are equally fast
 _MOST_KEPT = 2**25  # what is remembered, in points times destinations

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.cluster.graph import Floats, Ints, card_of, node_of
+from cdpsim.cluster.graph import card_of, node_of
 from cdpsim.cluster.topology import Edge, Topology
+from cdpsim.numeric.columns import Floats, Ints
 
 
 class _Way(NamedTuple):

@@ -6,11 +6,10 @@ import numpy as np
 
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, sort_by
-from cdpsim.program import Edge
+from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
+from cdpsim.program import EdgeKind
 from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 
@@ -56,7 +55,7 @@ def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Int
     """
     lane = np.zeros(len(key), dtype=np.int64)
     order = sort_by(key, np.arange(len(key)))
-    for rows in np.split(order, heads(key[order])[1:]):
+    for rows in np.split(order, group_starts(key[order])[1:]):
         until = np.maximum.accumulate(end[rows])
         if (start[rows][1:] < until[:-1]).any():
             owners = np.full(len(rows), -1) if owner is None else owner[rows]
@@ -103,7 +102,7 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
         return Ends(nothing, nothing), Ends(nothing, nothing)
     program = trace.program
     count, edges = len(program.tasks), program.edges
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     before, after = edges.before[data], edges.after[data]
     from_message, to_message = before >= count, after >= count
     made = after[~from_message & to_message], before[~from_message & to_message]

@@ -12,7 +12,7 @@ from cdpsim.draw.curves.panels import steps
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.numeric.columns import heads
+from cdpsim.numeric.columns import group_starts
 from cdpsim.studies.superpose import PAPER, Curve, amount, fold, percent, superpose, worker_curve
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _draw(axes: Any, value: Any, edges: Any, gid: str, words: str, **look: Any) 
     from matplotlib.lines import Line2D
 
     value = np.asarray(value, dtype=np.float64)
-    first = heads(value)  # where it does not change there is no step
+    first = group_starts(value)  # where it does not change there is no step
     patch = steps(axes, value[first], np.append(np.asarray(edges, np.float64)[first], 1.0), gid)
     line = Line2D([], [], label=words, **look)
     if "linestyle" in look:  # dashes follow the line up and down; as long as they are seen from the side

@@ -10,15 +10,14 @@ import numpy as np
 
 from cdpsim.draw import scene
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
-_EXACT = 2**53  # viewers read JSON's numbers as floats
+_EXACT = 2**43 * SLOT  # readers hold microseconds as floats, which have no thousandths beyond
 _LONGEST = 2**62
 _NAME = 60
 _FEW = 8  # of arrows one after another at one time, there are hardly ever more
@@ -83,8 +82,8 @@ def tracks(trace: Trace) -> Tracks:
 def counters(trace: Trace) -> Counters:
     """The memory curves of a trace, one per device and category; of changes at one time the last."""
     columns = trace.memory
-    first = heads(columns["device"], columns["category"])
-    curve, time = runs(first, len(columns["time"])), nanoseconds(trace, columns["time"])
+    first = group_starts(columns["device"], columns["category"])
+    curve, time = group_numbers(first, len(columns["time"])), nanoseconds(trace, columns["time"])
     last = np.ones(len(time), dtype=bool)
     last[:-1] = (curve[1:] != curve[:-1]) | (time[1:] != time[:-1])
     names = columns["category"][first].tolist()
@@ -136,7 +135,7 @@ def _arrows(trace: Trace, start: Ints) -> tuple[Ints, Ints]:
 def _passed_on(trace: Run) -> tuple[Ints, Ints]:
     """Which message carries on what another one brought, as rows of messages."""
     edges, count = trace.program.edges, len(trace.task_nodes)
-    between = np.flatnonzero((edges.kind == Edge.DATA) & (edges.before >= count) & (edges.after >= count))
+    between = np.flatnonzero((edges.kind == EdgeKind.DATA) & (edges.before >= count) & (edges.after >= count))
     row = np.empty(len(trace.message_nodes), dtype=np.int64)
     row[trace.message_nodes - count] = np.arange(len(row))
     return row[edges.before[between] - count], row[edges.after[between] - count]
@@ -190,8 +189,8 @@ def _message_lanes(link: Ints, start: Ints, end: Ints, links: int) -> Ints:
     lane[rows] = scene.lanes(link[rows], start[rows], _apart(start, end)[rows])
     rows = np.flatnonzero(~takes_time[link])
     rows = rows[sort_by(link[rows], rows)]
-    first = heads(link[rows], start[rows])
-    lane[rows] = np.arange(len(rows)) - first[runs(first, len(rows))]
+    first = group_starts(link[rows], start[rows])
+    lane[rows] = np.arange(len(rows)) - first[group_numbers(first, len(rows))]
     return lane
 
 

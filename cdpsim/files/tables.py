@@ -131,6 +131,7 @@ FORMATS: Mapping[str, Callable[..., str]] = {
     "markdown": as_markdown,
     "latex": as_latex,
 }
+DATA_FORMATS = ("text", "json", "csv")  # of every table; Markdown and LaTeX are for the tables that go into papers
 
 
 def noted(table: str, form: str, notes: Sequence[str]) -> str:
@@ -144,10 +145,12 @@ def noted(table: str, form: str, notes: Sequence[str]) -> str:
     return f"{table}\n{ends.join(lines if form == 'text' else map(_markdown_text, lines))}\n"
 
 
-def check_format(name: str) -> str:
-    """Refuse a format that there is not."""
-    if name not in FORMATS:
-        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, FORMATS)}")
+def check_format(name: str, known: Sequence[str] = tuple(FORMATS)) -> str:
+    """Refuse a format that is none of the `known` ones; return the name of one that is."""
+    if name in FORMATS and name not in known:
+        raise RequestError("format", f"{name!r} is for table1 and compare only; give {', '.join(known)}")
+    if name not in known:
+        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
     return name
 
 

@@ -9,7 +9,7 @@ from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Op
 from cdpsim.schedules.state import When
 
@@ -119,8 +119,8 @@ def _makers(run: Recount, tie: Tie) -> Needs:
     tasks = run.program.tasks
     update = run.updates[np.isin(tasks.stage[run.updates], tie.stages)]
     update = update[sort_by(tasks.step[update], tasks.device[update], tasks.stage[update])]
-    first = heads(tasks.step[update], tasks.device[update])
-    maker = update[first][runs(first, len(update))]
+    first = group_starts(tasks.step[update], tasks.device[update])
+    maker = update[first][group_numbers(first, len(update))]
     return Needs(maker[maker != update], update[maker != update])
 
 

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, heads
+from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.timing.costs import Times
 from cdpsim.trace.metrics import memory
 
 
@@ -40,7 +39,7 @@ def _holds(
     reached = finish[latest[np.maximum.accumulate(rank)]]  # by any so far of the same key
     joins = (key[1:] == key[:-1]) & (begin[1:] <= reached[:-1])
     piece = np.cumsum(np.append(True, ~joins)) - 1 if len(key) else np.empty(0, dtype=np.int64)
-    head = heads(piece)
+    head = group_starts(piece)
     until = np.maximum.reduceat(finish, head) if len(head) else finish
     wanted = np.ravel_multi_index((device, stage, version), shape)
     place = _last_at_or_before(key[head], begin[head], wanted, start)
@@ -118,12 +117,12 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
 def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]:
     """What devices hold of passes is what their tasks need, recounted from the tasks."""
     program = run.program
-    rows, device = program.passes_held, program.tasks.device
+    rows, device = program.stashes, program.tasks.device
     size = program.buffers.size[rows]
     begin, finish = (times[rows] for times in memory.held(program.buffers, run.start, run.end))
     held = memory.step_function(program.buffers.device[rows], begin, finish, size)
     # A stage's passes weigh the same, but for those whose input the stage before has on the same device.
-    forward = program.of_kind(Kind.F)
+    forward = program.tasks_of_kind(Kind.F)
     near = np.zeros(forward.shape, dtype=np.int64)
     near[:, 1:] = device[forward[:, 1:]] == device[forward[:, :-1]]
     kind = near * program.n + program.tasks.stage[forward]
@@ -133,7 +132,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
     needed = memory.step_function(
         device[forward].ravel(),
         run.start[forward].ravel(),
-        run.end[program.lasts].ravel(),
+        run.end[program.gradient_tasks].ravel(),
         weight[kind].ravel(),
     )
     if any(not np.array_equal(a, b) for a, b in zip(held, needed, strict=True)):

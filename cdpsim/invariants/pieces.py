@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.invariants.needs import Needs, find
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Messages, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.schedules.state import Home
-from cdpsim.timing.costs import Times
 
 
 class Whole(NamedTuple):
@@ -74,13 +73,13 @@ def _numbers(messages: Messages, pieces: Ints, *, twice: bool) -> Ints:
     """The number of each piece's collective, in the order of their first pieces."""
     of = tuple(getattr(messages, name)[pieces] for name in ("content", "stage", "step"))
     order = sort_by(*(column - column.min() for column in of))
-    group = runs(first := heads(*(column[order] for column in of)), len(order))
+    group = group_numbers(first := group_starts(*(column[order] for column in of)), len(order))
     size = np.diff(np.append(first, len(order)))[group]
     again = (of[0][order] == Content.PARAMETERS) & twice
     half = np.where(again, 2 * (np.arange(len(order)) - first[group]) // size, 0)
-    begins = heads(group, half)
+    begins = group_starts(group, half)
     number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.argsort(np.argsort(pieces[order[begins]]))[runs(begins, len(order))]
+    number[order] = np.argsort(np.argsort(pieces[order[begins]]))[group_numbers(begins, len(order))]
     return number
 
 

@@ -15,7 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.invariants.needs import Needs, find
 from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
@@ -54,10 +54,10 @@ class Recount:
         order = sort_by(key, turn)
         key, turn, row = key[order], turn[order], node[order]
         times, rank = np.unique(self.end[row], return_inverse=True)
-        floor = runs(heads(key), len(row)).astype(np.int64) * (len(times) + 1)
+        floor = group_numbers(group_starts(key), len(row)).astype(np.int64) * (len(times) + 1)
         latest = np.append(-1, np.maximum.accumulate(floor + np.where(blocks[order], rank + 1, 0)))
-        batch = heads(key, turn)
-        until = latest[batch[runs(batch, len(row))]] - floor  # from 1 on: the latest end of lower turns
+        batch = group_starts(key, turn)
+        until = latest[batch[group_numbers(batch, len(row))]] - floor  # from 1 on: the latest end of lower turns
         some = np.flatnonzero(until > 0)
         result = np.zeros(len(row), dtype=np.bool_)
         result[order[some]] = self.start[row[some]] < times[until[some] - 1]
@@ -123,13 +123,13 @@ class Recount:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
         program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
         ties = self.request.model.tied if program.together and copies else ()
-        device = program.tasks.device[program.of_kind(Kind.F)]
+        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:
         """The tasks that give gradients."""
-        return self.program.lasts.ravel()
+        return self.program.gradient_tasks.ravel()
 
     @cached_property
     def updates(self) -> Ints:
@@ -141,7 +141,10 @@ class Recount:
         """The lanes without the updates that have a place in them."""
         program = self.program
         compute = program.lane_tasks < program.compute
-        order, lane = program.lane_tasks[compute], runs(program.lane_start[:-1], len(program.lane_tasks))[compute]
+        order, lane = (
+            program.lane_tasks[compute],
+            group_numbers(program.lane_start[:-1], len(program.lane_tasks))[compute],
+        )
         rank = np.empty(program.compute, dtype=np.int64)
         rank[order] = np.arange(len(order))
         return Lanes(order, rank, np.searchsorted(lane, lane))
@@ -163,7 +166,7 @@ class Recount:
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
         until, step = np.cumsum(self.counts, axis=1), program.tasks.step[updates]
         last = until[step, np.minimum(replica, self.replicas - 1)] - 1
-        task: Ints = program.lasts[program.find_pass(step, last), 0]
+        task: Ints = program.gradient_tasks[program.find_pass(step, last), 0]
         return task
 
     @cached_property
@@ -171,7 +174,7 @@ class Recount:
         """Of each update, the last task that gives a gradient to it; where all update together, on its device."""
         program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
         if not self.together:
-            last = program.lasts[program.first_pass[1:] - 1]
+            last = program.gradient_tasks[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
         giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.invariants.needs import Needs, find, joined
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, heads
+from cdpsim.numeric.columns import Ints, group_starts
 from cdpsim.program import Content
 
 
@@ -64,7 +64,7 @@ def _moves(run: Recount, use: Ints) -> tuple[Ints, Ints]:
     rows = np.flatnonzero((messages.content == Content.STATE) & (messages.versions > 0))
     rows = rows[np.argsort(messages.stage[rows], kind="stable")]
     stage, device = tasks.stage[use], tasks.device[use]
-    begin = heads(stage)
+    begin = group_starts(stage)
     moves = np.append(True, device[1:] != device[:-1])
     moves[begin] = np.isin(stage[begin], messages.stage[rows[messages.step[rows] < 0]])
     at = np.flatnonzero(moves)

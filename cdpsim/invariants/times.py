@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import heads
+from cdpsim.numeric.columns import group_starts
 
 
 def times_are_finite(run: Recount) -> Iterator[str]:
@@ -39,7 +39,7 @@ def links_carry_no_more_than_they_can(run: Recount) -> Iterator[str]:
     begin = run.start[tasks + row] + wires.latency[row]
     order = np.lexsort((begin, wires.edge))
     row, begin, edge = row[order], begin[order], wires.edge[order]
-    end, first = run.end[tasks + row], heads(edge)
+    end, first = run.end[tasks + row], group_starts(edge)
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(edge)], strict=True):
         busy = slice(low, high)
         until, limit = np.maximum.accumulate(end[busy]), wires.bandwidth[edge[low]]

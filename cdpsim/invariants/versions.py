@@ -7,10 +7,9 @@ import numpy as np
 from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.schedules.state import Home
-from cdpsim.timing.costs import Times
 
 
 def _made(program: Program, end: Times) -> Times:
@@ -65,8 +64,8 @@ def broadcasts(run: Recount) -> Needs:
     messages, tasks, first, rows = program.messages, program.tasks, len(program.tasks), _sent(run, Op.BROADCAST)
     rows = rows[np.argsort(start[first + rows], kind="stable")]
     rows = rows[sort_by(messages.stage[rows], messages.step[rows] + 1)]
-    begin = heads(messages.stage[rows], messages.step[rows])
-    turn = np.arange(len(rows)) - begin[runs(begin, len(rows))]
+    begin = group_starts(messages.stage[rows], messages.step[rows])
+    turn = np.arange(len(rows)) - begin[group_numbers(begin, len(rows))]
     task = np.arange(program.compute)
     wanted = tasks.stage[task], tasks.version[task] - 1, (tasks.kind[task] != Kind.F).astype(np.int64)
     row, reader = matches((messages.stage[rows], messages.step[rows], turn), wanted)
@@ -84,7 +83,7 @@ def _readers(run: Recount) -> tuple[Needs, Ints]:
         needs = broadcasts(run)
         return needs, np.setdiff1d(task, needs.after)
     if not run.program.versions_differ:
-        task = run.program.of_kind(Kind.F).ravel()
+        task = run.program.tasks_of_kind(Kind.F).ravel()
     return _provided(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
 
 

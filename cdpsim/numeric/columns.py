@@ -1,6 +1,6 @@
 """Sorting and grouping rows of integer columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -8,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.signedinteger[Any]]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Times = NDArray[Any]  # slots (integers) or seconds (floats)
+Columns = Mapping[str, NDArray[Any]]  # of one table, by name
 
 
 def sort_by(*columns: Ints) -> Ints:
@@ -33,13 +37,13 @@ def sort_by(*columns: Ints) -> Ints:
     return key.astype(np.int32)
 
 
-def grouped(*columns: Ints) -> tuple[Ints, Ints]:
+def sort_and_group(*columns: Ints) -> tuple[Ints, Ints]:
     """The permutation that sorts rows by their columns, and where each run of equal rows begins then."""
     rows, spans = len(columns[0]), [int(column.max(initial=0)) + 1 for column in columns]
     bits = rows.bit_length()
     if prod(spans) << bits >= 2**62:
         order = sort_by(*columns)
-        return order, heads(*(column[order] for column in columns))
+        return order, group_starts(*(column[order] for column in columns))
     key = np.zeros(rows, dtype=np.int64)
     for column, span in zip(columns, spans, strict=True):
         key *= span
@@ -47,10 +51,10 @@ def grouped(*columns: Ints) -> tuple[Ints, Ints]:
     key <<= bits
     key |= np.arange(rows)
     key.sort()
-    return (key & (2**bits - 1)).astype(np.int32), heads(key >> bits)
+    return (key & (2**bits - 1)).astype(np.int32), group_starts(key >> bits)
 
 
-def joined(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> NDArray[Any]:
+def concatenate_columns(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> NDArray[Any]:
     """Join the parts of a column; one number throughout is a view that takes no memory."""
     parts = [part for part in parts if len(part)]
     if parts and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
@@ -58,13 +62,13 @@ def joined(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> NDArray[Any]:
     return np.concatenate(parts).astype(kind, copy=False) if parts else np.empty(0, dtype=kind)
 
 
-def taken(column: NDArray[Any], rows: Ints) -> NDArray[Any]:
+def take_rows(column: NDArray[Any], rows: Ints) -> NDArray[Any]:
     """Take some rows of a column; of one number throughout a view that takes no memory."""
     uniform = column.strides == (0,) and len(column)
     return np.broadcast_to(column[0], len(rows)) if uniform else column[rows]
 
 
-def ranks(column: NDArray[Any]) -> Ints:
+def dense_ranks(column: NDArray[Any]) -> Ints:
     """Which of its different values, ascending, each row of a column has: integers are sorted faster than times."""
     order = np.argsort(column)
     rank = np.empty(len(column), dtype=np.int64)
@@ -72,7 +76,7 @@ def ranks(column: NDArray[Any]) -> Ints:
     return rank
 
 
-def heads(*columns: Ints) -> Ints:
+def group_starts(*columns: Ints) -> Ints:
     """The first row of each run of equal rows."""
     changed = np.zeros(len(columns[0]), dtype=bool)
     changed[:1] = True
@@ -81,6 +85,6 @@ def heads(*columns: Ints) -> Ints:
     return np.flatnonzero(changed).astype(np.int32)
 
 
-def runs(first: Ints, rows: int) -> Ints:
+def group_numbers(first: Ints, rows: int) -> Ints:
     """The number of its run, for each of `rows` rows whose runs begin at `first`."""
     return np.repeat(np.arange(len(first), dtype=np.int32), np.diff(np.append(first, rows)))

@@ -8,11 +8,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from cdpsim.numeric.columns import Ints
-
-Floats = npt.NDArray[np.float64]
+from cdpsim.numeric.columns import Floats, Ints
 
 SAME = 1e-12  # as there; numba would not see it change in another file
 

@@ -6,12 +6,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cdpsim.numeric.columns import Ints, sort_by
+from cdpsim.numeric.columns import Ints, Times, sort_by
 from cdpsim.numeric.stops import Calendar
 
-Numbers = NDArray[Any]  # integers or floats
 COMPILED_FROM = 2_000  # rows: of fewer, numpy is done before compiled code is called
 LOADED_FROM = 2_000_000  # rows that numpy sweeps in the time that it takes to load numba
 NARROW = 16  # nodes in a front: of fewer, Python itself is done before numpy has begun
@@ -25,12 +23,12 @@ _swept = 0  # rows so far, by this process, without numba
 def longest(
     before: Ints,
     after: Ints,
-    duration: Numbers,
-    earliest: Numbers,
+    duration: Times,
+    earliest: Times,
     lane_tasks: Ints = _NOTHING,
     lane_start: Ints = _NOTHING,
     calendar: Calendar | None = None,
-) -> tuple[Numbers, Numbers, int]:
+) -> tuple[Times, Times, int]:
     """Start every node at the latest of its `earliest` and the ends of the nodes that it waits for.
 
     An edge says that node `after` waits for node `before`; the tasks of a lane, side by side in `lane_tasks` from
@@ -93,8 +91,8 @@ def in_lanes(lane_tasks: Ints, lane_start: Ints) -> tuple[Ints, Ints]:
 
 
 def longest_by_fronts(
-    before: Ints, after: Ints, duration: Numbers, earliest: Numbers, calendar: Calendar | None = None
-) -> tuple[Numbers, Numbers, int]:
+    before: Ints, after: Ints, duration: Times, earliest: Times, calendar: Calendar | None = None
+) -> tuple[Times, Times, int]:
     """Do what `longest` does in numpy: every node whose last predecessor has ended belongs to the next front.
 
     Where so many fronts in a row were narrow, the rest is swept by `_one_by_one`.
@@ -126,14 +124,14 @@ def longest_by_fronts(
     return start, end, done
 
 
-def longest_by_nodes(before: Ints, after: Ints, duration: Numbers, earliest: Numbers) -> tuple[Numbers, Numbers, int]:
+def longest_by_nodes(before: Ints, after: Ints, duration: Times, earliest: Times) -> tuple[Times, Times, int]:
     """Do what `longest` does in Python, one node after another."""
     graph = successors(before, after, len(duration))
     start, end = earliest.copy(), earliest + duration
     return start, end, _one_by_one(graph, np.flatnonzero(graph[0] == 0), duration, start, end)
 
 
-def _one_by_one(graph: tuple[Ints, Ints, Ints], front: Ints, duration: Numbers, start: Numbers, end: Numbers) -> int:
+def _one_by_one(graph: tuple[Ints, Ints, Ints], front: Ints, duration: Times, start: Times, end: Times) -> int:
     """Sweep what is left from a front on, in the arrays themselves, and count it."""
     waits_for, first, reach = (column.tolist() for column in graph)
     takes, starts, ends, ready = duration.tolist(), start.tolist(), end.tolist(), front.tolist()
@@ -161,7 +159,7 @@ class Levels:
     first: Ints  # places at which levels begin, and the end
     waits: tuple[tuple[Ints, ...], ...]
 
-    def sweep(self, duration: Numbers, earliest: Numbers, calendar: Calendar | None = None) -> Numbers:
+    def sweep(self, duration: Times, earliest: Times, calendar: Calendar | None = None) -> Times:
         """Give the ends of all nodes, by their places: a column for each run, as `duration` has.
 
         `earliest` has as many, or one for all.

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 
-Times = np.ndarray[Any, Any]
 FOREVER = 2**61  # in slots; twice that is still a number of 64 bits
 
 

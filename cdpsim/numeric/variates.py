@@ -17,9 +17,8 @@ else of additions, multiplications, divisions and square roots, which IEEE 754 r
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from cdpsim.numeric.columns import Floats
 
 _LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # the first has trailing zeros
 _EXP_TERMS = [1.0]

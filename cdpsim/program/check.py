@@ -6,12 +6,12 @@ from typing import NoReturn
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Category, Edge, Kind, Program
+from cdpsim.program import Category, EdgeKind, Kind, Program
 
 
-def check(program: Program) -> None:
+def check_program(program: Program) -> None:
     """Refuse a program that breaks a rule, naming the first task that does; a deadlock is shown as its cycle."""
     check_columns(program)
     if find_cycle(program):
@@ -44,7 +44,7 @@ def _layout(program: Program) -> Iterator[str]:
         many = ", ".join(map(str, program.counts.tolist())) if program.m is None else program.m
         yield f"{compute} compute tasks do not go into {program.steps} steps of {many} micro-batches"
         return
-    step = runs(first[:-1], program.passes)
+    step = group_numbers(first[:-1], program.passes)
     for what, expected in (
         ("step", np.repeat(step, phases)),
         ("micro_batch", np.repeat(np.arange(program.passes, dtype=np.int32) - first[step], phases)),
@@ -71,7 +71,7 @@ def _updates(program: Program) -> Iterator[str]:
         yield f"{program.describe(int(strange[0]))} stands among the updates but has no place in a lane"
     columns = (tasks.version[compute:], tasks.stage[compute:], tasks.device[compute:])
     order = sort_by(*columns)
-    first = heads(*(column[order] for column in columns))
+    first = group_starts(*(column[order] for column in columns))
     if len(first) < len(order):
         again = int(order[np.setdiff1d(np.arange(len(order)), first)[0]])
         yield f"{program.describe(compute + again)} stands there twice; a device makes a version of a stage once"
@@ -99,7 +99,7 @@ def _lanes(program: Program) -> Iterator[str]:
         places = f"{count[task]} places in lanes; it needs {'one' if needs[task] else 'none'}"
         yield f"{program.describe(task)} has {places}"
         return
-    moves = heads(tasks.device[lane_tasks], tasks.lane[lane_tasks])
+    moves = group_starts(tasks.device[lane_tasks], tasks.lane[lane_tasks])
     stray = np.setdiff1d(moves, program.lane_start)
     if len(stray):
         task = int(lane_tasks[stray[0]])
@@ -115,7 +115,7 @@ def _passes(program: Program) -> Iterator[str]:
             passes = column[: program.compute].reshape(-1, program.phases)
             apart = np.argwhere(passes[:, :n] != passes[:, third * n : (third + 1) * n][:, ::-1])
             if len(apart):
-                f, b = (int(program.of_kind(of)[tuple(apart[0])]) for of in (Kind.F, kind))
+                f, b = (int(program.tasks_of_kind(of)[tuple(apart[0])]) for of in (Kind.F, kind))
                 problem = f"differ in {what}: {column[f]} and {column[b]}"
                 yield f"{program.describe(f)} and {program.describe(b)} {problem}"
                 return
@@ -157,7 +157,7 @@ def _gradients(program: Program) -> Iterator[str]:
 
 def _messages(program: Program) -> Iterator[str]:
     """Every message carries something that exists and is waited for by somebody."""
-    first, data = len(program.tasks), program.edges.kind == Edge.DATA
+    first, data = len(program.tasks), program.edges.kind == EdgeKind.DATA
     read, sent = (np.zeros(len(program.messages), dtype=bool) for _ in range(2))
     for seen, ends in ((read, program.edges.before), (sent, program.edges.after)):
         seen[ends[data & (ends >= first)] - first] = True

@@ -13,14 +13,14 @@ from math import lcm
 import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Content, Edge, Op, Program
+from cdpsim.program import Content, EdgeKind, Op, Program
 from cdpsim.program.check import refuse_deadlock
-from cdpsim.program.streams import ends_of
+from cdpsim.program.streams import find_endpoints
 
 
-def deferred(program: Program) -> Program:
+def defer_receives(program: Program) -> Program:
     """Post receives of activations and their gradients only when the task before their reader has ended.
 
     This closes no circle. From such a message the only way on is to its reader; the new edge begins at the task
@@ -28,7 +28,7 @@ def deferred(program: Program) -> Program:
     the reader, along the lane, and so it would have been there before.
     """
     task, message = _late_receives(program)
-    return program.linked(task, message, Edge.ROOM)
+    return program.with_edges(task, message, EdgeKind.ROOM)
 
 
 def _late_receives(program: Program) -> tuple[Ints, Ints]:
@@ -44,7 +44,7 @@ def _late_receives(program: Program) -> tuple[Ints, Ints]:
     return task[task >= 0], edges.before[read][task >= 0]
 
 
-def posted(program: Program) -> Ints:
+def posting_turns(program: Program) -> Ints:
     """Give each node its turn: lower ones are posted first, messages of equal turn by both ends together.
 
     Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
@@ -62,11 +62,11 @@ def posted(program: Program) -> Ints:
     among[first + together] = len(messages) + together
     ends = (time[first + single], depth[first + single], messages.src[single], messages.dst[single])
     order = sort_by(*ends, single)
-    begins = heads(*(column[order] for column in ends))
-    among[first + single[order]] = np.arange(len(single)) - begins[runs(begins, len(single))]
+    begins = group_starts(*(column[order] for column in ends))
+    among[first + single[order]] = np.arange(len(single)) - begins[group_numbers(begins, len(single))]
     order = sort_by(time, depth, among)
     turn = np.empty(program.nodes, dtype=np.int64)
-    turn[order] = runs(heads(time[order], depth[order], among[order]), len(order))
+    turn[order] = group_numbers(group_starts(time[order], depth[order], among[order]), len(order))
     return turn
 
 
@@ -93,7 +93,7 @@ def _unit_run(program: Program) -> tuple[Ints, Ints]:
     return time, depth
 
 
-def met(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
+def meet_in_turns(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
     """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
@@ -111,8 +111,8 @@ def met(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
         before, after = np.concatenate([before, of_tasks[0]]), np.concatenate([after, of_tasks[1]])
     # The same two collectives follow each other on all their members.
     both = np.sort(before.astype(np.int64) * program.nodes + after)
-    both = both[heads(both)]
-    return program.linked(both // program.nodes, both % program.nodes, Edge.STREAM)
+    both = both[group_starts(both)]
+    return program.with_edges(both // program.nodes, both % program.nodes, EdgeKind.STREAM)
 
 
 class _Batches:
@@ -123,11 +123,11 @@ class _Batches:
     """
 
     def __init__(self, program: Program, own: np.ndarray, turn: Ints) -> None:
-        message, device, _ = ends_of(program, own)
+        message, device, _ = find_endpoints(program, own)
         order = sort_by(device, turn[message], message)
         self.message, self.device = message[order], device[order]
-        self.head = heads(self.device, turn[self.message])
-        self.batch = runs(self.head, len(order))
+        self.head = group_starts(self.device, turn[self.message])
+        self.batch = group_numbers(self.head, len(order))
         self.span = int(turn.max(initial=0)) + 1
         self.key = self.device[self.head].astype(np.int64) * self.span + turn[self.message[self.head]]
         self.is_first, self.is_last = self._bounds(program, turn)
@@ -165,7 +165,7 @@ class _Batches:
 
     def beside_tasks(self, program: Program, alone: np.ndarray, turn: Ints) -> tuple[Ints, Ints]:
         """Edges from the batch before each task to it, and from it to the next, where only its lane does not say so."""
-        lane = runs(program.lane_start[:-1], len(program.lane_tasks))
+        lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
         mine = np.flatnonzero(alone[program.tasks.device[program.lane_tasks]])
         task, lane = program.lane_tasks[mine], lane[mine]
         device = program.tasks.device[task].astype(np.int64)

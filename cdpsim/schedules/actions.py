@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest
 
 
@@ -61,7 +61,7 @@ class Actions:
     @cached_property
     def device(self) -> Ints:
         """The device of each action."""
-        return runs(self.first[:-1], len(self))
+        return group_numbers(self.first[:-1], len(self))
 
     @cached_property
     def place(self) -> Ints:
@@ -78,12 +78,12 @@ class Actions:
         [0, 1, 0, 0, 0, 0, 0, 0]
         """
         order = sort_by(self.micro_batch, self.stage, self.kind)
-        place, first = self.place[order], heads(self.micro_batch[order], self.stage[order])
+        place, first = self.place[order], group_starts(self.micro_batch[order], self.stage[order])
         late = np.append(False, place[1:] < place[:-1])
         late[first] = False
         after = np.cumsum(late)
         back = np.empty(len(self), dtype=np.int32)
-        back[order] = after - after[first][runs(first, len(order))]
+        back[order] = after - after[first][group_numbers(first, len(order))]
         return replace(self, back=back)
 
     def unrolled(self, steps: int) -> tuple["Actions", Ints]:
@@ -127,8 +127,8 @@ def _problems(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
     yield from _numbers(actions, at)
     order = sort_by(actions.micro_batch, actions.stage, actions.kind)
     passes = (actions.micro_batch[order], actions.stage[order])
-    yield from _twice(actions, order, heads(*passes, actions.kind[order]), at)
-    first = heads(*passes)
+    yield from _twice(actions, order, group_starts(*passes, actions.kind[order]), at)
+    first = group_starts(*passes)
     yield from _every_pass(actions, order[first])
     yield from _whole(actions, order, first, at)
     yield from _together(actions, order, first, at)

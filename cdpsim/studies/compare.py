@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdpsim.files.units import Number
-from cdpsim.program import Category, Edge
+from cdpsim.program import Category, EdgeKind
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
 from cdpsim.runs import Run, SteadyState
 from cdpsim.studies.montecarlo import spread
@@ -111,7 +111,7 @@ def _exposed(rest: SteadyState) -> float:
     """The share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     program = run.program
-    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == Edge.STREAM).any():
+    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
     share: float = waited(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding

@@ -12,8 +12,7 @@ from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
 from cdpsim.front import run as run_again
 from cdpsim.limits import free_bytes
-from cdpsim.numeric.columns import Ints, heads
-from cdpsim.numeric.variates import Floats
+from cdpsim.numeric.columns import Floats, Ints, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.timing.disturb import jittered, steadily
@@ -95,7 +94,7 @@ def spread(run: Trace, runs: int) -> Spread:
 def _steps(program: Program, place: Ints) -> Callable[[Floats], Floats]:
     """What finds when each step ends, of when nodes end that stand in these places: a column for each run."""
     order = np.argsort(program.tasks.step, kind="stable")
-    first = heads(program.tasks.step[order])
+    first = group_starts(program.tasks.step[order])
 
     def ends(end: Floats) -> Floats:
         last: Floats = np.maximum.reduceat(end[place[order]], first, axis=0)

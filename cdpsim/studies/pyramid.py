@@ -15,10 +15,9 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import said
-from cdpsim.numeric.columns import Ints, heads, runs
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
 from cdpsim.runs import Run, SteadyState
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
@@ -61,7 +60,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         covered = path_cover(begin, finish) if program.n <= COVERED_TO else None
         counts = {"devices": int(device[of_it].max()) + 1, "bound": bounds[stage]}
         stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
-    own = program.tasks.device[program.of_kind(Kind.F)]
+    own = program.tasks.device[program.tasks_of_kind(Kind.F)]
     device = numbered(rows, device, own[program.find_pass(rows.step, rows.micro_batch), rows.stage])
     shown = np.flatnonzero(rows.step < trace.program.steps)
     columns = (column[shown].tolist() for column in (rows.stage, rows.micro_batch, rows.step, device))
@@ -79,7 +78,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """From the start of each forward to the end of its backward."""
-    begin, finish = _in_order(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]))
+    begin, finish = _in_order(np.stack([start[program.tasks_of_kind(Kind.F)], end[program.gradient_tasks]]))
     row, stage = np.indices(begin.shape, dtype=np.int32)
     step, micro_batch = program.pass_step[row], program.pass_micro_batch[row]
     columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
@@ -125,7 +124,8 @@ def lower_bounds(rest: SteadyState) -> list[int]:
     """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
     run, steps = rest.run, rest.steps
     rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())
-    occupied = (run.end[run.program.lasts[rows]] - run.start[run.program.of_kind(Kind.F)[rows]]).sum(axis=0)
+    first, last = run.program.tasks_of_kind(Kind.F)[rows], run.program.gradient_tasks[rows]
+    occupied = (run.end[last] - run.start[first]).sum(axis=0)
     time = len(steps) * rest.period
     if run.start.dtype.kind == "i":
         return [ceil(Fraction(total) / Fraction(time)) for total in occupied.tolist()]
@@ -136,7 +136,7 @@ def lower_bounds(rest: SteadyState) -> list[int]:
 def assign(rows: Occupancies) -> Ints:
     """Give each occupancy the device of its stage that is free longest, a new one if none is: the certificate."""
     device = np.empty(len(rows.stage), dtype=np.int32)
-    first = heads(rows.stage)
+    first = group_starts(rows.stage)
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(device)], strict=True):
         free: list[tuple[int, int]] = []  # when each device becomes free, and its number
         begins, ends = rows.begin[low:high].tolist(), rows.end[low:high].tolist()
@@ -169,6 +169,6 @@ def numbered(rows: Occupancies, device: Ints, own: Ints) -> Ints:
 def conflict(rows: Occupancies, device: Ints) -> tuple[int, int] | None:
     """Two rows that one device of a stage would have to hold at once; None for a valid assignment."""
     order = np.lexsort((rows.end, rows.begin, device, rows.stage))
-    of = runs(heads(rows.stage[order], device[order]), len(order))
+    of = group_numbers(group_starts(rows.stage[order], device[order]), len(order))
     clash = np.flatnonzero((of[1:] == of[:-1]) & (rows.begin[order][1:] < rows.end[order][:-1]))
     return (int(order[clash[0]]), int(order[clash[0] + 1])) if len(clash) else None

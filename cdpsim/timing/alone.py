@@ -12,15 +12,11 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cdpsim.cluster import Cluster
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.program import Op
 from cdpsim.program.collectives import Algorithm, candidates
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 _SAME = 1e-12  # times and rates that differ by less, relatively, are one
 _FEW = 8  # rounds, of which a look shows soon whether there is anything to share
@@ -184,7 +180,7 @@ class Alone:
         return pair, self.edges[pair, hop]
 
     @cached_property
-    def _crowded(self) -> Bools:
+    def _crowded(self) -> Flags:
         """Edges on which messages of different senders, and of different receivers, might be more than fits at once."""
         rounds = self.rounds
         lines = np.unique(np.stack([rounds.pair, rounds.sender, rounds.receiver]), axis=1)
@@ -193,7 +189,7 @@ class Alone:
         load = np.bincount(edge, self.fastest[lines[0][row]], count)
         ends = [np.unique(edge * rounds.ports + end[row]) // rounds.ports for end in lines[1:]]
         alone = [np.bincount(end, minlength=count) == 1 for end in ends]
-        crowded: Bools = (load > self.bandwidth * (1 + _SAME)) & ~alone[0] & ~alone[1]
+        crowded: Flags = (load > self.bandwidth * (1 + _SAME)) & ~alone[0] & ~alone[1]
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:

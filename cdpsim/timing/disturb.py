@@ -12,11 +12,11 @@ import numpy as np
 
 from cdpsim.cluster.disorder import Disorder, read_jitter
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Floats, Ints, Times
 from cdpsim.numeric.stops import Calendar, merged, never
-from cdpsim.numeric.variates import DISTRIBUTIONS, Floats, uniforms
+from cdpsim.numeric.variates import DISTRIBUTIONS, uniforms
 from cdpsim.program import Program
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 
 TASKS, MESSAGES = 0, 1  # streams of random numbers
 AT_ONCE = 2**15  # of which so many stay in a processor's cache while they are made into factors

@@ -5,10 +5,10 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from cdpsim.errors import Stalled
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.numeric.stops import never
 from cdpsim.program import Program
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 
 SHOWN = 16  # devices that are named
 

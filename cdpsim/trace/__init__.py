@@ -15,9 +15,8 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import progress
 from cdpsim.files.writing import read_text, write_folder
+from cdpsim.numeric.columns import Columns
 from cdpsim.program import Category, Content, Kind, Op
-
-Columns = Mapping[str, np.ndarray]
 
 TASKS = ("kind", "stage", "micro_batch", "step", "device", "start", "end", "version", "stale")
 MESSAGES = (

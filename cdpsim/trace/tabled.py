@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Columns, Ints, Times
 from cdpsim.program import Category, Content, Kind, Op, Program
-from cdpsim.timing.costs import Costs, Times
-from cdpsim.trace import MESSAGES, TASKS, Columns, names_of
+from cdpsim.timing.costs import Costs
+from cdpsim.trace import MESSAGES, TASKS, names_of
 from cdpsim.trace.metrics import memory, staleness
 
 

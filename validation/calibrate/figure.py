@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdpsim.cluster import Floats
 from cdpsim.draw.canvas import GREY, plain
+from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
 from validation.calibrate.fits import predict
 from validation.calibrate.results import NAMES, Calibration, Collective, Compute, Errors, Point

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cdpsim.cluster import Floats
+from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
 from cdpsim.program.collectives import ALL_REDUCE, algorithm
 

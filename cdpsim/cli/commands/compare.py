@@ -78,12 +78,12 @@ def add_compare(commands: Any) -> None:
     add_run(parser, "3, or 3 N where a step has one micro-batch")
     add_runs(parser, "add quantiles of the step; all else is of run 0")
     add_request(parser, must_fit=False)
-    add_format(parser)
+    add_format(parser, papers=True)
 
 
 def _serve_compare(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
     from cdpsim.errors import choose
+    from cdpsim.export import pictures
     from cdpsim.files import tables
 
     form = tables.check_format(options.format)
@@ -114,7 +114,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
         measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
     if options.output is not None:
         drawn = {"in_slots": found.in_slots, "style": options.style, "force": options.force}
-        pictures.compare(measured, options.output, **drawn)
+        pictures.write_comparison(measured, options.output, **drawn)
     if options.columns is None:
         columns = [column for column in columns if column[0] != _other_rate(measured)]
     as_json = form == "json"

@@ -26,9 +26,10 @@ STEPS = "3, or two more than pass until all tasks read versions as old as they a
 SPLIT = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the form of a table."""
-    parser.add_argument("--format", default="text", metavar="FORM", help="text (default), json, csv, markdown or latex")
+def add_format(parser: argparse.ArgumentParser, *, papers: bool = False) -> None:
+    """Add the format of a table; one that goes into `papers` also has Markdown and LaTeX."""
+    forms = "text (default), json, csv, markdown or latex" if papers else "text (default), json or csv"
+    parser.add_argument("--format", default="text", metavar="FORM", help=forms)
 
 
 def _word(parser: argparse._ActionsContainer, *flags: str, **settings: Any) -> None:

@@ -53,7 +53,7 @@ def _serve(options: argparse.Namespace, kind: str, row: Callable[[str], Row]) ->
     from cdpsim import presets
     from cdpsim.files import tables
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     if options.name is not None:
         if form != "text":
             raise RequestError("format", f"is of the table, but {options.name!r} is printed as its file; leave one out")

@@ -95,7 +95,7 @@ def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.studies.compare import measure, notes
     from cdpsim.trace import FILES
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     run = partial(simulated, words_of(options, imported(options.schedule)))
     if options.output is not None:
         refuse_output(options.output, partial(files.check_writable, options.output, FILES, options.force), [run])

@@ -43,7 +43,7 @@ def _serve_superpose(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.studies.superpose import PAPER, superpose
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     found = superpose(options.model, options.n, axis=options.axis, contents=options.contents)
     if form == "json":
         write(tables.as_json(found.row()))

@@ -19,7 +19,7 @@ def _serve_schedules(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.schedules import SCHEDULES
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
         (s.name, s.order.name, s.placement.name, s.rule.name, s.state.word, s.options, s.about)
@@ -47,7 +47,7 @@ def add_table1(commands: Any) -> None:
     parser.add_argument(
         "--exact", action="store_true", help="run nothing: paper | exact, for an N that no run has room for"
     )
-    add_format(parser)
+    add_format(parser, papers=True)
 
 
 def _serve_table1(options: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def _serve_pyramid(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.studies.pyramid import pyramid
 
-    form = tables.check_format(options.format)
+    form = tables.check_format(options.format, tables.DATA_FORMATS)
     result = pyramid(simulated(words_of(options, options.schedule)))
     if form == "json":
         write(tables.as_json(result))

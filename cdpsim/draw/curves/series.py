@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, heads
+from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.program import Category
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 
 COLUMNS = 1_000  # about as many pixels as a figure is wide
@@ -61,7 +60,7 @@ def changes(trace: Trace) -> Changes:
     """What each row of `trace.memory` changes."""
     memory = trace.memory
     device, category, size = memory["device"], memory["category"], memory["size"].astype(np.int64)
-    first = heads(device, category)
+    first = group_starts(device, category)
     before = np.append(0, size[:-1])[: len(size)]
     before[first] = 0
     number = np.zeros(len(size), dtype=np.int64)
@@ -124,7 +123,7 @@ def thinned(series: Series, end: float, columns: int = COLUMNS) -> Series:
     if len(series.time) <= 4 * columns:
         return series
     column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)
-    first = heads(column)
+    first = group_starts(column)
     by_size = np.lexsort((series.total, column))
     last = np.append(first[1:], len(column)) - 1
     rows = np.unique(np.concatenate([first, last, by_size[first], by_size[last]]))

@@ -9,7 +9,7 @@ from cdpsim.draw.canvas import GREY, INK, plain
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, names, steps
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
-from cdpsim.numeric.variates import Floats
+from cdpsim.numeric.columns import Floats
 from cdpsim.studies.montecarlo import SHARES, Spread, spread
 from cdpsim.trace import Trace
 

@@ -10,9 +10,8 @@ from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, na
 from cdpsim.draw.curves.series import COLUMNS, Series, merged, span, summed, thinned
 from cdpsim.draw.palette import COLOURS, colour, ink_on
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads
+from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.runs import Run
-from cdpsim.timing.costs import Times
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import memory
 
@@ -54,7 +53,7 @@ def kept(run: Run) -> tuple[Spans, Ints, Ints]:
     live = memory.live_versions(run.program, run.start, run.end)
     if not len(live["time"]):
         raise RequestError("versions", "no device holds parameters; give a model whose stages have some")
-    first = heads(live["device"], live["stage"])
+    first = group_starts(live["device"], live["stage"])
     row = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(live["time"]))))
     until = np.append(live["time"][1:], 0)
     until[np.append(first[1:], len(until)) - 1] = span(run)

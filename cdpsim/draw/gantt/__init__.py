@@ -11,13 +11,13 @@ from cdpsim.draw import scene
 from cdpsim.draw.canvas import GREY, INK, PALE, plain
 from cdpsim.draw.gantt import bars
 from cdpsim.draw.gantt.bars import IDLE, KINDS, Sheet
-from cdpsim.draw.gantt.rows import LANE, LINK, Floats, Rows, arrange, idle
+from cdpsim.draw.gantt.rows import LANE, LINK, Rows, arrange, idle
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints
-from cdpsim.program import Content, Edge, Kind
+from cdpsim.numeric.columns import Columns, Floats, Ints
+from cdpsim.program import Content, EdgeKind, Kind
 from cdpsim.runs import Run
-from cdpsim.trace import Columns, Trace
+from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import Reason
 
@@ -141,7 +141,7 @@ def _draw_waits(axes: "Axes", trace: Run, rows: Rows) -> None:
     waiter = np.flatnonzero(waited >= 0)
     device, y = _places(trace, rows)
     # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
-    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (Edge.DATA, Edge.BARRIER))
+    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (EdgeKind.DATA, EdgeKind.BARRIER))
     update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
     for gid, width, size, before, after in (

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cdpsim.draw.canvas import INK
-from cdpsim.draw.gantt.rows import LANE, LINK, Floats
+from cdpsim.draw.gantt.rows import LANE, LINK
 from cdpsim.draw.palette import CONTENTS, ink_on
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
-from cdpsim.trace import Columns
 from cdpsim.trace.metrics.waiting import Reason
 
 if TYPE_CHECKING:

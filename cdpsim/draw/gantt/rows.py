@@ -9,14 +9,11 @@ import numpy.typing as npt
 from cdpsim.draw import scene
 from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, runs
+from cdpsim.numeric.columns import Columns, Floats, Ints, Times, group_numbers, group_starts
 from cdpsim.runs import Run
-from cdpsim.timing.costs import Times
-from cdpsim.trace import Columns, Trace
+from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import Reason
-
-Floats = npt.NDArray[np.float64]
 
 LANE, LINK, GAP = 0.26, 0.16, 0.1  # inches: a lane of a device, one of a link, and what is between them
 MOST = 160
@@ -88,7 +85,7 @@ def _own_lane(trace: Trace, bars: Ints) -> Ints:
         return scene.lanes(*(trace.tasks[name][bars] for name in names))
     program, node = trace.program, trace.task_nodes[bars]
     lane = np.empty(len(program.lane_tasks), dtype=np.int64)
-    lane[program.lane_tasks] = runs(program.lane_start[:-1], len(program.lane_tasks))
+    lane[program.lane_tasks] = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     device = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
     number = np.arange(len(device)) - np.searchsorted(device, device)
     own = np.empty(len(bars), dtype=np.int64)
@@ -149,7 +146,7 @@ def _gaps(lane: Ints, start: Times, end: Times, span: float) -> tuple[Ints, Time
     """When nothing runs in each lane that something runs in: (lane, begin, end)."""
     order = np.lexsort((end, start, lane))
     lane, start, end = lane[order], start[order], end[order]
-    first = heads(lane)
+    first = group_starts(lane)
     begin = np.roll(end, 1)
     begin[first] = 0
     last = np.append(first, len(lane))[1:] - 1

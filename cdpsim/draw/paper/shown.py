@@ -3,13 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cdpsim.draw import scene
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
+from cdpsim.numeric.columns import Floats, Ints, group_numbers, group_starts, sort_by
 from cdpsim.trace import Trace
 
-Floats = NDArray[np.float64]
 _MOST_SIDE_BY_SIDE = 4  # so many marks of one cell, before a second row begins
 
 
@@ -50,8 +48,8 @@ def spots(trace: Trace, cells: bool) -> Spots:
     place = np.zeros(len(row), dtype=np.int64)
     if cells:
         order = sort_by(stage, start, tasks["micro_batch"][row], np.arange(len(row)))
-        first = heads(stage[order], start[order])
-        place[order] = np.arange(len(row)) - first[runs(first, len(row))]
+        first = group_starts(stage[order], start[order])
+        place[order] = np.arange(len(row)) - first[group_numbers(first, len(row))]
         columns = side_by_side(int(place.max()) + 1)
     else:
         place, columns = scene.lanes(stage, start, end, tasks["micro_batch"][row]), 1
@@ -104,7 +102,7 @@ def _first(ends: scene.Ends, by: np.ndarray) -> dict[int, int]:
     """Of each message the one of its tasks that comes first."""
     order = np.lexsort((by[ends.task], ends.message))
     message, task = ends.message[order], ends.task[order]
-    first = heads(message)
+    first = group_starts(message)
     return dict(zip(message[first].tolist(), task[first].tolist(), strict=True))
 
 

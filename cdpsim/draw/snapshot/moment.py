@@ -7,8 +7,8 @@ import numpy as np
 
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import seconds, text
-from cdpsim.numeric.columns import Ints, heads, sort_by
-from cdpsim.program import Category, Edge
+from cdpsim.numeric.columns import Ints, group_starts, sort_by
+from cdpsim.program import Category, EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import memory
@@ -52,7 +52,7 @@ def served(trace: Trace) -> dict[int, list[int]]:
     device, stage = (np.concatenate(column) for column in zip(*pairs, strict=True))
     order = sort_by(device, stage)
     device, stage = device[order], stage[order]
-    first = heads(device, stage)
+    first = group_starts(device, stage)
     found = zip(device[first].tolist(), stage[first].tolist(), strict=True)
     everyone = np.unique(np.append(device, trace.memory["device"])).tolist()
     result: dict[int, list[int]] = {at: [] for at in everyone}
@@ -139,7 +139,7 @@ def _activations(trace: Trace, now: float) -> dict[Place, int]:
     if not isinstance(trace, Run):
         return {}
     passes = np.zeros(len(trace.program.buffers), dtype=bool)
-    passes[trace.program.passes_held] = True
+    passes[trace.program.stashes] = True
     return dict(Counter(_alive(trace, passes, now)))
 
 
@@ -162,7 +162,7 @@ def _inner(trace: Trace, runs: Ints) -> list[tuple[Place, Place]]:
         return []
     program, edges = trace.program, trace.program.edges
     device, stage = program.tasks.device, program.tasks.stage
-    some = (edges.kind == Edge.DATA) & (edges.after < program.compute)
+    some = (edges.kind == EdgeKind.DATA) & (edges.after < program.compute)
     some &= np.isin(edges.before, trace.task_nodes[runs])
     before, after = edges.before[some], edges.after[some]
     inside = (device[before] == device[after]) & (stage[before] != stage[after])

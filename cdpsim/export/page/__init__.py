@@ -20,10 +20,10 @@ import numpy as np
 from cdpsim.draw import palette, scene
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import ticker
-from cdpsim.numeric.columns import Ints, heads, sort_by
+from cdpsim.numeric.columns import Columns, Ints, group_starts, sort_by
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.runs import Run
-from cdpsim.trace import Columns, Trace
+from cdpsim.trace import Trace
 
 MOST = 4_000_000  # a browser needs about 50 bytes for each
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.U)
@@ -173,7 +173,7 @@ def _links(messages: Columns) -> tuple[Ints, dict[str, np.ndarray], list[list[in
     dst = np.array([place[t] if o else int(t) for t, o in zip(texts, op.tolist(), strict=True)], dtype=np.int64)
     src = messages["src"].astype(np.int64) + 1
     order = sort_by(op, src, dst)
-    first = heads(op[order], src[order], dst[order])
+    first = group_starts(op[order], src[order], dst[order])
     link = np.empty(len(op), dtype=np.int64)
     link[order] = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(op))))
     chosen = order[first]
@@ -220,9 +220,9 @@ def _held(memory: Columns, moment: Ints, devices: int) -> dict[str, np.ndarray]:
     curve = memory["device"].astype(np.int64) * kinds + category
     order = np.argsort(curve * spread + moment, kind="stable")
     curve, category, moment, size = curve[order], category[order], moment[order], memory["size"][order]
-    change = _differences(size, heads(curve))
+    change = _differences(size, group_starts(curve))
     by_time = np.argsort(category * spread + moment, kind="stable")
-    first = heads(category[by_time], moment[by_time])
+    first = group_starts(category[by_time], moment[by_time])
     total = np.cumsum(np.add.reduceat(change[by_time], first) if len(first) else change)
     together = by_time[first]
     total -= _runs_before(total, category[together])
@@ -244,7 +244,7 @@ def _differences(values: np.ndarray, first: Ints) -> np.ndarray:
 
 def _runs_before(total: np.ndarray, run: Ints) -> np.ndarray:
     """The running total at the end of the run before each row's own."""
-    first = heads(run)
+    first = group_starts(run)
     ends = np.concatenate([[0], total])[first].astype(total.dtype)
     return np.repeat(ends, np.diff(np.append(first, len(run))))
 

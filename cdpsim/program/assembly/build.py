@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, joined
-from cdpsim.program import Buffers, Category, Content, Edge, Edges, Messages, Op
+from cdpsim.numeric.columns import Ints, concatenate_columns
+from cdpsim.program import Buffers, Category, Content, EdgeKind, Edges, Messages, Op
 
 
 def start(node: Ints) -> Ints:
@@ -39,7 +39,7 @@ class _Table:
         """Give the whole columns, once: the pieces are let go as they are joined."""
         whole = []
         for parts, kind in zip(self._parts, self._types, strict=True):
-            whole.append(joined(parts, np.dtype(kind)))
+            whole.append(concatenate_columns(parts, np.dtype(kind)))
             parts.clear()
         return whole
 
@@ -81,7 +81,7 @@ class Builder:
         self._messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
         return np.arange(first, first + len(stage), dtype=np.int32)
 
-    def link(self, before: Ints, after: Ints, kind: Edge = Edge.DATA) -> None:
+    def link(self, before: Ints, after: Ints, kind: EdgeKind = EdgeKind.DATA) -> None:
         """Add edges."""
         self._edges.add(len(before), before, after, kind)
 

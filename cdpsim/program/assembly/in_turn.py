@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.model import Model
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, end, start
 from cdpsim.program.assembly.carried import carry
 from cdpsim.program.assembly.tables import Tables
@@ -17,7 +17,7 @@ from cdpsim.program.assembly.update import Updates, beside_old, pull
 def in_turn(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Pass sums, optimizer states and new versions along, or carry all of a stage from user to user."""
     if updates.barrier is not None:
-        build.link(updates.barrier, updates.node, Edge.BARRIER)
+        build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
     if tables.passes.schedule.state.travels:
         carry(tables, updates, model, build, prefetch)
         return
@@ -31,7 +31,7 @@ def _sum_gradients(tables: Tables, updates: Updates, model: Model, build: Builde
     holders, n = tables.holders, tables.passes.n
     order = sort_by(holders.step, holders.stage, holders.last)
     step, stage, device = holders.step[order], holders.stage[order], holders.device[order]
-    final = np.append(heads(step, stage)[1:], len(order)) - 1
+    final = np.append(group_starts(step, stage)[1:], len(order)) - 1
     sends = np.ones(len(order), dtype=bool)
     sends[final] = False
     sends = np.flatnonzero(sends)
@@ -117,7 +117,7 @@ class _Uses(NamedTuple):
 
     def first_of_copies(self) -> Ints:
         """The first row of each copy: of a version of a stage on a device."""
-        return heads(self.version, self.stage, self.device)
+        return group_starts(self.version, self.stage, self.device)
 
 
 def _uses(tables: Tables, updates: Updates) -> _Uses:
@@ -155,7 +155,7 @@ def _hand_on_parameters(tables: Tables, updates: Updates, model: Model, build: B
     """A new version goes from its maker to the first reader and from reader to reader; a device reads it once."""
     n, use = tables.passes.n, _uses(tables, updates)
     first = use.first_of_copies()
-    copy_of = runs(first, len(use.version))
+    copy_of = group_numbers(first, len(use.version))
     v, j, d = use.version[first], use.stage[first], use.device[first]
     maker_node = updates.node[np.maximum(v - 1, 0) * n + j]
     is_made = (v > 0) & (d == updates.device[maker_node - updates.first_node])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, grouped, heads, runs, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.listing import Listing
@@ -70,7 +70,7 @@ class Passes:
     @cached_property
     def step(self) -> Ints:
         """The step of each pass."""
-        return runs(self.first[:-1], int(self.first[-1]))
+        return group_numbers(self.first[:-1], int(self.first[-1]))
 
     @cached_property
     def micro_batch(self) -> Ints:
@@ -266,18 +266,18 @@ class Lanes:
         if passes.listing and passes.regular:
             count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
             return np.cumsum(count, dtype=np.int32) - count
-        return heads(passes.task_device[tasks], self.lane[tasks], self._step(tasks))
+        return group_starts(passes.task_device[tasks], self.lane[tasks], self._step(tasks))
 
     @cached_property
     def heads(self) -> Ints:
         """Where each lane begins in `tasks`."""
         first = self.tasks[self.step_heads]
-        return self.step_heads[heads(self.passes.task_device[first], self.lane[first])]
+        return self.step_heads[group_starts(self.passes.task_device[first], self.lane[first])]
 
     @cached_property
     def number(self) -> Ints:
         """The number, through all devices, of the lane of each row of `tasks`."""
-        return runs(self.heads, len(self.tasks))
+        return group_numbers(self.heads, len(self.tasks))
 
     @cached_property
     def rank(self) -> Ints:
@@ -329,9 +329,9 @@ class Holders:
         # Where a device has one lane, its tasks are in the order of positions already.
         if passes.schedule.placement.lanes or passes.schedule.placement.exclusive:
             sorted_ = sort_by(t, j, device, passes.position[gives], i)
-            first = heads(t[sorted_], j[sorted_], device[sorted_])
+            first = group_starts(t[sorted_], j[sorted_], device[sorted_])
         else:
-            sorted_, first = grouped(t, j, device)
+            sorted_, first = sort_and_group(t, j, device)
         head, last = sorted_[first], sorted_[np.append(first[1:], len(sorted_)) - 1]
         self.steps = passes.steps
         self.step: Ints = t[head]
@@ -340,7 +340,7 @@ class Holders:
         self.last = i[last]
         self.first_task, self.last_task = gives[head], gives[last]
         self.row = np.empty(passes.device.shape, dtype=np.int32)
-        self.row.ravel()[passed[sorted_] * passes.n + j[sorted_]] = runs(first, len(sorted_))
+        self.row.ravel()[passed[sorted_] * passes.n + j[sorted_]] = group_numbers(first, len(sorted_))
 
     def __len__(self) -> int:
         return len(self.step)
@@ -355,7 +355,7 @@ class Holders:
     @cached_property
     def first(self) -> Ints:
         """The first row of each step and stage."""
-        return heads(self.step, self.stage)
+        return group_starts(self.step, self.stage)
 
     @cached_property
     def count(self) -> Ints:
@@ -365,7 +365,7 @@ class Holders:
     @cached_property
     def of(self) -> Ints:
         """The number of its step and stage, for each row."""
-        return runs(self.first, len(self))
+        return group_numbers(self.first, len(self))
 
     @cached_property
     def owners(self) -> Ints:

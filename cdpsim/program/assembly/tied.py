@@ -20,8 +20,8 @@ import numpy as np
 
 from cdpsim.model import Model
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
@@ -67,8 +67,8 @@ def _found(tables: Tables, tie: Tie) -> _Copies:
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
-    first = heads(holders.step[row], holders.device[row])
-    of = runs(first, len(row))
+    first = group_starts(holders.step[row], holders.device[row])
+    of = group_numbers(first, len(row))
     gives = holders.first_task[row]
     earliest = gives[sort_by(of, tables.passes.position[gives])][first]
     return _Copies(row, row[first][of], earliest[of])
@@ -149,7 +149,7 @@ def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: B
     build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
     if wait:
         step = holders.step[copies.row]
-        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], Edge.BARRIER)
+        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
     return message
 
 

@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, heads, runs, sort_by
-from cdpsim.program import Edge
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.tables import Lanes, Passes, Tables
 from cdpsim.schedules.state import Home
@@ -88,7 +88,7 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
 def pull(lanes: Lanes, build: Builder, message: Ints, place: Ints, ahead: Ints | int) -> None:
     """Let messages wait for the tasks that come so far ahead of a place in the lane, where there are any."""
     some, task = lanes.before(place, ahead)
-    build.link(task, message[some], Edge.ROOM)
+    build.link(task, message[some], EdgeKind.ROOM)
 
 
 def lanes_with(tables: Tables, updates: Updates) -> tuple[Ints, Ints]:
@@ -110,7 +110,7 @@ def take_turns(tables: Tables, updates: Updates, build: Builder) -> None:
     order = sort_by(updates.device, updates.position(tables), updates.stage)
     before, after = order[:-1], order[1:]
     same = updates.device[before] == updates.device[after]
-    build.link(updates.node[before[same]], updates.node[after[same]], Edge.ROOM)
+    build.link(updates.node[before[same]], updates.node[after[same]], EdgeKind.ROOM)
 
 
 def beside_old(tables: Tables, updates: Updates) -> Ints:
@@ -139,12 +139,12 @@ def uses(passes: Passes) -> tuple[Ints, Ints]:
     """All compute tasks by stage, in the schedule's order, and where each stage begins among them."""
     stage = passes.by_task(passes.tij[2])
     order = sort_by(stage, passes.position)
-    return order, heads(stage[order])
+    return order, group_starts(stage[order])
 
 
 def _last_use(passes: Passes, stage: Ints, position: Ints) -> Ints:
     """The last task of each stage at or before a position."""
     order, first = uses(passes)
     span = int(passes.position.max()) + 1
-    key = runs(first, len(order)).astype(np.int64) * span + passes.position[order]
+    key = group_numbers(first, len(order)).astype(np.int64) * span + passes.position[order]
     return order[np.searchsorted(key, stage.astype(np.int64) * span + position, side="right") - 1]

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from cdpsim.errors import RequestError, choose
+from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import fast
 
 Engine = Callable[[Program, Costs], tuple[Times, Times]]  # the start and the end of every node

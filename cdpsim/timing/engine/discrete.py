@@ -14,11 +14,12 @@ import numpy as np
 import simpy
 
 from cdpsim.files.progress import ticker
+from cdpsim.numeric.columns import Times
 from cdpsim.numeric.paths import successors
 from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Op, Program
 from cdpsim.program.check import find_cycle, refuse_deadlock
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine.carrier import Carrier, Wait
 
 Process = Generator[simpy.Event, object, None]

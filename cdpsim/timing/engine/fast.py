@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from cdpsim.numeric.columns import Times
 from cdpsim.numeric.paths import longest
 from cdpsim.program import Program
 from cdpsim.program.check import refuse_deadlock
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.timing.costs import Costs
 
 
 def run(program: Program, costs: Costs) -> tuple[Times, Times]:

@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 
 from cdpsim.files.units import plain
-from cdpsim.numeric.columns import Ints, heads, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Content, Edge, Kind, Op, Program
-from cdpsim.program.collectives import payload as times
-from cdpsim.timing.costs import Costs, Times
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program
+from cdpsim.program.collectives import payload_factor as times
+from cdpsim.timing.costs import Costs
 
 
 def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
@@ -26,7 +26,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     sent: list[int | Fraction] = [*whole.tolist()]
     together = rows[messages.op[rows] != Op.P2P]
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
-    first = heads(costs.runs_by[order], messages.src[order], messages.dst[order])
+    first = group_starts(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
         src, members = int(messages.src[alike[0]]), program.ranks_of(messages.dst[alike[0]])
         how, k = costs.algorithms[costs.runs_by[alike[0]]], len(members)
@@ -86,7 +86,7 @@ def rounds(program: Program, message_rounds: Ints, start: Times, end: Times) -> 
         return 0
     compute, count = program.compute, program.message_nodes.stop - program.compute
     edges = program.edges
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     sent, needed = (np.flatnonzero(data & (ends >= compute)) for ends in (edges.after, edges.before))
     made = sent[edges.before[sent] < compute]
     passed = needed[edges.after[needed] >= compute]

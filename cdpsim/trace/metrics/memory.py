@@ -3,10 +3,9 @@
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, heads, ranks, sort_by
+from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.numeric.paths import compiled_for
 from cdpsim.program import Buffers, Category, Kind, Program
-from cdpsim.timing.costs import Times
 
 _AT_ONCE = 2**14  # buffers of some devices whose columns stay in a processor's cache
 
@@ -35,9 +34,9 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
         some = np.flatnonzero(begin != end)
         key, begin, end, size = key[some], begin[some], end[some], size[some]
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
-    order = sort_by(key, time if time.dtype.kind == "i" else ranks(time))
+    order = sort_by(key, time if time.dtype.kind == "i" else dense_ranks(time))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
-    first = heads(key, time)
+    first = group_starts(key, time)
     net = np.add.reduceat(change, first) if len(first) else change
     # Everything held is freed, so the running sum is back at 0 where the next key begins.
     rows = np.flatnonzero(net)
@@ -100,7 +99,7 @@ def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> 
     columns = buffers.device, buffers.category, *held(buffers, start, end), buffers.size
     order = sort_by(buffers.device)
     last = np.cumsum(np.bincount(buffers.device))
-    cuts = last[heads(last // _AT_ONCE)[1:] - 1]
+    cuts = last[group_starts(last // _AT_ONCE)[1:] - 1]
     for rows in np.split(order, cuts):
         _highest_of(result, *(column[rows] for column in columns))
 
@@ -108,14 +107,14 @@ def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> 
 def _highest_of(result: np.ndarray, device: Ints, category: Ints, begin: Times, end: Times, size: Ints) -> None:
     """Find it for some devices: sorting times takes longest, and is done once for all categories."""
     time, device, category = np.concatenate([begin, end]), np.tile(device, 2), np.tile(category, 2)
-    order = sort_by(device, ranks(time))
+    order = sort_by(device, dense_ranks(time))
     device, category, time = device[order], category[order], time[order]
     change = np.concatenate([size, -size])[order]
     for column in range(result.shape[1]):
         rows = slice(None) if column == len(Category) else np.flatnonzero(category == column)
         own = device[rows]
         if len(own):
-            first = heads(own, time[rows])
+            first = group_starts(own, time[rows])
             np.maximum.at(result[:, column], own[first], np.cumsum(np.add.reduceat(change[rows], first)))
 
 
@@ -126,7 +125,7 @@ def host_peaks(program: Program, start: Times, end: Times, activations: Ints, op
     for each device that updates it.
     """
     tasks, n = program.tasks, program.n
-    forward, last = program.of_kind(Kind.F).ravel(), program.lasts.ravel()
+    forward, last = program.tasks_of_kind(Kind.F).ravel(), program.gradient_tasks.ravel()
     sizes = activations[tasks.stage[forward]]
     device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[last], sizes)
     peaks = np.zeros(program.devices, dtype=np.int64)
@@ -138,7 +137,7 @@ def host_peaks(program: Program, start: Times, end: Times, activations: Ints, op
 
 def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> int:
     """The largest value that any key's step function takes in [low, high)."""
-    last = np.append(heads(key)[1:], len(key)) - 1
+    last = np.append(group_starts(key)[1:], len(key)) - 1
     until = np.append(time[1:], 0)
     until[last] = time[last]
     seen = (time < high) & (until > low)
@@ -147,8 +146,8 @@ def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> 
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
     """From the last micro-batch's first task to the first micro-batch's last one."""
-    first = start[program.of_kind(Kind.F)[: program.first_pass[1], 0]].max()
-    return first.item(), end[program.lasts[program.first_pass[-2] :, 0]].min().item()
+    first = start[program.tasks_of_kind(Kind.F)[: program.first_pass[1], 0]].max()
+    return first.item(), end[program.gradient_tasks[program.first_pass[-2] :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
@@ -164,12 +163,12 @@ def stages_held(program: Program, start: Times, end: Times) -> tuple[Ints, Times
     """How many stages each device holds parameters of, in any version: (device, time, stages) from each time on."""
     live = live_versions(program, start, end)
     some = (live["versions"] > 0).astype(np.int64)
-    first = heads(live["device"], live["stage"])
+    first = group_starts(live["device"], live["stage"])
     before = np.append(0, some[:-1])
     before[first] = 0
     change = some - before
     order = sort_by(live["device"], live["time"])
     device, time = live["device"][order], live["time"][order]
-    at = heads(device, time)
+    at = group_starts(device, time)
     net = np.add.reduceat(change[order], at) if len(at) else change
     return device[at], time[at], np.cumsum(net)

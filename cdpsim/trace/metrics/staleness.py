@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Kind, Program
-from cdpsim.timing.costs import Times
 
 
 def stale(program: Program, start: Times, end: Times) -> Ints:
@@ -26,7 +25,7 @@ def stale(program: Program, start: Times, end: Times) -> Ints:
 def mismatched(program: Program) -> int:
     """How many backwards read another version than their forward."""
     version = program.tasks.version
-    return int((version[program.of_kind(Kind.F)] != version[program.of_kind(Kind.B)]).sum())
+    return int((version[program.tasks_of_kind(Kind.F)] != version[program.tasks_of_kind(Kind.B)]).sum())
 
 
 def mean_staleness(program: Program, step: int) -> float:

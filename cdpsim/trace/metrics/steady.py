@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, runs, sort_by
-from cdpsim.program import Content, Edge, Kind, Op, Program
-from cdpsim.timing.costs import Times
+from cdpsim.numeric.columns import Ints, Times, group_numbers, sort_by
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
@@ -46,7 +45,7 @@ def needed_in(program: Program) -> Ints:
     """
     edges, first = program.edges, len(program.tasks)
     step = np.concatenate([program.tasks.step, np.full(len(program.messages), program.steps, dtype=np.int32)])
-    rows = np.flatnonzero((edges.before >= first) & (edges.after < first) & (edges.kind == Edge.DATA))
+    rows = np.flatnonzero((edges.before >= first) & (edges.after < first) & (edges.kind == EdgeKind.DATA))
     np.minimum.at(step, edges.before[rows], program.tasks.step[edges.after[rows]])
     passed_on = first + np.flatnonzero(step[first:] == program.steps)
     step[passed_on] = np.maximum(program.messages.step[passed_on - first], 0)
@@ -211,7 +210,7 @@ def apart(program: Program, start: Times, end: Times) -> Any | None:
     for after in (program.edges.after, program.lane_edges[1]):
         free[after] = False
     first = program.tasks.step[program.lane_tasks] == 0
-    lane = runs(program.lane_start[:-1], len(program.lane_tasks))
+    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     over = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
     np.maximum.at(over, lane[first], end[program.lane_tasks[first]])
     begin = free[program.lane_tasks]
@@ -230,7 +229,7 @@ def last_read(program: Program) -> int:
 
 def turns(program: Program) -> bool:
     """Whether a micro-batch meets other devices in one step than in another."""
-    device = program.tasks.device[program.of_kind(Kind.F)]
+    device = program.tasks.device[program.tasks_of_kind(Kind.F)]
     same = program.find_pass(np.zeros_like(program.pass_step), program.pass_micro_batch)
     return bool((device != device[np.minimum(same, len(device) - 1)]).any())
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
-from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload
+from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 
 
 class Shares(NamedTuple):
@@ -48,7 +48,7 @@ def shares(
         for row in rows.tolist():
             by.setdefault((ran[row] if ran else None) or named, []).append(row)
         for how, alike in by.items():
-            each = np.roll(how.sends(k), first) * payload(op, k) / how.parts(k)
+            each = np.roll(how.sends(k), first) * payload_factor(op, k) / how.parts(k)
             size = np.outer(messages["size"][alike], each).ravel()
             parts.append(Shares(np.repeat(alike, k), np.tile(members, len(alike)), size))
     return Shares(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim.numeric.columns import Times
 from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Program
-from cdpsim.timing.costs import Times
 
 
 def makespan(program: Program, end: Times) -> float:

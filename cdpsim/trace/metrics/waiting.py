@@ -4,13 +4,9 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from cdpsim.numeric.columns import Ints, heads, ranks, sort_by
-from cdpsim.program import Edge, Kind, Program
-from cdpsim.timing.costs import Times
-
-Flags = npt.NDArray[np.bool_]
+from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
+from cdpsim.program import EdgeKind, Kind, Program
 
 
 class Reason(IntEnum):
@@ -34,9 +30,9 @@ def idle(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     collective, as much is for messages as messages have let these members go on later than this device before.
     """
     lane, gap, low, high, reason = _parts(program, start, end)
-    order = sort_by(lane[gap], ranks(low))
+    order = sort_by(lane[gap], dense_ranks(low))
     gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
-    first = heads(gap, reason)  # what one message after another brings is waited for as if it were one
+    first = group_starts(gap, reason)  # what one message after another brings is waited for as if it were one
     return {
         "lane": lane[gap[first]],
         "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
@@ -126,7 +122,7 @@ def _path(program: Program, start: Times, end: Times, task: Ints) -> Iterator[tu
         times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
         return times
 
-    in_stream = program.edges.kind == Edge.STREAM
+    in_stream = program.edges.kind == EdgeKind.STREAM
     critical = _critical(program, end, ~in_stream)
     node, passing = critical[task], np.arange(len(task))
     message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
@@ -175,7 +171,7 @@ def _takes(program: Program, message: Ints, device: Ints) -> Flags:
     asked = np.zeros(program.nodes, dtype=bool)
     asked[message] = True
     rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
-    rows = rows[(edges.kind[rows] == Edge.DATA) | (edges.kind[rows] == Edge.BARRIER)]
+    rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
     after, source = edges.after[rows], program.tasks.device[edges.before[rows]]
     only = np.full(program.nodes, -1, dtype=source.dtype)
     only[after] = source
