@@ -11,7 +11,7 @@ from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_unt
 from cdpsim.runs import Run, SteadyState
 from cdpsim.studies.montecarlo import spread
 from cdpsim.trace.metrics import communication, memory, utilisation
-from cdpsim.trace.metrics.waiting import waited
+from cdpsim.trace.metrics.waiting import waiting_time
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(len(rest.messages)),
-        rounds=communication.rounds(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
+        rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
         sent=_sent(rest) if run.in_slots else float(_sent(rest)),
         rate=rate,
         samples=rate * each if each else None,
@@ -113,7 +113,7 @@ def _exposed(rest: SteadyState) -> float:
     program = run.program
     if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
-    share: float = waited(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
+    share: float = waiting_time(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding
 
 

@@ -148,7 +148,7 @@ def held(model: Model, contents: str) -> Ints:
     duration[: 2 * model.n] = 1
     rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)
     start, end = find_engine("fast")(program, Costs(duration, rounds, release))
-    curves = memory.curves(program, start, end)
+    curves = memory.memory_by_category(program, start, end)
     size = _during(curves, Category.ACTIVATIONS, 2 * model.n)
     if contents == "activations":
         return size - model.stages[0].data

@@ -148,12 +148,12 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     """The simulated cells of a row, read off a run under unit costs."""
     program, start, end = run.program, run.start, run.end
     buffers = program.buffers
-    begin, finish = memory.held(buffers, start, end)
+    begin, finish = memory.buffer_spans(buffers, start, end)
     low, high = memory.steady_window(program, start, end)
 
     def most(rows: np.ndarray, key: np.ndarray) -> Fraction:
         curve = memory.step_function(key, begin[rows], finish[rows], buffers.size[rows])
-        return Fraction(memory.peak_within(*curve, low, high), program.n)
+        return Fraction(memory.peak_within(*curve[1:], low, high), program.n)
 
     def of(category: Category) -> np.ndarray:
         return np.flatnonzero(buffers.category == category)
@@ -165,8 +165,8 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     elif lanes:  # a copy of the stage for each micro-batch, from its forward to its backward
         kept = most(activations, buffers.device[activations])
     else:  # each stage once, however many of its versions are kept
-        curve = memory.stages_held(program, start, end)
-        kept = Fraction(memory.peak_within(*curve, low, high), program.n)
+        curve = memory.live_stages(program, start, end)
+        kept = Fraction(memory.peak_within(*curve[1:], low, high), program.n)
     volumes = communication.volumes(program)
     return {
         "activations": most(activations, buffers.device[activations]),
@@ -174,7 +174,7 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
         "gradient_volume": volumes["gradient"],
         "parameter_volume": volumes["parameter"],
         "boundary_volume": volumes["boundary"],
-        "rounds": Fraction(communication.rounds(program, run.costs.rounds, start, end)),
+        "rounds": Fraction(communication.rounds_between_slots(program, run.costs.rounds, start, end)),
         "gpus": Fraction(len(np.unique(program.tasks.device))),
     }
 

@@ -29,38 +29,11 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
+from tests.helpers.command_line import FILES, assert_refused, content, refuse
 from tests.helpers.strategies import fitting
 
-FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
 TABLE1 = importlib.import_module("cdpsim.studies.table1")
-
-
-def content(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; None for a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
-
-
-def assert_refused(outcome: Outcome, *fragments: str) -> None:
-    """One line on stderr, exit 2, no data."""
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert re.fullmatch(r"cdpsim: error: \S[^\n]*: [^\n]*\S\n", outcome.err), outcome.err
-    for fragment in fragments:
-        assert fragment in outcome.err, outcome.err
-
-
-def refuse(command: Command, folder: Path, line: str, *fragments: str) -> None:
-    """Refuse a request, given as on a shell, and leave the folder as it was."""
-    before = content(folder)
-    assert_refused(command(*line.split()), *fragments)
-    assert content(folder) == before
-
-
-@pytest.fixture
-def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy folder as the current one, so that requests can be written as on a shell."""
-    monkeypatch.chdir(toy)
-    return toy
 
 
 # Numbers

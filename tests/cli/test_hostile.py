@@ -25,8 +25,8 @@ from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute
-from tests.cli.test_cli import assert_refused
 from tests.conftest import Command, need
+from tests.helpers.command_line import assert_refused
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 

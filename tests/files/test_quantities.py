@@ -15,8 +15,8 @@ from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.files import config as fileform
 from cdpsim.request.options import Contention
-from tests.across_rooms.test_combinations import files
 from tests.conftest import examples
+from tests.helpers.saved_files import files
 
 
 class Quantity(NamedTuple):

@@ -21,8 +21,8 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import scaled
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
-from tests.cli.test_cli import refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import refuse
 from tests.helpers.message_turn_player import play
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import fitting, streamed_requests, taken

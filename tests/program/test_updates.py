@@ -20,7 +20,7 @@ from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
-from cdpsim.trace.metrics.waiting import Reason, idle, waits_for
+from cdpsim.trace.metrics.waiting import IdleReason, idle_spans, waits_for
 
 ROWS = [(name, rule) for name in TABLE_1 for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]
 
@@ -214,10 +214,10 @@ def test_an_idle_device_waits_for_its_hosts_update() -> None:
     """Of one device: 3 s of work, then the host's 2 s, in which the device can do nothing: 2 of 5."""
     trace = simulate("single-dp", 1, steps=2, model=model(1, None, optimizer=0, host_optimizer=20, host_update=2.0))
     run = trace
-    found = idle(run.program, run.start, run.end)
+    found = idle_spans(run.program, run.start, run.end)
     assert list(zip(found["begin"], found["end"], found["reason"], strict=True)) == [
-        (3.0, 5.0, Reason.DEPENDENCY),
-        (8.0, 10.0, Reason.NOTHING),
+        (3.0, 5.0, IdleReason.DEPENDENCY),
+        (8.0, 10.0, IdleReason.NOTHING),
     ]
     second = run.program.phases
     assert run.program.describe(int(waits_for(run.program, run.start, run.end)[second])) == "U(t=0,j=0) on device 0"

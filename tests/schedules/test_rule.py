@@ -16,10 +16,8 @@ from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
-from tests.cli.test_cli import content, here
 from tests.conftest import Command, examples
-
-__all__ = ["here"]  # a fixture
+from tests.helpers.command_line import content
 
 OLD = Rule("two", lambda i, j, shape: 0 * i + 2)
 PULLED = ("multi-cdp", "mp-cdp", "pp-cdp", "zero-cdp", "single-cdp", "pipemare")  # which go with any older rule

@@ -35,11 +35,10 @@ from cdpsim.studies.superpose import (
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.trace.metrics import memory
-from tests.cli.test_cli import here, refuse
 from tests.conftest import Command, examples
 from tests.helpers import strategies
+from tests.helpers.command_line import refuse
 
-__all__ = ["here"]  # a fixture
 PAPER_MODELS = ["resnet50", "vit-b16"]
 IMAGES = 32 * 3 * 224 * 224 * 4  # of a micro-batch, in float32
 steps = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)), min_size=1, max_size=8)
@@ -189,7 +188,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
     release = np.array([int(span * share) for _, share in program.releases], dtype=np.int64)
     start, end = find_engine("simpy")(program, Costs(duration, np.ones(len(program.messages), np.int32), release))
     rows = np.flatnonzero(program.buffers.category == Category.ACTIVATIONS)
-    begin, finish = (times[rows] for times in memory.held(program.buffers, start, end))
+    begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, start, end))
     everyone = np.zeros(len(rows), dtype=np.int64)
     _, time, size = memory.step_function(everyone, begin, finish, program.buffers.size[rows].astype(np.int64))
     return span, time, size

@@ -17,11 +17,9 @@ from cdpsim.timing.costs import node_costs
 from cdpsim.timing.disturb import disturbed
 from cdpsim.timing.engine import ENGINES
 from cdpsim.timing.stalled import Wait, refuse_stalled, waits
-from tests.cli.test_cli import content, here
 from tests.conftest import Command, examples
+from tests.helpers.command_line import content
 from tests.helpers.strategies import fitting
-
-__all__ = ["here"]  # a fixture
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 

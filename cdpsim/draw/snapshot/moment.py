@@ -146,7 +146,7 @@ def _activations(trace: Trace, now: float) -> dict[Place, int]:
 def _alive(trace: Run, some: np.ndarray, now: float) -> list[Place]:
     """The places of buffers that are held now, as often as there are some."""
     buffers = trace.program.buffers
-    begin, end = memory.held(buffers, trace.start, trace.end)
+    begin, end = memory.buffer_spans(buffers, trace.start, trace.end)
     rows = some & (begin <= now) & (now < end)
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 
