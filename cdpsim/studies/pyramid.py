@@ -17,7 +17,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import said
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
-from cdpsim.runs import Rest, Run
+from cdpsim.runs import Run, SteadyState
 from cdpsim.trace import Trace
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
@@ -120,7 +120,7 @@ def path_cover(begin: Ints, end: Ints) -> int:
     return len(end) - len(matching) // 2
 
 
-def lower_bounds(rest: Rest) -> list[int]:
+def lower_bounds(rest: SteadyState) -> list[int]:
     """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
     run, steps = rest.run, rest.steps
     rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())

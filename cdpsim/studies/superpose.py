@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim import presets
-from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files.units import Work
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
-from cdpsim.request import whole as whole_number
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
@@ -224,7 +223,7 @@ def check(axis: str, contents: str) -> None:
     choose("axis", name, AXES)
     if name == "roofline":
         if not device:
-            raise RequestError("axis", f"roofline needs a device, such as roofline:a100; {nearest('', DEVICES)}")
+            raise RequestError("axis", f"roofline needs a device, such as roofline:a100; {suggestion('', DEVICES)}")
         choose("device", device, DEVICES)
     elif colon:
         raise RequestError("axis", f"{name} is not of a device; leave {colon + device!r} out")
