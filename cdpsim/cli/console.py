@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from cdpsim.display import one_line
-from cdpsim.errors import RequestError, Stalled
+from cdpsim.errors import RequestError, Stalled, one_line
 
 
 def exit_code_of(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import Any, NoReturn
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, suggestion
 from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
             if name.startswith("-"):
-                meant = nearest(name.lower(), self._option_string_actions)
+                meant = suggestion(name.lower(), self._option_string_actions)
                 raise RequestError(name, f"unknown option; {meant}; {see}")
             raise RequestError(repr(name), f"is one argument too many; {see}")
 
@@ -108,7 +108,7 @@ def serve_command(
         command.add_to(parsers)
     first = arguments[0] if arguments else ""
     if arguments and not first.startswith("-") and first not in parsers.choices:
-        raise RequestError("command", f"unknown command {first[:80]!r}; {nearest(first, parsers.choices)}")
+        raise RequestError("command", f"unknown command {first[:80]!r}; {suggestion(first, parsers.choices)}")
     try:
         options, unknown = parser.parse_known_args(arguments)
     except SystemExit:  # --help and --version have been served

@@ -1,17 +1,15 @@
 """What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
-from cdpsim.program import Edge
-from cdpsim.request import recorded_disorder
+from cdpsim.program import EdgeKind
+from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
-from cdpsim.setting import setting
 from cdpsim.trace import Trace
 
 
@@ -46,15 +44,7 @@ def names(trace: Trace) -> list[str]:
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
-    return words + setting(request) + disturbances(request)
-
-
-def disturbances(request: Mapping[str, Any]) -> list[str]:
-    """What disturbs a run, as its request says it: nobody has checked that of a loaded trace."""
-    try:
-        return recorded_disorder(request).words()
-    except RequestError:
-        return ["disturbed"]
+    return words + describe_request(request) + describe_disorder(request)
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
@@ -112,7 +102,7 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
         return Ends(nothing, nothing), Ends(nothing, nothing)
     program = trace.program
     count, edges = len(program.tasks), program.edges
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     before, after = edges.before[data], edges.after[data]
     from_message, to_message = before >= count, after >= count
     made = after[~from_message & to_message], before[~from_message & to_message]

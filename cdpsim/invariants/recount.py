@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.invariants.needs import Needs, find
+from cdpsim.invariants.needs import Needs
 from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
@@ -123,13 +123,13 @@ class Recount:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
         program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
         ties = self.request.model.tied if program.together and copies else ()
-        device = program.tasks.device[program.of_kind(Kind.F)]
+        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:
         """The tasks that give gradients."""
-        return self.program.lasts.ravel()
+        return self.program.gradient_tasks.ravel()
 
     @cached_property
     def updates(self) -> Ints:
@@ -166,7 +166,7 @@ class Recount:
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
         until, step = np.cumsum(self.counts, axis=1), program.tasks.step[updates]
         last = until[step, np.minimum(replica, self.replicas - 1)] - 1
-        task: Ints = program.lasts[program.find_pass(step, last), 0]
+        task: Ints = program.gradient_tasks[program.find_pass(step, last), 0]
         return task
 
     @cached_property
@@ -174,9 +174,9 @@ class Recount:
         """Of each update, the last task that gives a gradient to it; where all update together, on its device."""
         program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
         if not self.together:
-            last = program.lasts[program.first_pass[1:] - 1]
+            last = program.gradient_tasks[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
         giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]
         rows, wanted = ((tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]) for nodes in (giver, updates))
-        return giver[find(rows, wanted)]
+        return giver[find_rows(rows, wanted)]

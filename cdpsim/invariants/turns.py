@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import gradients, passes, states, versions
-from cdpsim.invariants.needs import Columns, Needs, joined, matches
+from cdpsim.invariants.needs import Key, Needs, combine
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Content, Edge, Edges, Kind, Op, Program, no_parts
-from cdpsim.program.rendezvous import posted
-from cdpsim.program.streams import Line, ends_of, lined_up, merged
+from cdpsim.numeric.columns import Ints, Times, matching_pairs
+from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
+from cdpsim.program.rendezvous import posting_turns
+from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
 
 _ROUNDING = 1e-9  # of times, after many sums
 Words = NDArray[np.str_]
@@ -56,20 +56,22 @@ def _pulled(run: Recount) -> Needs:
     """Versions and optimizer states are pulled for their first reader, which may be an update."""
     program, tasks, updates, lanes = run.whole.program, run.program.tasks, run.updates, run.lanes
     messages, first = program.messages, len(tasks)
-    reader = program.of_kind(Kind.F).ravel()
+    reader = program.tasks_of_kind(Kind.F).ravel()
     if program.versions_differ:
         reader = np.arange(program.compute)
     place = np.concatenate([lanes.rank[reader], _follows(run) + 1])
     lane = np.concatenate([lanes.rank[reader], place[len(reader) :] - 1])
 
-    def columns(version: Ints) -> Columns:
+    def columns(version: Ints) -> Key:
         both = np.concatenate([reader, updates])
         return tasks.stage[both], np.concatenate([tasks.version[reader], version]), tasks.device[both]
 
     needs = []
     for content, version in ((Content.PARAMETERS, program.base), (Content.STATE, tasks.step[updates])):
         rows = np.flatnonzero((messages.content == content) & (messages.op == Op.P2P))
-        which, row = matches(columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
+        which, row = matching_pairs(
+            columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows])
+        )
         if content == Content.STATE:
             which, row = which[which >= len(reader)], row[which >= len(reader)]
         earliest = np.full(len(rows), len(lanes.order) + 1)
@@ -78,7 +80,7 @@ def _pulled(run: Recount) -> Needs:
         head[row] = lane[which]
         some = np.unique(row)
         needs.append(_ahead(run, first + rows[some], earliest[some], head[some]))
-    return joined(*needs)
+    return combine(*needs)
 
 
 def _for_tasks(run: Recount, needs: Needs) -> Needs:
@@ -92,7 +94,7 @@ def _deferred(run: Recount) -> Needs:
     program = run.whole.program
     message, reader = passes.boundaries(program)
     earlier, later = program.lane_edges
-    before, row = matches((later,), (reader,))
+    before, row = matching_pairs((later,), (reader,))
     return Needs(earlier[before], message[row])
 
 
@@ -109,7 +111,7 @@ def rooms(run: Recount) -> Needs:
         found.append(_pulled(run))
     if run.request.rendezvous == "megatron":
         found.append(_deferred(run))
-    return joined(*found, Needs(run.updates[:0], run.updates[:0]))
+    return combine(*found, Needs(run.updates[:0], run.updates[:0]))
 
 
 def hosts(run: Recount) -> Needs:
@@ -129,7 +131,7 @@ def hosts(run: Recount) -> Needs:
 
 def needs(run: Recount) -> Needs:
     """All that waits for something, but for streams and the rounds of collectives."""
-    return joined(
+    return combine(
         passes.needs(run),
         gradients.sums(run),
         gradients.updates(run),
@@ -157,15 +159,15 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
     if (overlap == FULL).all():
         return
     found = needs(run)
-    edges = Edges(found.before, found.after, np.full(len(found.before), Edge.DATA))
-    program = replace(run.whole.program, edges=edges, parts=no_parts())
+    edges = Edges(found.before, found.after, np.full(len(found.before), EdgeKind.DATA))
+    program = replace(run.whole.program, edges=edges, parts=NO_PARTS)
     yield from (_met if run.request.rendezvous else _taken)(run, program, overlap)
 
 
 def _taken(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
     """Nothing starts before its lane, or its stream, has had the time for the parts in messages that come before it."""
     own = overlap != FULL
-    line = lined_up(program, ends_of(program, own))
+    line = order_parts(program, find_endpoints(program, own))
     parts = run.program.parts
     if not all(np.array_equal(*pair) for pair in ((parts.device, line.ends.device), (parts.sends, line.ends.sends))):
         yield "messages do not take the lanes and streams of their devices"
@@ -190,10 +192,10 @@ class _PartTimes(NamedTuple):
     takes: Times
 
 
-def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
+def _parts(run: Recount, line: PartOrder, own: NDArray[np.bool_]) -> _PartTimes:
     """Recount the times of parts from messages; a device is busy with what it receives, or with what it sends."""
-    pieces, many = ends_of(run.program, own), len(line.place)
-    part, row = matches(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
+    pieces, many = find_endpoints(run.program, own), len(line.place)
+    part, row = matching_pairs(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
     message, sends = pieces.message[row], pieces.sends[row]
     begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
     gives = line.ends.sends[part]
@@ -213,13 +215,13 @@ def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
     return _PartTimes(begin, came, np.where(count[1] > count[0], takes[1], takes[0]))
 
 
-def _too_early(run: Recount, line: Line, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
+def _too_early(run: Recount, line: PartOrder, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
     """Follow a lane, or what its device sends or receives beside it, and give the first node that is too early."""
     task, sends = run.program.lane_tasks[places], line.ends.sends[rows]
     begin, end, nothing = run.start[task], run.end[task], np.zeros_like(run.end[task])
     if sends.all():  # beside the tasks, which do not wait for it
         begin = np.maximum(begin, run.end.max(initial=0) + times.takes[rows].sum())
-    order = merged(line, rows, places)
+    order = merge_with_tasks(line, rows, places)
     node = np.concatenate([run.program.message_nodes.stop + rows, task])[order]
     begin = np.concatenate([times.begin[rows], begin])[order]
     takes = np.concatenate([times.takes[rows], nothing])[order]
@@ -235,7 +237,7 @@ def _too_early(run: Recount, line: Line, rows: Ints, places: Ints, times: _PartT
 def _met(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
     """Nothing starts before what its device's stream has before it, whose order both ends of a message keep."""
     try:
-        turn = posted(program)[run.whole.part_of]
+        turn = posting_turns(program)[run.whole.part_of]
     except RequestError:
         yield "tasks and messages wait for each other in a circle"
         return

@@ -6,12 +6,12 @@ from fractions import Fraction
 from typing import Any
 
 from cdpsim.files.units import Number
-from cdpsim.program import Category, Edge
-from cdpsim.runs import Rest, Run
-from cdpsim.setting import UNCOUNTED, setting_of, untied
+from cdpsim.program import Category, EdgeKind
+from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
+from cdpsim.runs import Run, SteadyState
 from cdpsim.studies.montecarlo import spread
 from cdpsim.trace.metrics import communication, memory, utilisation
-from cdpsim.trace.metrics.waiting import waited
+from cdpsim.trace.metrics.waiting import waiting_time
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Measured:
 
 def notes(measured: Sequence[Measured]) -> list[str]:
     """Say what rows of a table are of, which of them leave tied stages untied, and what their memory leaves out."""
-    words = [f"{words}; {UNCOUNTED}" for words in dict.fromkeys(one.setting for one in measured) if words]
+    words = [f"{words}; {MEMORY_NOTE}" for words in dict.fromkeys(one.setting for one in measured) if words]
     apart = dict.fromkeys(stages for one in measured for stages in one.untied)
-    return words + [untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart]
+    return words + [
+        describe_untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart
+    ]
 
 
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
@@ -95,27 +97,27 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(len(rest.messages)),
-        rounds=communication.rounds(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
+        rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
         sent=_sent(rest) if run.in_slots else float(_sent(rest)),
         rate=rate,
         samples=rate * each if each else None,
         steps=None if runs is None else spread(run, runs).summary()["period"],
-        setting="" if run.in_slots else ", ".join(setting_of(request.model, request.cluster)),
+        setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster)),
         untied=program.untied,
     )
 
 
-def _exposed(rest: Rest) -> float:
+def _exposed(rest: SteadyState) -> float:
     """The share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     program = run.program
-    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == Edge.STREAM).any():
+    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
-    share: float = waited(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
+    share: float = waiting_time(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding
 
 
-def _sent(rest: Rest) -> Number:
+def _sent(rest: SteadyState) -> Number:
     """What goes over wires for one training step."""
     run = rest.run
     return rest.per_step(sum(communication.bytes_sent(run.program, run.costs, rest.messages), Fraction()))

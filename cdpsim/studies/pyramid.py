@@ -17,7 +17,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import json_number
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
-from cdpsim.runs import Rest, Run
+from cdpsim.runs import Run, SteadyState
 from cdpsim.trace import Trace
 
 COVERED_TO = 64  # stages: the graph of a path cover grows as N^3
@@ -60,7 +60,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         covered = path_cover(begin, finish) if program.n <= COVERED_TO else None
         counts = {"devices": int(device[of_it].max()) + 1, "bound": bounds[stage]}
         stages.append({"stage": stage, **counts, "overlap": overlap(begin, finish), "path_cover": covered})
-    own = program.tasks.device[program.of_kind(Kind.F)]
+    own = program.tasks.device[program.tasks_of_kind(Kind.F)]
     device = numbered(rows, device, own[program.find_pass(rows.step, rows.micro_batch), rows.stage])
     shown = np.flatnonzero(rows.step < trace.program.steps)
     columns = (column[shown].tolist() for column in (rows.stage, rows.micro_batch, rows.step, device))
@@ -78,7 +78,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """From the start of each forward to the end of its backward."""
-    begin, finish = _in_order(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]))
+    begin, finish = _in_order(np.stack([start[program.tasks_of_kind(Kind.F)], end[program.gradient_tasks]]))
     row, stage = np.indices(begin.shape, dtype=np.int32)
     step, micro_batch = program.pass_step[row], program.pass_micro_batch[row]
     columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
@@ -120,11 +120,12 @@ def path_cover(begin: Ints, end: Ints) -> int:
     return len(end) - len(matching) // 2
 
 
-def lower_bounds(rest: Rest) -> list[int]:
+def lower_bounds(rest: SteadyState) -> list[int]:
     """For each stage, occupancy of one period over the period: what any steady periodic schedule needs."""
     run, steps = rest.run, rest.steps
     rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())
-    occupied = (run.end[run.program.lasts[rows]] - run.start[run.program.of_kind(Kind.F)[rows]]).sum(axis=0)
+    first, last = run.program.tasks_of_kind(Kind.F)[rows], run.program.gradient_tasks[rows]
+    occupied = (run.end[last] - run.start[first]).sum(axis=0)
     time = len(steps) * rest.period
     if run.start.dtype.kind == "i":
         return [ceil(Fraction(total) / Fraction(time)) for total in occupied.tolist()]

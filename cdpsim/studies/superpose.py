@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim import presets
-from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files.units import Work
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
-from cdpsim.request import whole as whole_number
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
@@ -149,7 +148,7 @@ def held(model: Model, contents: str) -> Ints:
     duration[: 2 * model.n] = 1
     rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)
     start, end = find_engine("fast")(program, Costs(duration, rounds, release))
-    curves = memory.curves(program, start, end)
+    curves = memory.memory_by_category(program, start, end)
     size = _during(curves, Category.ACTIVATIONS, 2 * model.n)
     if contents == "activations":
         return size - model.stages[0].data
@@ -224,7 +223,7 @@ def check(axis: str, contents: str) -> None:
     choose("axis", name, AXES)
     if name == "roofline":
         if not device:
-            raise RequestError("axis", f"roofline needs a device, such as roofline:a100; {nearest('', DEVICES)}")
+            raise RequestError("axis", f"roofline needs a device, such as roofline:a100; {suggestion('', DEVICES)}")
         choose("device", device, DEVICES)
     elif colon:
         raise RequestError("axis", f"{name} is not of a device; leave {colon + device!r} out")

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.errors import RequestError, choose, flag
+from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.progress import progress
 from cdpsim.front import simulate
 from cdpsim.program import Category, Content, Op
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.trace.metrics import communication, memory
@@ -149,12 +148,12 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     """The simulated cells of a row, read off a run under unit costs."""
     program, start, end = run.program, run.start, run.end
     buffers = program.buffers
-    begin, finish = memory.held(buffers, start, end)
+    begin, finish = memory.buffer_spans(buffers, start, end)
     low, high = memory.steady_window(program, start, end)
 
     def most(rows: np.ndarray, key: np.ndarray) -> Fraction:
         curve = memory.step_function(key, begin[rows], finish[rows], buffers.size[rows])
-        return Fraction(memory.peak_within(*curve, low, high), program.n)
+        return Fraction(memory.peak_within(*curve[1:], low, high), program.n)
 
     def of(category: Category) -> np.ndarray:
         return np.flatnonzero(buffers.category == category)
@@ -166,8 +165,8 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     elif lanes:  # a copy of the stage for each micro-batch, from its forward to its backward
         kept = most(activations, buffers.device[activations])
     else:  # each stage once, however many of its versions are kept
-        curve = memory.stages_held(program, start, end)
-        kept = Fraction(memory.peak_within(*curve, low, high), program.n)
+        curve = memory.live_stages(program, start, end)
+        kept = Fraction(memory.peak_within(*curve[1:], low, high), program.n)
     volumes = communication.volumes(program)
     return {
         "activations": most(activations, buffers.device[activations]),
@@ -175,7 +174,7 @@ def measure(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
         "gradient_volume": volumes["gradient"],
         "parameter_volume": volumes["parameter"],
         "boundary_volume": volumes["boundary"],
-        "rounds": Fraction(communication.rounds(program, run.costs.rounds, start, end)),
+        "rounds": Fraction(communication.rounds_between_slots(program, run.costs.rounds, start, end)),
         "gpus": Fraction(len(np.unique(program.tasks.device))),
     }
 
@@ -238,11 +237,11 @@ def compute(
     formulas_alone: bool = False,
 ) -> Table:
     """Simulate the nine rows and hold each against its formulas; or take the `formulas_alone`, of any n."""
-    if flag("exact", formulas_alone):
+    if true_or_false("exact", formulas_alone):
         _refuse_options_of_runs(steps=steps is not None, engine=engine != "auto", max_memory=max_memory is not None)
-    n, steps = whole("n", n, at_least=1), whole("steps", 3 if steps is None else steps, at_least=3)
+    n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
     choose("collective", collective, COLLECTIVES)
-    flag("shared_parameters", shared_parameters)
+    true_or_false("shared_parameters", shared_parameters)
     table = Table(n, collective, [], [])
     for name in progress(PRINTED, "table1"):
         cells = exact(name, n, collective, shared_parameters)

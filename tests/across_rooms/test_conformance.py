@@ -10,7 +10,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
@@ -30,7 +30,7 @@ def test_its_program_keeps_the_rules(schedule: Schedule, n: int) -> None:
     """For any number of stages."""
     cluster = Cluster(devices=(Devices(lanes=n if schedule.placement.lanes else 1),))
     run = simulate(**fitting(schedule.name, n), cluster=cluster)
-    check(run.program)
+    check_program(run.program)
 
 
 @every_size
@@ -107,7 +107,7 @@ def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int)
     sums = [dst for op, dst in zip(trace.messages["op"], trace.messages["dst"], strict=True) if op == "all_reduce"]
     assert len(sums) == 3 * n
     assert {len(members.split("|")) for members in sums} == {m}
-    check(trace.program)
+    check_program(trace.program)
     assert violations(trace) == {}
 
 

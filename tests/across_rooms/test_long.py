@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, RequestError, simulate
 from cdpsim.invariants import violations
 from cdpsim.program import Edges, Program
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.runs import Run
 from cdpsim.timing.engine import ENGINES, discrete
 from tests.helpers.strategies import requests
@@ -152,7 +152,7 @@ def mutated(program: Program, how: str, row: int, other: int) -> Program:
 def outcome(run: Run, program: Program) -> str:
     """Refused by name, caught by an invariant by name, or sound; engines agree on whatever runs."""
     try:
-        check(program)
+        check_program(program)
     except RequestError as error:
         assert any(mark in str(error) for mark in ("(t=", "dependency")), error
         return "refused"

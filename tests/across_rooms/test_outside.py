@@ -76,7 +76,7 @@ def test_the_order() -> None:
     assert float(run.at_rest.period) == 16
     assert run.at_rest.certified
     assert float(sound(simulate("1f1b", 4, m=8, steps=3)).at_rest.period) == 22
-    assert run.program.tasks.version[run.program.of_kind(Kind.F)].max() >= 4
+    assert run.program.tasks.version[run.program.tasks_of_kind(Kind.F)].max() >= 4
     assert len(run.program.messages) == 6 * 8 * 3 * 2  # boundaries alone: nothing is summed over devices
 
 

@@ -18,18 +18,17 @@ from cdpsim.program.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
-    OTHER_DOUBLE_TREES,
     PAIRWISE_EXCHANGE,
     REDUCE,
     REDUCE_SCATTER,
     REDUCE_SCATTER_GATHER,
     SCATTER_ALL_GATHER,
     Algorithm,
-    hierarchical,
+    hierarchical_all_reduce,
 )
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
-from cdpsim.schedules.rule import NAMED, matrix_rule
+from cdpsim.schedules.rule import ALL_RULES, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.compare import measure
@@ -90,7 +89,7 @@ def test_every_schedule_and_rule(way: str) -> None:
     """The named ones equal themselves; those from a matrix or of an own list say the same."""
     for schedule in SCHEDULES.values():
         assert passed(way, schedule) == schedule
-    for rule in NAMED.values():
+    for rule in ALL_RULES.values():
         assert passed(way, rule) == rule
     fresh = np.array([[True, False], [False, True], [True, True]])
     again = passed(way, matrix_rule(fresh, "mine"))
@@ -167,8 +166,8 @@ def test_many_runs(way: str) -> None:
 def test_every_collective(way: str) -> None:
     """It sends the same afterwards, in as many rounds; six members, of which four are a power of two."""
     known: list[Algorithm] = [BROADCAST, REDUCE, SCATTER_ALL_GATHER, REDUCE_SCATTER_GATHER, PAIRWISE_EXCHANGE]
-    known += [*ALL_REDUCE.values(), *ALL_GATHER.values(), *REDUCE_SCATTER.values(), *OTHER_DOUBLE_TREES]
-    for how in (*known, hierarchical(((0, 1, 2), (3, 4, 5)))):
+    known += [*ALL_REDUCE.values(), *ALL_GATHER.values(), *REDUCE_SCATTER.values()]
+    for how in (*known, hierarchical_all_reduce(((0, 1, 2), (3, 4, 5)))):
         again = passed(way, how)
         for name in ("rounds", "parts", "carried", "sends", "schedule"):
             assert same(getattr(again, name)(6), getattr(how, name)(6)), (how, name)

@@ -22,45 +22,18 @@ import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
 from cdpsim.cli import console, parser
-from cdpsim.display import one_line
+from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
+from tests.helpers.command_line import FILES, assert_refused, content, refuse
 from tests.helpers.strategies import fitting
 
-FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
 TABLE1 = importlib.import_module("cdpsim.studies.table1")
-
-
-def content(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; None for a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
-
-
-def assert_refused(outcome: Outcome, *fragments: str) -> None:
-    """One line on stderr, exit 2, no data."""
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert re.fullmatch(r"cdpsim: error: \S[^\n]*: [^\n]*\S\n", outcome.err), outcome.err
-    for fragment in fragments:
-        assert fragment in outcome.err, outcome.err
-
-
-def refuse(command: Command, folder: Path, line: str, *fragments: str) -> None:
-    """Refuse a request, given as on a shell, and leave the folder as it was."""
-    before = content(folder)
-    assert_refused(command(*line.split()), *fragments)
-    assert content(folder) == before
-
-
-@pytest.fixture
-def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy folder as the current one, so that requests can be written as on a shell."""
-    monkeypatch.chdir(toy)
-    return toy
 
 
 # Numbers
@@ -397,7 +370,7 @@ def test_an_output_without_a_name_is_refused(output: str, command: Command, here
 
 
 def test_an_output_is_refused_before_any_work(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", lambda *_, **__: pytest.fail("worked for nothing"))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", lambda *_, **__: pytest.fail("worked for nothing"))
     refuse(command, here, "simulate mp-cdp -n 3 -o missing/out", "there is no folder")
 
 
@@ -529,7 +502,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_an_interruption_exits_with_130(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(KeyboardInterrupt()))
     assert command("simulate", "mp-cdp", "-n", 3, "-o", "out") == (130, "", "cdpsim: interrupted\n")
 
 
@@ -554,7 +527,7 @@ def test_an_interruption_while_writing_leaves_nothing_behind(
 def test_a_failure_of_the_machine_is_one_line(
     error: Exception, problem: str, command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(error))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(error))
     refuse(command, here, "simulate mp-cdp -n 3 -o out", problem)
 
 

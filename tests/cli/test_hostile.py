@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, cli, load, simulate, table1
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute
-from tests.cli.test_cli import assert_refused
 from tests.conftest import Command, need
+from tests.helpers.command_line import assert_refused
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 
@@ -244,7 +244,7 @@ def test_parameters_may_arrive_before_all_tasks(name: str, beyond: int) -> None:
     trace, run = simulate(name, 3, prefetch=beyond), simulate(name, 3, prefetch=1000)
     assert trace is not None and run is not None
     edges, tasks = trace.program.edges, len(trace.program.tasks)
-    assert not ((edges.kind == Edge.ROOM) & (edges.before < tasks) & (edges.after >= tasks)).any()
+    assert not ((edges.kind == EdgeKind.ROOM) & (edges.before < tasks) & (edges.after >= tasks)).any()
     assert np.array_equal(trace.start, run.start)
 
 
@@ -338,7 +338,7 @@ def test_exact_values_are_printed_for_any_n(command: Command) -> None:
 
 def python(program: str, **environment: str) -> str:
     """The output of a program in a process of its own, in the current folder."""
-    project = str(Path(cli.__file__).parent.parent)
+    project = str(Path(cli.__file__).parents[2])
     every = os.environ | {"PYTHONPATH": project} | environment
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=every, check=False)
     assert done.returncode == 0, done.stderr
@@ -350,8 +350,8 @@ def test_pictures_need_no_backend(backend: str, here: Path) -> None:
     """An environment for other programs is no obstacle, and is left as it is."""
     program = """
 import os, cdpsim
-from cdpsim import pictures
-pictures.timeline(cdpsim.simulate("1f1b", 2), "a.svg")
+from cdpsim.export import pictures
+pictures.write_timeline(cdpsim.simulate("1f1b", 2), "a.svg")
 print(os.environ["MPLBACKEND"])
 """
     assert python(program, MPLBACKEND=backend) == f"{backend}\n"
@@ -364,11 +364,11 @@ def test_a_damaged_cache_of_numba_is_no_obstacle(content: bytes, tmp_path: Path)
     need(find_spec("numba"), "numba")
     program = """
 import numpy as np
-from cdpsim.numeric.paths import compiled
+from cdpsim.numeric.paths import compiled_loops
 ints = lambda *numbers: np.array(numbers, dtype=np.int32)
-graph, start = (ints(0), ints(1), ints(0, 1), ints(0, 1, 2)), np.array([0, 0])
-room = ints(0, 0), ints(0, 0, 0), ints(0, 0)
-done = compiled().longest(*graph, np.array([2, 3]), start, *room)
+graph, start = (ints(0), ints(1)), np.array([0, 0])
+room = ints(0, 0), ints(0, 0, 0), ints(0)
+done = compiled_loops().sweep_nodes(*graph, np.array([2, 3]), start, *room)
 print(start.tolist(), done)
 """
     for _ in range(3):  # which writes it, repairs it, and reads what was repaired

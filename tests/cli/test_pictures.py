@@ -14,14 +14,13 @@ import pytest
 
 from cdpsim import simulate
 from cdpsim.errors import RequestError
-from cdpsim.pictures import EXPORTS, PLOTS, TIMELINES, figure, plot, snapshot, timeline
+from cdpsim.export.pictures import EXPORTS, PLOTS, TIMELINES, write_figure, write_plot, write_snapshot, write_timeline
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
-from tests.cli.test_cli import content, here, refuse
 from tests.conftest import Command
+from tests.helpers.command_line import content, refuse
 from tests.helpers.strategies import fitting
 
-__all__ = ["here"]  # a fixture
 SIMULATE = importlib.import_module("cdpsim.front")
 BEGINNINGS = {
     ".png": b"\x89PNG",
@@ -29,14 +28,11 @@ BEGINNINGS = {
     ".pdf": b"%PDF",
     ".html": b"<!doctype html>",
     ".json": b"{",
-    ".pftrace": b"\n",
 }
 
 
 @pytest.mark.parametrize("ending", TIMELINES)
 def test_the_ending_picks_the_form(ending: str, command: Command, here: Path) -> None:
-    if ending == ".pftrace":
-        pytest.importorskip("perfetto")
     assert command("timeline", "multi-cdp", "-n", 3, "-o", f"x{ending}") == (0, "", "")
     assert (here / f"x{ending}").read_bytes().lower().startswith(BEGINNINGS[ending].lower())
 
@@ -181,14 +177,8 @@ def test_what_cannot_be_drawn_is_one_line(line: str, command: Command, folders: 
     refuse(command, folders, line, *REFUSALS[line])
 
 
-def test_what_needs_an_extra_says_so(command: Command, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    refuse(command, folders, "timeline multi-cdp -n 2 -o x.pftrace", "pip install 'cdpsim[perfetto]', or write a .json")
-
-
-def test_with_the_extra_an_idle_trace_is_refused_too(command: Command, folders: Path) -> None:
-    pytest.importorskip("perfetto")
-    refuse(command, folders, "timeline idle -o x.pftrace", "trace: has no tasks")
+def test_perfettos_other_form_is_refused_with_the_one_that_is_written(command: Command, folders: Path) -> None:
+    refuse(command, folders, "timeline multi-cdp -n 2 -o x.pftrace", "x.pftrace", ".json, which opens in Perfetto")
 
 
 @pytest.mark.parametrize("line", [line for line in REFUSALS if "its form" in REFUSALS[line][0] or "old" in line])
@@ -239,11 +229,11 @@ def test_the_same_request_gives_the_same_bytes(command: Command, here: Path) -> 
 
 def test_python_draws_what_the_command_line_does(command: Command, here: Path) -> None:
     trace = simulate("zero-cdp", 3)
-    timeline(trace, here / "a.svg")
-    timeline(trace, here / "g.svg", style="gantt", dependencies=True)
-    snapshot(trace, 8, here / "s.svg")
-    plot("memory", [trace], here / "m.svg")
-    figure(1, here / "f.svg")
+    write_timeline(trace, here / "a.svg")
+    write_timeline(trace, here / "g.svg", style="gantt", dependencies=True)
+    write_snapshot(trace, 8, here / "s.svg")
+    write_plot("memory", [trace], here / "m.svg")
+    write_figure(1, here / "f.svg")
     lines = {
         "a": "timeline zero-cdp -n 3",
         "g": "timeline zero-cdp -n 3 --dependencies",
@@ -255,7 +245,7 @@ def test_python_draws_what_the_command_line_does(command: Command, here: Path) -
         assert command(*line.split(), "-o", f"{name}2.svg") == (0, "", "")
         assert (here / f"{name}.svg").read_bytes() == (here / f"{name}2.svg").read_bytes()
     with pytest.raises(RequestError, match="already exists"):
-        timeline(trace, here / "a.svg")
+        write_timeline(trace, here / "a.svg")
 
 
 def test_an_interrupted_picture_leaves_nothing(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +265,7 @@ def test_exports_do_not_need_a_run(here: Path) -> None:
     simulate("multi-dp", 2).save(here / "traces")
     loaded = load(here / "traces")
     for ending in EXPORTS[:2]:
-        timeline(loaded, here / f"x{ending}")
+        write_timeline(loaded, here / f"x{ending}")
         assert (here / f"x{ending}").stat().st_size > 1000
 
 

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from cdpsim import Model, RequestError, Stage, Trace, pictures, simulate
+from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.curves import step_times
-from tests.cli.test_cli import here
+from cdpsim.export import pictures
 from tests.helpers.figures import BOX, HOSTILE, at, model, one, saved, words
 from tests.helpers.svg import drawn
-
-__all__ = ["here"]  # a fixture
 
 ASKED: dict[str, Any] = {"jitter": "lognormal:0.3", "slow": ["1:2"], "steps": 5}
 
@@ -116,7 +114,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="9 are more than the 8 panels of a picture; give fewer"):
         step_times([simulate("multi-dp", 2)] * 9)
     with pytest.raises(RequestError, match="runs: are drawn by `plot steps`, not by `plot traffic`"):
-        pictures.plot("traffic", [simulate("multi-dp", 2)], tmp_path / "x.svg", runs=3)
+        pictures.write_plot("traffic", [simulate("multi-dp", 2)], tmp_path / "x.svg", runs=3)
     assert not list(tmp_path.iterdir())
 
 

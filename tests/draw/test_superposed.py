@@ -9,14 +9,13 @@ from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.superposed import MOST_STEPS, PAPER_N, figure_4, superposed
 from cdpsim.studies.superpose import Curve, superpose, worker_curve
-from tests.cli.test_cli import content, here, refuse
 from tests.conftest import Command
+from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE, at, marked, one, words
 from tests.helpers.svg import drawn
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 
-__all__ = ["here"]  # a fixture
 NAMES = ("resnet50", "vit-b16")
 TIMED = Model(
     name="timed",

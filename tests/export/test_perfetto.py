@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +20,9 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw import scene
 from cdpsim.errors import RequestError
 from cdpsim.export import chrome as chrome_module
-from cdpsim.export import protobuf as protobuf_module
 from cdpsim.export.chrome import chrome
-from cdpsim.export.protobuf import protobuf
 from cdpsim.export.tracks import _ranks, in_order, nanoseconds
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
 from tests.conftest import ALL
@@ -35,22 +32,11 @@ from tests.helpers.trace_processor import FAULTS, TraceProcessor, query, started
 if importlib.util.find_spec("perfetto") is None and ALL not in os.environ:
     pytest.skip("perfetto is not installed", allow_module_level=True)
 
-FORMS: dict[str, Callable[[Trace], Iterator[bytes]]] = {"json": chrome, "pftrace": protobuf}
-SLICES = {
-    "json": """select p.name as process, t.name as thread, s.name as name, s.ts as ts, s.dur as dur, depth,
-        s.id as id from slice s join thread_track tt on s.track_id = tt.id
-        join thread t using (utid) join process p using (upid)""",
-    "pftrace": """select up.name as process, t.name as thread, s.name as name, s.ts as ts, s.dur as dur, depth,
-        s.id as id from slice s join track t on s.track_id = t.id
-        join track up on t.parent_id = up.id""",
-}
-COUNTERS = {
-    "json": """select p.name as process, t.name as name, c.ts as ts, c.value as value
-        from counter c join process_counter_track t on c.track_id = t.id join process p using (upid)""",
-    "pftrace": """select up.name as process, t.name || ' ' || t.unit as name, c.ts as ts, c.value as value
-        from counter c join counter_track t on c.track_id = t.id
-        join track k on k.id = t.id join track up on k.parent_id = up.id""",
-}
+SLICES = """select p.name as process, t.name as thread, s.name as name, s.ts as ts, s.dur as dur, depth,
+    s.id as id from slice s join thread_track tt on s.track_id = tt.id
+    join thread t using (utid) join process p using (upid)"""
+COUNTERS = """select p.name as process, t.name as name, c.ts as ts, c.value as value
+    from counter c join process_counter_track t on c.track_id = t.id join process p using (upid)"""
 SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8, "optimizer": 2 * 10**8}
 FOUR = tuple(
     Stage(forward=f, backward=b, weight_backward=b / 3, **SIZES)
@@ -127,7 +113,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     node = {int(n): k + count for k, n in enumerate(trace.message_nodes)}
     edges = trace.program.edges
     for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
-        if kind == Edge.DATA and before in node and after in node:
+        if kind == EdgeKind.DATA and before in node and after in node:
             a, b = node[before], node[after]
             if a in no_target or b in no_source:
                 result.add((a, b))
@@ -144,11 +130,11 @@ def expected_counters(trace: Trace) -> dict[tuple[str, str], dict[int, int]]:
     return result
 
 
-def check(trace: Trace, form: str, processor: TraceProcessor, content: bytes | None = None) -> None:
+def check(trace: Trace, processor: TraceProcessor, content: bytes | None = None) -> None:
     """Everything arrives, on its track and at its time, and nothing is amiss."""
-    processor.load(b"".join(FORMS[form](trace)) if content is None else content)
+    processor.load(b"".join(chrome(trace)) if content is None else content)
     assert processor.query(FAULTS) == []
-    slices = processor.query(f"{SLICES[form]} order by s.id")
+    slices = processor.query(f"{SLICES} order by s.id")
     assert len(slices) == processor.query("select count() from slice")[0][0]
     expected = expected_slices(trace)
     assert Counter((p, without_lane(t), n, ts, d) for p, t, n, ts, d, *_ in slices) == Counter(expected)
@@ -158,64 +144,55 @@ def check(trace: Trace, form: str, processor: TraceProcessor, content: bytes | N
     found = Counter((at[a], at[b]) for a, b in processor.query("select slice_out, slice_in from flow"))
     assert found == Counter((expected[a], expected[b]) for a, b in expected_arrows(trace))
     curves: dict[tuple[str, str], dict[int, float]] = {}
-    for process, name, time, value in processor.query(f"{COUNTERS[form]} order by c.id"):
-        name = name if form == "json" or trace.in_slots else name.replace("unknown", "bytes")
+    for process, name, time, value in processor.query(f"{COUNTERS} order by c.id"):
         assert time not in curves.setdefault((process, name), {})
         curves[process, name][time] = value
     assert curves == expected_counters(trace)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_all_of_a_run_arrives(name: str, form: str, processor: TraceProcessor) -> None:
+def test_all_of_a_run_arrives(name: str, processor: TraceProcessor) -> None:
     for n, steps in ((1, 2), (4, 3)):
-        check(simulate(**fitting(name, n), steps=steps), form, processor)
+        check(simulate(**fitting(name, n), steps=steps), processor)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_real_costs_arrive_to_the_nanosecond(name: str, form: str, processor: TraceProcessor) -> None:
+def test_real_costs_arrive_to_the_nanosecond(name: str, processor: TraceProcessor) -> None:
     wanted = fitting(name, 3)
-    check(simulate(**wanted, steps=2, model=Model(stages=FOUR[: wanted["n"]]), cluster=SLOW), form, processor)
+    check(simulate(**wanted, steps=2, model=Model(stages=FOUR[: wanted["n"]]), cluster=SLOW), processor)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_sum_that_comes_late_goes_on_in_the_next_one(form: str, processor: TraceProcessor) -> None:
+def test_a_sum_that_comes_late_goes_on_in_the_next_one(processor: TraceProcessor) -> None:
     """The backward whose gradient is added to it began before, and no arrow leads back."""
     trace = simulate("multi-cdp", steps=2, model=UNEVEN, cluster=SLOW)
-    check(trace, form, processor)
+    check(trace, processor)
     arrows = expected_arrows(trace)
     assert any(a >= len(trace.tasks["start"]) <= b for a, b in arrows)
 
 
-@given(request=requests(), form=st.sampled_from(sorted(FORMS)))
+@given(request=requests())
 @settings(max_examples=30)
-def test_any_run_arrives(processor: TraceProcessor, request: dict[str, Any], form: str) -> None:
-    check(simulate(**request, ignore_memory=True), form, processor)
+def test_any_run_arrives(processor: TraceProcessor, request: dict[str, Any]) -> None:
+    check(simulate(**request, ignore_memory=True), processor)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("costs", ["unit", "real"])
-def test_a_loaded_trace_arrives_without_its_arrows(
-    costs: str, form: str, processor: TraceProcessor, tmp_path: Path
-) -> None:
+def test_a_loaded_trace_arrives_without_its_arrows(costs: str, processor: TraceProcessor, tmp_path: Path) -> None:
     given = {"n": 3} if costs == "unit" else {"model": UNEVEN, "cluster": SLOW}
     for name in ("mp-cdp", "mp-dp", "zero-dp"):
         trace = simulate(name, steps=2, **given)
         trace.save(tmp_path / name)
-        check(load(tmp_path / name), form, processor)
+        check(load(tmp_path / name), processor)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_changes_within_a_nanosecond_are_one(form: str, processor: TraceProcessor) -> None:
+def test_changes_within_a_nanosecond_are_one(processor: TraceProcessor) -> None:
     """And what takes less than one is there, without a length, beside what begins then."""
     short = Stage(forward=2e-10, backward=3e-10, activation=5, boundary=1, parameters=7)
-    check(simulate("multi-cdp", steps=2, model=Model(stages=(short,) * 3), cluster=SLOW), form, processor)
+    check(simulate("multi-cdp", steps=2, model=Model(stages=(short,) * 3), cluster=SLOW), processor)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("times", [1, 80])
-def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, form: str, processor: TraceProcessor) -> None:
+def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, processor: TraceProcessor) -> None:
     """A reader of JSON that has floats could not tell nanoseconds apart, and slices would overlap."""
     forward, backward = times * 1234567.1234567, times * 2345678.7654321
     long = Stage(forward=forward, backward=backward, activation=5, boundary=1, parameters=7)
@@ -224,7 +201,7 @@ def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, form: s
     starts = nanoseconds(trace, trace.tasks["start"])
     assert not (starts % 1000).any()
     assert np.abs(starts / 1e9 - trace.tasks["start"]).max() < 1e-6
-    processor.load(b"".join(FORMS[form](trace)))
+    processor.load(b"".join(chrome(trace)))
     assert processor.query(FAULTS) == []
     found = processor.query("select ts, dur from slice where name glob '[FB]*'")
     ends = nanoseconds(trace, trace.tasks["end"])
@@ -237,12 +214,11 @@ def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, form: s
 def test_what_no_nanoseconds_can_hold_is_refused() -> None:
     forever = Stage(forward=1e9, backward=1e9, activation=5, boundary=1, parameters=7)
     trace = simulate("pp-cdp", steps=2, model=Model(stages=(forever,) * 4), cluster=SLOW)
-    for write in FORMS.values():
-        with pytest.raises(RequestError, match=r"^trace: is longer than 146 years, .*; give fewer --steps$"):
-            write(trace)
+    with pytest.raises(RequestError, match=r"^trace: is longer than 146 years, .*; give fewer --steps$"):
+        chrome(trace)
 
 
-def test_tracks_have_names_and_an_order(processor: TraceProcessor) -> None:
+def test_tracks_have_names_and_an_order() -> None:
     trace = simulate("single-cdp", 2, steps=1)
     shown = json.loads(b"".join(chrome(trace)))["traceEvents"]
     named = {(e["name"], e["pid"], e["tid"]): e["args"] for e in shown if e["ph"] == "M"}
@@ -261,14 +237,6 @@ def test_tracks_have_names_and_an_order(processor: TraceProcessor) -> None:
     expected = [*(f"device {d}" for d in range(12)), "links"]
     assert [names[pid] for pid in sorted(places, key=places.__getitem__)] == expected
 
-    processor.load(b"".join(protobuf(trace)))
-    rank = "cast(extract_arg(t.source_arg_set_id, 'sibling_order_rank') as int)"
-    found = processor.query(
-        f"select t.name as name, {rank} as place from track t join track up on t.parent_id = up.id "
-        "where up.name = 'zero-dp, n = 12, dp' order by place"
-    )
-    assert [name for name, _ in found] == expected
-
 
 def test_links_come_in_their_order_and_then_groups() -> None:
     events = json.loads(b"".join(chrome(simulate("mp-dp", 3, steps=1))))["traceEvents"]
@@ -277,15 +245,14 @@ def test_links_come_in_their_order_and_then_groups() -> None:
     assert names == [*expected, "devices 0, 3, 6", "devices 1, 4, 7", "devices 2, 5, 8"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_hover_says_what_columns_say(form: str, processor: TraceProcessor) -> None:
+def test_hover_says_what_columns_say(processor: TraceProcessor) -> None:
     trace = simulate("mp-dp", 2, steps=2)
-    processor.load(b"".join(FORMS[form](trace)))
+    processor.load(b"".join(chrome(trace)))
     key = "replace(replace(key, 'args.', ''), 'debug.', '')"
     said: dict[tuple[str, int, str], dict[str, Any]] = {}
     for name, ts, thread, what, text, number in processor.query(
         f"select p.name as name, p.ts as ts, p.process || p.thread as thread, {key} as what, string_value, int_value "
-        f"from ({SLICES[form]}) p join slice using (id) join args using (arg_set_id)"
+        f"from ({SLICES}) p join slice using (id) join args using (arg_set_id)"
     ):
         said.setdefault((name, ts, thread), {})[what] = text if text is not None else number
     for task, (process, thread, name, ts, _) in zip(rows(trace.tasks), expected_slices(trace), strict=False):
@@ -303,53 +270,41 @@ def test_hover_says_what_columns_say(form: str, processor: TraceProcessor) -> No
         assert about.get("src") == (None if message["src"] == -1 else message["src"])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_request_gives_the_same_bytes(form: str) -> None:
-    first, second = (b"".join(FORMS[form](simulate("zero-cdp", 4, steps=2))) for _ in range(2))
+def test_the_same_request_gives_the_same_bytes() -> None:
+    first, second = (b"".join(chrome(simulate("zero-cdp", 4, steps=2))) for _ in range(2))
     assert first == second
 
 
-def test_chunks_are_small_and_their_borders_show_nowhere(
-    processor: TraceProcessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_are_small_and_their_borders_show_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = simulate("multi-cdp", 4, steps=2)
-    at_once = {form: list(write(trace)) for form, write in FORMS.items()}
-    monkeypatch.setattr(chrome_module, "_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(protobuf_module, "_PACKETS_AT_ONCE", 7)
-    for form, write in FORMS.items():
-        chunks = list(write(trace))
-        assert len(chunks) > 10 + len(at_once[form])
-        assert b"".join(chunks) == b"".join(at_once[form])
+    at_once = list(chrome(trace))
+    monkeypatch.setattr(chrome_module, "_EVENTS_AT_ONCE", 7)
+    chunks = list(chrome(trace))
+    assert len(chunks) > 10 + len(at_once)
+    assert b"".join(chunks) == b"".join(at_once)
 
 
 HOSTILE = '</script><script>alert("1")</script>\n\x00\u2028$x^2$ \\ %s ' + "x" * 10_000
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_hostile_names_are_data(form: str, processor: TraceProcessor, tmp_path: Path) -> None:
+def test_hostile_names_are_data(processor: TraceProcessor, tmp_path: Path) -> None:
     """A model may be called almost anything, and a file that is loaded may say anything."""
     model = Model(stages=UNEVEN.stages, name='</script>"\\\\ $x^2$ %s')
     trace = simulate("multi-cdp", steps=1, model=model, cluster=SLOW)
-    check(trace, form, processor)
+    check(trace, processor)
     trace.save(tmp_path / "run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     summary["request"]["model"]["name"] = HOSTILE
     (tmp_path / "run/summary.json").write_text(json.dumps(summary))
     loaded = load(tmp_path / "run")
-    content = b"".join(FORMS[form](loaded))
-    check(loaded, form, processor, content)
-    if form == "json":
-        assert b"</" not in content
-        assert not any(byte < 32 and byte != 10 for byte in content)
-        head = json.loads(content)["otherData"]
-        assert head["request"]["model"]["name"] == HOSTILE
-        assert len(head["title"]) < 200
-        assert head["title"].startswith("multi-cdp, n = 3, cdp-v2, </script><script>alert")
-    else:
-        (name,) = (name for (name,) in processor.query("select name from track where parent_id is null"))
-        assert name.startswith("multi-cdp, n = 3, cdp-v2, </script><script>alert")
-        assert name.isprintable()
-        assert len(name) < 200
+    content = b"".join(chrome(loaded))
+    check(loaded, processor, content)
+    assert b"</" not in content
+    assert not any(byte < 32 and byte != 10 for byte in content)
+    head = json.loads(content)["otherData"]
+    assert head["request"]["model"]["name"] == HOSTILE
+    assert len(head["title"]) < 200
+    assert head["title"].startswith("multi-cdp, n = 3, cdp-v2, </script><script>alert")
 
 
 def test_a_summary_that_says_nothing_is_no_hindrance(tmp_path: Path) -> None:
@@ -357,7 +312,6 @@ def test_a_summary_that_says_nothing_is_no_hindrance(tmp_path: Path) -> None:
     for request in ("[1]", '{"model": {"name": 3}}', "null"):
         (tmp_path / "run/summary.json").write_text(f'{{"request": {request}}}')
         assert json.loads(b"".join(chrome(load(tmp_path / "run"))))["otherData"]["title"].startswith("trace")
-        assert list(protobuf(load(tmp_path / "run")))
 
 
 def test_readers_of_pytorch_profiles_find_what_they_look_for() -> None:
@@ -395,49 +349,27 @@ def test_the_check_finds_what_is_wrong(processor: TraceProcessor) -> None:
         lambda events: events.remove(first(events, "C")),
         lambda events: first(events, "C")["args"].update({"stages' worth": 5}),
     ]
-    check(trace, "json", processor, json.dumps(content, ensure_ascii=False).encode())
+    check(trace, processor, json.dumps(content, ensure_ascii=False).encode())
     for change in faults:
         faulty = copy.deepcopy(content)
         change(faulty["traceEvents"])
         with pytest.raises(AssertionError):
-            check(trace, "json", processor, json.dumps(faulty, ensure_ascii=False).encode())
+            check(trace, processor, json.dumps(faulty, ensure_ascii=False).encode())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_file_is_queried_by_its_name(form: str, tmp_path: Path) -> None:
-    file = tmp_path / f"run.{form}"
-    file.write_bytes(b"".join(FORMS[form](simulate("single-dp", 2, steps=1))))
+def test_a_file_is_queried_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_bytes(b"".join(chrome(simulate("single-dp", 2, steps=1))))
     assert query(file, "select count() from slice where name = 'F1.0'") == [(1,)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_trace_without_tasks_is_refused(form: str, tmp_path: Path) -> None:
+def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
     simulate("pp-cdp", 1, steps=1).save(tmp_path / "run")
     for table in ("tasks", "messages", "memory"):
         file = tmp_path / "run" / f"{table}.csv"
         file.write_text(file.read_text().splitlines()[0] + "\n")
     with pytest.raises(RequestError, match=r"^trace: has no tasks"):
-        FORMS[form](load(tmp_path / "run"))
-
-
-def test_what_is_too_large_for_protobuf_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = simulate("pp-cdp", 2, steps=1)
-    events = 2 * (len(trace.tasks["start"]) + len(trace.messages["start"])) + len(trace.memory["time"])
-    monkeypatch.setattr(protobuf_module, "MOST_EVENTS", events)
-    assert list(protobuf(trace))
-    monkeypatch.setattr(protobuf_module, "MOST_EVENTS", events - 1)
-    expected = rf"^trace: has {events} events for \.pftrace, which takes {events - 1} at most; write a \.json file"
-    with pytest.raises(RequestError, match=expected):
-        protobuf(trace)
-
-
-def test_without_the_extra_protobuf_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "perfetto", None)
-    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    with pytest.raises(RequestError) as refused:
-        protobuf(simulate("pp-cdp", 2, steps=1))
-    remedy = "pip install 'cdpsim[perfetto]', or write a .json file"
-    assert str(refused.value) == f"perfetto: is not installed; {remedy}"
+        chrome(load(tmp_path / "run"))
 
 
 def test_rows_are_sorted_by_keys_of_any_size() -> None:

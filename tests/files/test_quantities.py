@@ -14,9 +14,9 @@ from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.files import config
-from cdpsim.request import Contention
-from tests.across_rooms.test_combinations import files
+from cdpsim.request.options import Contention
 from tests.conftest import examples
+from tests.helpers.saved_files import files
 
 
 class Quantity(NamedTuple):

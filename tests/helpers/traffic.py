@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.program import Buffers, Content, Edge, Edges, Kind, Messages, Op, Program, Tasks
+from cdpsim.program import Buffers, Content, EdgeKind, Edges, Kind, Messages, Op, Program, Tasks
 from cdpsim.timing.costs import Costs, lay_out
 from cdpsim.timing.engine import find_engine
 
@@ -37,7 +37,7 @@ def program_of(traffic: Sequence[Sent]) -> Program:
         tasks=tasks,
         messages=Messages(op, content, zero, number, zero, src, dst, size, zero, zero + 1, zero - 1),
         groups=(),
-        edges=Edges(number, k + number, np.full(k, Edge.DATA)),
+        edges=Edges(number, k + number, np.full(k, EdgeKind.DATA)),
         buffers=Buffers(*([none] * 9)),
         lane_tasks=number,
         lane_start=np.arange(k + 1),

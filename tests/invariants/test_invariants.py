@@ -13,7 +13,7 @@ from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.invariants.pieces import put_together
-from cdpsim.program import Category, Content, Edge, Edges, Program, no_parts
+from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import recorded_rule
 from cdpsim.timing.engine import ENGINES
@@ -127,9 +127,9 @@ def without_parts() -> Run:
     """Messages take nothing of devices that overlap nothing."""
     run = sound("multi-dp", model=WEIGHTLESS, cluster=Cluster(devices=(Devices(overlap="none"),)))
     first, edges = run.program.message_nodes.stop, run.program.edges
-    rows = np.flatnonzero(edges.kind != Edge.STREAM)
+    rows = np.flatnonzero(edges.kind != EdgeKind.STREAM)
     fewer = Edges(edges.before[rows], edges.after[rows], edges.kind[rows])
-    program = replace(run.program, edges=fewer, parts=no_parts())
+    program = replace(run.program, edges=fewer, parts=NO_PARTS)
     costs = replace(run.costs, duration=run.costs.duration[:first])
     return replace(run, program=program, costs=costs, start=run.start[:first], end=run.end[:first])
 
@@ -183,7 +183,7 @@ def update_too_early() -> Run:
 def with_edge(program: Program, before: int, after: int) -> Program:
     """Add a dependency."""
     edges = program.edges
-    ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, Edge.DATA))
+    ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, EdgeKind.DATA))
     return replace(program, edges=Edges(*ends))
 
 

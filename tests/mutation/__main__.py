@@ -33,7 +33,6 @@ SHELL = [
     "export",
     "files",
     "limits",
-    "pictures",
     "presets",
 ]
 SHELL += ["request", "setting", "version"]

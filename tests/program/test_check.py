@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError, simulate
-from cdpsim.program import Bases, Edge, Edges, Kind, Program
-from cdpsim.program.check import check, find_cycle
+from cdpsim.program import Bases, EdgeKind, Edges, Kind, Program
+from cdpsim.program.check import check_program, find_cycle
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES
 
@@ -34,7 +34,7 @@ def with_task(of: Program, name: str, **changes: int) -> Program:
     return replace(of, tasks=replace(of.tasks, **columns))
 
 
-def with_edge(of: Program, before: int, after: int, kind: Edge = Edge.DATA) -> Program:
+def with_edge(of: Program, before: int, after: int, kind: EdgeKind = EdgeKind.DATA) -> Program:
     """Add a dependency."""
     edges = of.edges
     ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, kind))
@@ -115,7 +115,7 @@ FAULTS: list[tuple[Callable[[], Program], str]] = [
 def test_a_broken_rule_is_refused_by_the_name_of_its_task(fault: Callable[[], Program], message: str) -> None:
     """Each fault is caught, and the error says where it is."""
     with pytest.raises(RequestError, match=message):
-        check(fault())
+        check_program(fault())
 
 
 def test_a_version_that_nobody_makes_is_refused() -> None:
@@ -123,14 +123,14 @@ def test_a_version_that_nobody_makes_is_refused() -> None:
     broken = with_task(program(), "F(t=1,i=2,j=1)", version=3)
     broken = with_task(broken, "B(t=1,i=2,j=1)", version=3)
     with pytest.raises(RequestError, match=r"F\(t=1,i=2,j=1\) reads version 3, which does not exist for it"):
-        check(broken)
+        check_program(broken)
 
 
 def test_a_version_that_no_update_makes_is_refused() -> None:
     """theta_1 of stage 1 is read by micro-batch 1 first: under CDP-v2 micro-batch 0 reads that of stage 2 alone."""
     broken = with_task(program(), "U(t=0,j=1) on device 2", version=9)
     with pytest.raises(RequestError, match=r"F\(t=1,i=1,j=1\) reads version 1, which does not exist for it"):
-        check(broken)
+        check_program(broken)
 
 
 def test_every_micro_batch_has_one_forward_and_one_backward_of_each_stage() -> None:
@@ -138,25 +138,25 @@ def test_every_micro_batch_has_one_forward_and_one_backward_of_each_stage() -> N
     sound = program(n=1)
     kind = np.where(sound.tasks.kind == Kind.B, Kind.W, sound.tasks.kind)
     with pytest.raises(RequestError, match="a micro-batch has 0 tasks B of stage 0; it needs one"):
-        check(replace(sound, tasks=replace(sound.tasks, kind=kind)))
+        check_program(replace(sound, tasks=replace(sound.tasks, kind=kind)))
 
 
 def test_lanes_hold_as_many_tasks_as_there_are_passes() -> None:
     """A program that says that it has more steps than its lanes do is refused before anything is counted."""
     with pytest.raises(RequestError, match="54 compute tasks do not go into 7 steps of 3 micro-batches"):
-        check(replace(program(), counts=np.full(7, 3, dtype=np.int32)))
+        check_program(replace(program(), counts=np.full(7, 3, dtype=np.int32)))
 
 
 def test_a_doubled_update_is_refused() -> None:
     """A device updates a stage once in a step."""
     with pytest.raises(RequestError, match=r"U\(t=0,j=0\) on device 2 stands there twice"):
-        check(with_task(program(), "U(t=0,j=1) on device 2", stage=0))
+        check_program(with_task(program(), "U(t=0,j=1) on device 2", stage=0))
 
 
 def test_a_compute_task_among_the_updates_is_refused() -> None:
     """It has no place in a lane."""
     with pytest.raises(RequestError, match=r"W\(t=0,j=1\) on device 2 stands among the updates"):
-        check(with_task(program(), "U(t=0,j=1) on device 2", kind=Kind.W))
+        check_program(with_task(program(), "U(t=0,j=1) on device 2", kind=Kind.W))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -167,7 +167,7 @@ def test_a_deadlock_is_shown_as_its_cycle(engine: str) -> None:
     stuck = with_edge(sound, last, first)
     cycle = r"F\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=1\) -> B\(t=0,i=1,j=0\) -> F\(t=0,i=1,j=0\)$"
     with pytest.raises(RequestError, match="schedule deadlocks: " + cycle):
-        check(stuck)
+        check_program(stuck)
     costs = Costs(np.ones(stuck.nodes), np.ones(len(stuck.messages), dtype=np.int64), np.zeros(len(stuck.releases)))
     with pytest.raises(RequestError, match=cycle):
         ENGINES[engine](stuck, costs)
@@ -179,7 +179,7 @@ def test_a_long_cycle_is_cut() -> None:
     stuck = with_edge(sound, node(sound, "B(t=2,i=3,j=0)"), node(sound, "F(t=0,i=3,j=0)"))
     assert len(find_cycle(stuck)) > 8
     with pytest.raises(RequestError, match=r"\.\.\. \d+ more -> F\(t=0,i="):
-        check(stuck)
+        check_program(stuck)
 
 
 def test_a_sound_program_has_no_cycle() -> None:
@@ -205,4 +205,4 @@ def test_what_an_update_starts_from_exists(version: int, base: int, first_step: 
     bases.base[row], bases.first_step[row] = base, first_step
     broken = with_task(sound, "U(t=0,j=0) on device 2", version=version)
     with pytest.raises(RequestError, match=problem):
-        check(replace(broken, bases=bases))
+        check_program(replace(broken, bases=bases))

@@ -9,7 +9,7 @@ from cdpsim import Cluster, Request, RequestError, assemble
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric.columns import concatenate_columns, take_rows
 from cdpsim.program import Op, Program
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.timing.costs import node_costs
 from tests.helpers.strategies import in_seconds
 
@@ -53,7 +53,7 @@ def test_what_nothing_runs_is_refused(column: str, value: int) -> None:
     changed = getattr(messages, column).copy()
     changed[3] = value
     with pytest.raises(RequestError, match="carries several stages or has a stream of its own") as refused:
-        check(replace(sound, messages=replace(messages, **{column: changed})))
+        check_program(replace(sound, messages=replace(messages, **{column: changed})))
     assert sound.describe(len(sound.tasks) + 3) in str(refused.value)
 
 

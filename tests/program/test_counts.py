@@ -11,17 +11,17 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
 from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
+from cdpsim.export.pictures import write_timeline
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.pictures import timeline
 from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturb import jittered
+from cdpsim.timing.disturbed_costs import jittered
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -40,14 +40,14 @@ def row(program: Program, name: str) -> int:
 def test_passes_are_read_from_their_tasks() -> None:
     """Five passes of the first step, then four; a step numbers those of its replicas one after another."""
     program = pipeline()
-    check(program)
+    check_program(program)
     assert (program.m, program.steps, program.passes, program.phases) == (None, 2, 9, 4)
     assert program.counts.tolist() == [5, 4]
     assert program.first_pass.tolist() == [0, 5, 9]
     assert program.pass_step.tolist() == [0] * 5 + [1] * 4
     assert program.pass_micro_batch.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
     assert program.pass_device.tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
-    assert program.of_kind(Kind.F).tolist() == [[4 * k, 4 * k + 1] for k in range(9)]
+    assert program.tasks_of_kind(Kind.F).tolist() == [[4 * k, 4 * k + 1] for k in range(9)]
     assert pipeline([[3, 3], [3, 3]]).m == 6
 
 
@@ -96,7 +96,7 @@ def test_engines_agree_and_all_gradients_are_summed() -> None:
 def test_gradients_in_turn_end_with_the_last_micro_batch_that_is_there() -> None:
     """multi-cdp: device i has micro-batch i, so the second step's last one, i = 1, makes the update."""
     program = derive(SCHEDULES["multi-cdp"], Model.unit(3), 3, counts=np.array([[3], [2], [3]]))
-    check(program)
+    check_program(program)
     tasks = program.tasks
     updates = slice(program.compute, None)
     made = {(t, d) for t, d in zip(tasks.step[updates].tolist(), tasks.device[updates].tolist(), strict=True)}
@@ -119,15 +119,15 @@ def test_a_misplaced_task_is_named(name: str, column: str, value: int, problem: 
     changed = getattr(program.tasks, column).copy()
     changed[row(program, name)] = value
     with pytest.raises(RequestError, match=problem):
-        check(replace(program, tasks=replace(program.tasks, **{column: changed})))
+        check_program(replace(program, tasks=replace(program.tasks, **{column: changed})))
 
 
 def test_a_missing_pass_is_named() -> None:
     """The columns have nine passes, where ten are said to be."""
     with pytest.raises(RequestError, match="36 compute tasks do not go into 2 steps of 5 micro-batches"):
-        check(replace(pipeline(), counts=np.array([5, 5], dtype=np.int32)))
+        check_program(replace(pipeline(), counts=np.array([5, 5], dtype=np.int32)))
     with pytest.raises(RequestError, match=r"F\(t=0,i=4,j=0\) stands where a task of step 1 belongs"):
-        check(replace(pipeline(), counts=np.array([4, 5], dtype=np.int32)))
+        check_program(replace(pipeline(), counts=np.array([4, 5], dtype=np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_hosts_keep_their_order_where_devices_have_several_lanes() -> None:
 def test_an_order_of_uneven_steps_is_not_that_of_one(tmp_path: Path) -> None:
     """torch's CSV has one step."""
     with pytest.raises(RequestError, match="steps have unlike numbers of micro-batches"):
-        timeline(simulate("1f1b", 2, m=3, counts=[[3], [1]]), tmp_path / "order.csv")
+        write_timeline(simulate("1f1b", 2, m=3, counts=[[3], [1]]), tmp_path / "order.csv")

@@ -12,16 +12,15 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.program import Content, Edge, Kind, Op, Program, rendezvous
-from cdpsim.program.check import check
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
+from cdpsim.program.check import check_program
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
 from tests.conftest import examples
 from tests.helpers.run_times import makespan, named
-from tests.helpers.strategies import streamed_requests, taken
+from tests.helpers.strategies import alike, streamed_requests, taken
 from tests.helpers.stream_queue_player import play
 from tests.helpers.svg import drawn
-from tests.timing.test_expand import alike
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)
@@ -144,7 +143,7 @@ def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
         kind = types.FORWARD if tasks.kind[task] == Kind.F else types.FULL_BACKWARD
         number = int(tasks.step[task]) * n + int(tasks.micro_batch[task])
         computes[int(tasks.device[task])].append(action(int(tasks.stage[task]), kind, number))
-    turn, turns = rendezvous.posted(program), {}
+    turn, turns = rendezvous.posting_turns(program), {}
     for row in range(len(messages)):
         forth = messages.content[row] == Content.ACTIVATION
         ends = ((messages.src[row], "SEND"), (messages.dst[row], "RECV"))
@@ -167,9 +166,9 @@ def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None
         slots = {} if "model" in request else {"collective": "tree"}
         request = taken(request | {"expand_collectives": True} | slots)
     run = simulate(**request)
-    check(run.program)
+    check_program(run.program)
     assert violations(run) == {}
-    added = run.program.edges.kind == Edge.STREAM
+    added = run.program.edges.kind == EdgeKind.STREAM
     assert added.sum() <= 5 * run.program.nodes
     starts = np.stack([run.program.edges.before[added], run.program.edges.after[added]])
     assert len(np.unique(starts, axis=1).T) == added.sum()
@@ -319,10 +318,10 @@ FAULTS = {
     "messages": ("blocked", "_Batches", _no_wait_for("messages")),
     "to-tasks": ("blocked", "_Batches", _no_wait_for("to-tasks")),
     "from-tasks": ("pipeline", "_Batches", _no_wait_for("from-tasks")),
-    "collectives": ("collectives", "posted", _turns("collectives")),
-    "order": ("collectives", "posted", _turns("order")),
-    "pairs": ("pairs", "posted", _turns("")),
-    "room": ("deferred", "deferred", lambda program: program),
+    "collectives": ("collectives", "posting_turns", _turns("collectives")),
+    "order": ("collectives", "posting_turns", _turns("order")),
+    "pairs": ("pairs", "posting_turns", _turns("")),
+    "room": ("deferred", "defer_receives", lambda program: program),
 }
 
 

@@ -14,15 +14,15 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.devices import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
-from cdpsim.program import Edge
-from cdpsim.program.check import check
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.program import EdgeKind
+from cdpsim.program.check import check_program
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import scaled
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
-from tests.cli.test_cli import refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import refuse
 from tests.helpers.message_turn_player import play
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import fitting, streamed_requests, taken
@@ -173,9 +173,9 @@ def test_every_rule_and_law_holds(request: dict[str, Any]) -> None:
     for expand in (False, True):
         slots = {} if "model" in request else {"collective": "tree"}
         run = simulate(**taken(request | slots | {"expand_collectives": expand}))
-        check(run.program)
+        check_program(run.program)
         assert violations(run) == {}
-        assert (run.program.edges.kind == Edge.STREAM).sum() <= 5 * run.program.nodes
+        assert (run.program.edges.kind == EdgeKind.STREAM).sum() <= 5 * run.program.nodes
 
 
 @pytest.mark.parametrize("name", TABLE_1)

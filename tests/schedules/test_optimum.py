@@ -21,8 +21,8 @@ from tests.helpers.optimal_order import Starts, Step, optimum, starts_within, st
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 
-DESIGN = (Path(__file__).parents[2] / "DESIGN.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `.*$", DESIGN.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `.*$", PAGE.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
 PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.together and schedule.order.lists]
 
 Sizes = tuple[int, int, int]  # devices, micro-batches, stages of each device
@@ -44,7 +44,7 @@ def simulated(name: str, sizes: Sizes) -> tuple[int, int]:
     return trace.summary()["makespan"], int(max(stays))
 
 
-# What DESIGN.md says.
+# As docs/pipelines.md has it.
 
 
 def row(name: str, sizes: Sizes) -> str:

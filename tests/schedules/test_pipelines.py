@@ -14,7 +14,7 @@ from cdpsim.cluster import Link
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.program.check import check
+from cdpsim.program.check import check_program
 from cdpsim.schedules import Schedule, pipeline
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
@@ -40,7 +40,7 @@ def test_both_engines_agree_and_every_invariant_holds(name: str) -> None:
     for shape in shapes(SCHEDULES[name], 4):
         asked: dict[str, Any] = {"n": shape.n, "m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas}
         run = simulate(name, steps=2, **asked)
-        check(run.program)
+        check_program(run.program)
         assert violations(run) == {}, shape
         again = simulate(name, steps=2, engine="simpy", **asked)
         assert np.array_equal(run.start, again.start), shape
@@ -109,7 +109,7 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
     np.maximum.at(most, versions["stage"], versions["versions"])
     assert most.tolist() == [n - j for j in range(n)]
     tasks = live.program.tasks
-    for k in live.program.of_kind(Kind.F)[2 * n :].ravel().tolist():
+    for k in live.program.tasks_of_kind(Kind.F)[2 * n :].ravel().tolist():
         assert tasks.step[k] - tasks.version[k] == n - 1 - tasks.stage[k]
 
 
@@ -117,7 +117,7 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
 def test_with_vertical_sync_all_stages_read_one_version(n: int) -> None:
     trace = simulate("pipedream", n, steps=4 * n, vertical_sync=True)
     tasks = trace.program.tasks
-    version = tasks.version[trace.program.of_kind(Kind.F)]
+    version = tasks.version[trace.program.tasks_of_kind(Kind.F)]
     assert (version == version[:, :1]).all()
     assert (version[2 * n :, 0] == np.arange(n + 1, 3 * n + 1)).all()  # n - 1 steps old
     assert trace.request["rule"] == "vertical-sync"
@@ -130,8 +130,8 @@ def test_pipemare_reads_other_weights_in_backwards_and_says_where(n: int) -> Non
     run, cdp = trace, simulate("pp-cdp", n, steps=4)
     assert measure(trace).versions == 1
     tasks = run.program.tasks
-    forward, backward = (tasks.version[run.program.of_kind(kind)] for kind in (Kind.F, Kind.B))
-    assert np.array_equal(forward, cdp.program.tasks.version[cdp.program.of_kind(Kind.F)])
+    forward, backward = (tasks.version[run.program.tasks_of_kind(kind)] for kind in (Kind.F, Kind.B))
+    assert np.array_equal(forward, cdp.program.tasks.version[cdp.program.tasks_of_kind(Kind.F)])
     assert np.array_equal(backward, np.repeat(np.arange(4), n)[:, None] + np.zeros(n, dtype=int))
     apart = int((forward != backward).sum())
     assert trace.summary()["mismatched"] == apart == 3 * n * (n - 1) // 2
@@ -218,7 +218,7 @@ def test_a_whole_backward_hands_on_its_gradient_when_all_of_it_is_done(name: str
     rows = np.flatnonzero(actions.kind == Action.B)
     whole = list(zip(actions.micro_batch[rows].tolist(), actions.stage[rows].tolist(), strict=True))
     assert {j for _, j in whole} == set(range(4))
-    b, w = program.of_kind(Kind.B), program.of_kind(Kind.W)
+    b, w = program.tasks_of_kind(Kind.B), program.tasks_of_kind(Kind.W)
     for i, j in whole:
         assert run.end[b[i, j]] == run.start[w[i, j]]
         if j:
@@ -232,7 +232,7 @@ def test_weights_parts_hold_the_activations() -> None:
     run = simulate("zb-h1", 3, m=5, steps=1)
     program, buffers = run.program, run.program.buffers
     rows = buffers.category == Category.ACTIVATIONS
-    assert set((buffers.end[rows] >> 1).tolist()) == set(program.of_kind(Kind.W).ravel().tolist())
+    assert set((buffers.end[rows] >> 1).tolist()) == set(program.tasks_of_kind(Kind.W).ravel().tolist())
 
 
 def ladder(devices: int, m: int, chunks: int) -> Actions:
@@ -241,7 +241,7 @@ def ladder(devices: int, m: int, chunks: int) -> Actions:
 
 
 def test_a_schedule_from_outside_is_simulated_measured_and_checked() -> None:
-    """The ten lines of DESIGN.md's page on adding a schedule."""
+    """The schedule of `docs/schedules.md`, declared outside of the package."""
     trace = simulate(pipeline("ladder", "one micro-batch at a time", ladder), 4, m=3, steps=2)
     assert violations(trace) == {}
     assert measure(trace).step == 3 * 2 * 4

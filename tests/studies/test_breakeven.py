@@ -20,14 +20,13 @@ from cdpsim.draw.hidden import hidden
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import PRECISION, BreakEven, Runner, _crossing, breakeven, curve, scaled, span, step_time
-from tests.cli.test_cli import content, here, refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE
 from tests.helpers.figures import one as one_of
 from tests.helpers.strategies import models
 from tests.helpers.svg import drawn, read
 
-__all__ = ["here"]  # a fixture
 SHARE = 0.01
 CLOSE = pytest.approx
 

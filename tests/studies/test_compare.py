@@ -17,12 +17,10 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.front import reopen
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.compare import CATEGORIES, measure
-from tests.cli.test_cli import here, refuse
 from tests.conftest import Command
+from tests.helpers.command_line import refuse
 from tests.helpers.strategies import in_seconds, requests
 from tests.helpers.svg import read
-
-__all__ = ["here"]  # a fixture
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])

@@ -16,11 +16,9 @@ from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
 from cdpsim.errors import Stalled
 from cdpsim.studies import montecarlo
 from cdpsim.studies.montecarlo import quantiles, spread
-from tests.cli.test_cli import FILES, content, here, refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import FILES, content, refuse
 from tests.helpers.strategies import requests, streamed_requests, taken
-
-__all__ = ["here"]  # a fixture
 
 TINY = 1e-30
 

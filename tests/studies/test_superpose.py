@@ -35,11 +35,10 @@ from cdpsim.studies.superpose import (
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.trace.metrics import memory
-from tests.cli.test_cli import here, refuse
 from tests.conftest import Command, examples
 from tests.helpers import strategies
+from tests.helpers.command_line import refuse
 
-__all__ = ["here"]  # a fixture
 PAPER_MODELS = ["resnet50", "vit-b16"]
 IMAGES = 32 * 3 * 224 * 224 * 4  # of a micro-batch, in float32
 steps = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)), min_size=1, max_size=8)
@@ -140,7 +139,7 @@ TWO = Model(
 
 
 def test_what_one_worker_holds_can_be_counted_by_hand() -> None:
-    """As DESIGN.md says what is held; the second stage's input, 20 bytes, counts 8 of them in the first stage."""
+    """As docs/memory.md says; the second stage's input, 20 bytes, counts 8 of them in the first stage."""
     both = 100 + 50 - 8
     # A gradient is held from the end of the task that makes it: the boundary's while the first stage goes backward.
     forward, turn, last, first = 100 + 1, both, both + 4, 100 + 2 + 20
@@ -189,7 +188,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
     release = np.array([int(span * share) for _, share in program.releases], dtype=np.int64)
     start, end = find_engine("simpy")(program, Costs(duration, np.ones(len(program.messages), np.int32), release))
     rows = np.flatnonzero(program.buffers.category == Category.ACTIVATIONS)
-    begin, finish = (times[rows] for times in memory.held(program.buffers, start, end))
+    begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, start, end))
     everyone = np.zeros(len(rows), dtype=np.int64)
     _, time, size = memory.step_function(everyone, begin, finish, program.buffers.size[rows].astype(np.int64))
     return span, time, size
@@ -269,7 +268,7 @@ def test_the_paper_s_resnet_lies_between_the_axes() -> None:
         assert flops.dp == timed.dp
 
 
-@pytest.mark.parametrize("name", presets.names("models"))
+@pytest.mark.parametrize("name", presets.preset_names("models"))
 def test_contents_only_add(name: str) -> None:
     some, more, most = (worker_curve(name, contents=contents) for contents in CONTENTS)
     assert (some.size <= more.size).all()

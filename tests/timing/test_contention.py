@@ -12,10 +12,10 @@ from msgspec import structs
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link
 from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.export.pictures import write_timeline
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.pictures import timeline
-from cdpsim.request import RENDEZVOUS, Contention
+from cdpsim.request.options import RENDEZVOUS, Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.montecarlo import spread
@@ -139,7 +139,7 @@ def test_a_saved_run_is_reopened_as_it_was(tmp_path: Path, contention: Contentio
     assert np.array_equal(ends(again), ends(trace))
     assert trace.request["contention"] == contention and trace.request["expand_collectives"]
     for ending in ("svg", "html", "json"):
-        timeline(again, tmp_path / f"run.{ending}")
+        write_timeline(again, tmp_path / f"run.{ending}")
         assert (tmp_path / f"run.{ending}").stat().st_size > 1000
 
 

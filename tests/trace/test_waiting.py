@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.files.units import Work
-from cdpsim.program import Edge, Kind, Program
+from cdpsim.program import EdgeKind, Kind, Program
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 from cdpsim.trace.metrics import utilisation, waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
 
-MESSAGE, STREAM, DEPENDENCY, NOTHING = Reason
+MESSAGE, STREAM, DEPENDENCY, NOTHING = IdleReason
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
 
 
 def idle(run: Run) -> dict[str, np.ndarray]:
     """The idle parts of a run."""
-    return waiting.idle(run.program, run.start, run.end)
+    return waiting.idle_spans(run.program, run.start, run.end)
 
 
 def rows(trace: Run) -> list[tuple[float, ...]]:
@@ -191,7 +191,7 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     if run.start[task] <= since:
         return [], -1
 
-    def before(node: int, kinds: set[Edge]) -> int:
+    def before(node: int, kinds: set[EdgeKind]) -> int:
         mine = (program.edges.after == node) & np.isin(program.edges.kind, list(kinds))
         return max(program.edges.before[mine], key=lambda b: (run.end[b], b), default=-1)
 
@@ -201,12 +201,12 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     def is_own_update(node: int) -> bool:
         return bool(0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task])
 
-    everything, needs = set(Edge), {Edge.DATA, Edge.ROOM, Edge.BARRIER}
+    everything, needs = set(EdgeKind), {EdgeKind.DATA, EdgeKind.ROOM, EdgeKind.BARRIER}
     last = before(task, everything)
     while is_own_update(last) and run.start[last] == run.end[last]:
         last = before(last, everything)
     node, until = before(task, needs), float(run.start[task])
-    free = max(ended(before(task, {Edge.STREAM})), ended(node))
+    free = max(ended(before(task, {EdgeKind.STREAM})), ended(node))
     bounds = [(NOTHING, until, free), (STREAM, free, ended(node))]
     message = -1
     while node >= count or is_own_update(node):
@@ -217,7 +217,7 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
         node = earlier
     parts: list[tuple[float, float, int]] = []
     late = ended(node)
-    takes = (program.edges.after == message) & np.isin(program.edges.kind, [Edge.DATA, Edge.BARRIER])
+    takes = (program.edges.after == message) & np.isin(program.edges.kind, [EdgeKind.DATA, EdgeKind.BARRIER])
     givers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
     if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[givers]:
         here, there = (released(run, of) for of in (lane_before(run, task), node))
@@ -309,7 +309,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     run = simulate(**request)
     costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
     start, end = fast.run(run.program, costs)
-    grown, parts = waiting.idle(run.program, start, end), idle(run)
+    grown, parts = waiting.idle_spans(run.program, start, end), idle(run)
     for name in ("lane", "device", "reason"):
         assert np.array_equal(grown[name], parts[name])
     assert np.array_equal(grown["begin"], parts["begin"] * factor)

@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cdpsim import pictures
 from cdpsim.cli.commands.options import FORMAT, RUN_WORDS, format_of, output, request_options, word_options
 from cdpsim.cli.commands.requests import PartialRequests, check_output, given_words, in_slots
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, whole_number
+from cdpsim.export import pictures
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
-from cdpsim.front import retimed, simulate
+from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.presets import find_cluster, find_model
-from cdpsim.request import whole
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import MOST_SHARE, BreakEven, breakeven, curve, span
 
@@ -61,7 +60,7 @@ def breakeven_command(options: argparse.Namespace) -> int:
     check = partial(pictures.check_picture, options.output, force=options.force)
     check_output(options.output, check, [partial(requests.serve, own, simulate) for own in every])
     silent = () if "prefetch" in words else ("prefetch",)
-    runs = [requests.serve(own, retimed, silent=silent) for own in every]
+    runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
     results = [breakeven(run, cluster, share) for run in runs]
     requests.report()
     factors, last = span(results), results[-1].n
@@ -72,7 +71,7 @@ def breakeven_command(options: argparse.Namespace) -> int:
     ]
     if options.output is not None:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
-        pictures.breakeven(results, factors, drawn, options.output, share=share, force=options.force)
+        pictures.write_breakeven(results, factors, drawn, options.output, share=share, force=options.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
     cells = [[value if form == "csv" else _text(name, value) for name, value in row.items()] for row in rows]
     write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))
@@ -96,7 +95,7 @@ def _words_of_requests(options: argparse.Namespace, words: Mapping[str, Any]) ->
     common = {"prefetch": _PREFETCH} | {word: value for word, value in words.items() if word != "n"}
     if not in_slots(words):
         common["model"] = find_model(words["model"])
-    numbers = sorted(whole("n", n, at_least=1) for n in options.n or ())
+    numbers = sorted(whole_number("n", n, at_least=1) for n in options.n or ())
     if len(set(numbers)) < len(numbers):
         raise RequestError("n", "has one number twice; give each once")
     stages = [{"n": n} for n in numbers] or [{}]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from cdpsim import pictures
 from cdpsim.cli.commands.options import (
     FORMAT_OF_PAPERS,
     RUN_WORDS,
@@ -20,14 +19,15 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import SPLIT_NOTE, PartialRequests, check_output, given_words, in_slots, words_of
 from cdpsim.cli.console import say, write_stdout
 from cdpsim.cli.parser import argument, command
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, whole_number
+from cdpsim.export import pictures
 from cdpsim.files.tables import format_table, noted
 from cdpsim.files.units import short_text, size_bytes
 from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
-from cdpsim.request import LEAST_STEPS, find_schedule, whole
-from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.request.reading import LEAST_STEPS
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured, measure, notes
 from cdpsim.studies.montecarlo import spread
 
@@ -115,7 +115,7 @@ def compare_command(options: argparse.Namespace) -> int:
         measured.sort(key=lambda row: (_value(row, order) is None, _value(row, order)))
     if options.output is not None:
         settings = {"in_slots": comparison.slots, "style": options.style, "force": options.force}
-        pictures.compare(measured, options.output, **settings)
+        pictures.write_comparison(measured, options.output, **settings)
     if options.columns is None:
         columns = [column for column in columns if column.field != _superfluous_rate(measured)]
     write_stdout(_table(measured, columns, form, slots=comparison.slots))
@@ -156,7 +156,7 @@ def _superfluous_rate(measured: Sequence[Measured]) -> str:
 def _memory_limit(options: argparse.Namespace, words: Mapping[str, Any]) -> int:
     """Return what --within says: stage-activations in the slot model, else bytes."""
     if all(in_slots(words_of(options, name)) for name in options.schedules) and in_slots(words):
-        return whole("within", options.within, at_least=0)
+        return whole_number("within", options.within, at_least=0)
     try:
         return size_bytes(options.within)
     except RequestError as error:
@@ -185,7 +185,7 @@ def _compare(
 ) -> _Comparison:
     """Measure schedules and experiments, one run after another; without names, all schedules that take the words."""
     for word in _LEAST.keys() & words.keys():  # also for schedules that do not take it
-        whole(word, words[word], at_least=_LEAST[word])
+        whole_number(word, words[word], at_least=_LEAST[word])
     every = [{**words_of(options, name), **words} for name in names or SCHEDULES]
     schedules = [find_schedule(own["schedule"]) for own in every]
     if len({in_slots(own) for own in every}) > 1:
@@ -217,4 +217,4 @@ def _default_steps(words: Mapping[str, Any], schedule: Schedule) -> int:
     if schedule.m != 1:
         return LEAST_STEPS
     n = words.get("n") if "n" in words or in_slots(words) else find_model(words["model"]).n
-    return LEAST_STEPS * (1 if n is None else whole("n", n, at_least=1))
+    return LEAST_STEPS * (1 if n is None else whole_number("n", n, at_least=1))

@@ -7,16 +7,16 @@ from functools import cache
 from typing import Any
 
 from cdpsim.cli.parser import Argument, argument, argument_group, help_text
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.tables import DATA_FORMATS, FORMATS, check_format
-from cdpsim.request import DEFAULTS, MEGATRON, Disturbed, Taken, Training, whole
+from cdpsim.request.options import DEFAULTS, MEGATRON, DisorderOptions, ScheduleOptions, TrainingOptions
 
 RUN_WORDS = ("steps", "engine", "collective", "max_memory")
 _USE_WORDS = ("model", "cluster", "expand_collectives", "contention", "ignore_memory")
 _GROUPS = {
-    "how a --model is trained (default: as its file says)": Training,
-    "what disturbs a run (default: as the --cluster file says)": Disturbed,
-    "options that change the schedule (`cdpsim schedules` says which one takes which)": Taken,
+    "how a --model is trained (default: as its file says)": TrainingOptions,
+    "what disturbs a run (default: as the --cluster file says)": DisorderOptions,
+    "options that change the schedule (`cdpsim schedules` says which one takes which)": ScheduleOptions,
 }
 
 
@@ -119,4 +119,4 @@ def number_of_runs(options: argparse.Namespace, number: object = None) -> int | 
         return None
     if str(number or options.run or 0) != "0":
         raise RequestError("runs", "are those from 0 on, and --run asks for one of them; leave either out")
-    return whole("runs", options.runs, at_least=1)
+    return whole_number("runs", options.runs, at_least=1)

@@ -4,7 +4,6 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from cdpsim import pictures
 from cdpsim.cli.commands.options import (
     RUN_WORDS,
     STAGES,
@@ -17,9 +16,9 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, in_slots, trace_of, traces_of, words_of
 from cdpsim.cli.commands.superpose import curve_options
 from cdpsim.cli.parser import argument, command
-from cdpsim.errors import choose
+from cdpsim.errors import choose, whole_number
+from cdpsim.export import pictures
 from cdpsim.files.units import seconds
-from cdpsim.request import whole
 
 _FILE = output("the picture to write: .svg, .png or .pdf")
 _RUN = (word_options(RUN_WORDS), request_options())
@@ -35,7 +34,7 @@ _TRACE = partial(
     "timeline",
     *(_TRACE(), STAGES),
     *output(
-        "the file to write: a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json .pftrace, "
+        "the file to write: a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json, "
         "torch's order .csv"
     ),
     argument(
@@ -52,7 +51,7 @@ def timeline_command(options: argparse.Namespace) -> int:
     settings = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
     trace = partial(trace_of, options, options.schedule)
     check_output(options.output, partial(pictures.check_timeline, options.output, **settings), [trace])
-    pictures.timeline(trace(), options.output, **settings)
+    pictures.write_timeline(trace(), options.output, **settings)
     return 0
 
 
@@ -75,12 +74,12 @@ def timeline_command(options: argparse.Namespace) -> int:
 )
 def figure_command(options: argparse.Namespace) -> int:
     """Draw the paper's figure K for any N."""
-    pictures.figure(
+    pictures.write_figure(
         options.number,
         options.output,
-        n=None if options.n is None else [whole("n", n, at_least=1) for n in options.n],
-        steps=None if options.steps is None else whole("steps", options.steps, at_least=1),
-        slot=None if options.slot is None else whole("slot", options.slot, at_least=0),
+        n=None if options.n is None else [whole_number("n", n, at_least=1) for n in options.n],
+        steps=None if options.steps is None else whole_number("steps", options.steps, at_least=1),
+        slot=None if options.slot is None else whole_number("slot", options.slot, at_least=0),
         axis=options.axis,
         contents=options.contents,
         force=options.force,
@@ -105,13 +104,15 @@ def snapshot_command(options: argparse.Namespace) -> int:
     run = partial(trace_of, options, options.schedule)
     check_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [run])
     trace = run()
-    pictures.snapshot(trace, _read_moment(options.slot, slots=trace.in_slots), options.output, force=options.force)
+    pictures.write_snapshot(
+        trace, _read_moment(options.slot, slots=trace.in_slots), options.output, force=options.force
+    )
     return 0
 
 
 def _read_moment(text: str, *, slots: bool) -> float:
     """Return the slot, or the seconds, that a text says."""
-    return whole("slot", text, at_least=0) if slots else seconds(text)
+    return whole_number("slot", text, at_least=0) if slots else seconds(text)
 
 
 @command(
@@ -129,5 +130,5 @@ def plot_command(options: argparse.Namespace) -> int:
     check = partial(pictures.check_plot, options.what, options.output, runs=runs, force=options.force)
     check_output(options.output, check, [partial(trace_of, options, name) for name in options.schedule])
     traces = traces_of(options, options.schedule)
-    pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
+    pictures.write_plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0

@@ -36,13 +36,15 @@ def clusters_command(options: argparse.Namespace) -> int:
 
 def _print(options: argparse.Namespace, kind: str, record_of: Callable[[str], Record]) -> int:
     """Print all models or clusters as a table, or the file of one."""
-    form = format_of(options)
+    form, names = format_of(options), presets.preset_names(kind)
     if options.name is not None:
         if form != "text":
             raise RequestError("format", f"is of the table, but {options.name!r} is printed as its file; leave one out")
-        write_stdout(presets.text(kind, choose(kind.removesuffix("s"), options.name, presets.names(kind))))
+        write_stdout(
+            presets.preset_text(kind, choose(kind.removesuffix("s"), options.name, presets.preset_names(kind)))
+        )
         return 0
-    records = [record_of(name) | {"about": presets.about(kind, name)} for name in presets.names(kind)]
+    records = [record_of(name) | {"about": presets.preset_comment(kind, name)} for name in names]
     cells_of = _number_cells if form == "csv" else _text_cells
     rows = []
     for record in records:

@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cdpsim import experiment
 from cdpsim.cli.commands.options import flag_of
 from cdpsim.cli.console import say
 from cdpsim.errors import RequestError
-from cdpsim.front import Checked, checking, reopen, simulate
+from cdpsim.front import CheckEnded, check_until, reopen, simulate
 from cdpsim.model import UNIT_MODELS
-from cdpsim.request import WORDS, Request, Untaken, find_schedule
+from cdpsim.request import Request, experiment
+from cdpsim.request.options import OPTION_NAMES, InapplicableOption
 from cdpsim.runs import Run
-from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.trace import Trace
 
 Outcome = TypeVar("Outcome")
@@ -27,7 +27,7 @@ SPLIT_NOTE = "a backward takes two slots, because some of these schedules split 
 def given_words(options: argparse.Namespace) -> dict[str, Any]:
     """Return the words of a request that options give, but for the schedule."""
     given = vars(options)
-    return {word: given[word] for word in WORDS if word != "schedule" and given.get(word) is not None}
+    return {word: given[word] for word in OPTION_NAMES if word != "schedule" and given.get(word) is not None}
 
 
 def in_slots(words: Mapping[str, Any]) -> bool:
@@ -40,11 +40,11 @@ def words_of(options: argparse.Namespace, name: str | Schedule | None = None) ->
     base = getattr(options, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
-    words = {} if base is None else experiment.words(base, WORDS)
+    words = {} if base is None else experiment.read_experiment(base)
     if isinstance(name, str) and experiment.is_experiment(name):
         if words:
             raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
-        words = experiment.words(name, WORDS)
+        words = experiment.read_experiment(name)
     elif name is not None:
         words["schedule"] = name
     elif base is None:
@@ -91,7 +91,7 @@ class PartialRequests:
         while True:
             try:
                 outcome = action(request := request_of(words))
-            except Untaken as error:
+            except InapplicableOption as error:
                 word = error.subject.replace("-", "_")
                 if error.subject in needed or word not in words:
                     raise
@@ -159,6 +159,6 @@ def check_output(path: str | None, check: Callable[[], object], runs: Iterable[C
         except RequestError:
             stage = "program"
         for run in runs:
-            with checking(stage), suppress(Checked):
+            with check_until(stage), suppress(CheckEnded):
                 run()
     check()

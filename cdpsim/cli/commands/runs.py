@@ -22,8 +22,8 @@ from cdpsim.cli.parser import argument, command
 from cdpsim.files.tables import format_table, noted
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
+from cdpsim.request.description import describe_untied
 from cdpsim.schedules import imported
-from cdpsim.setting import untied
 from cdpsim.studies.compare import measure, notes
 from cdpsim.studies.montecarlo import spread
 from cdpsim.trace import FILES, RUNS
@@ -69,7 +69,7 @@ def simulate_command(options: argparse.Namespace) -> int:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
     for stages in run.program.untied:
-        say(untied(stages, [run.request.schedule.name]))
+        say(describe_untied(stages, [run.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
         several = spread(run, runs)

@@ -5,11 +5,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import quantity_text, seconds
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
-from cdpsim.program import Category, Edge
-from cdpsim.request import whole
+from cdpsim.program import Category, EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import memory
@@ -66,7 +65,7 @@ def time_of(trace: Trace, slot: object) -> float:
     """The slot, or the moment in seconds, that somebody asks for; refuse one that the run does not have."""
     end = trace.tasks["end"].max().item()
     if trace.in_slots:
-        number = whole("slot", slot, at_least=0)
+        number = whole_number("slot", slot, at_least=0)
         if number >= end:
             raise RequestError("slot", f"slot={number} is not one of this run's {end} time steps; take 0 to {end - 1}")
         return number
@@ -142,14 +141,14 @@ def _activations(trace: Trace, now: float) -> dict[Place, int]:
     if not isinstance(trace, Run):
         return {}
     passes = np.zeros(len(trace.program.buffers), dtype=bool)
-    passes[trace.program.passes_held] = True
+    passes[trace.program.stashes] = True
     return dict(Counter(_alive(trace, passes, now)))
 
 
 def _alive(trace: Run, some: np.ndarray, now: float) -> list[Place]:
     """The places of buffers that are held now, as often as there are some."""
     buffers = trace.program.buffers
-    begin, end = memory.held(buffers, trace.start, trace.end)
+    begin, end = memory.buffer_spans(buffers, trace.start, trace.end)
     rows = some & (begin <= now) & (now < end)
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 
@@ -165,7 +164,7 @@ def _inner(trace: Trace, runs: Ints) -> list[tuple[Place, Place]]:
         return []
     program, edges = trace.program, trace.program.edges
     device, stage = program.tasks.device, program.tasks.stage
-    some = (edges.kind == Edge.DATA) & (edges.after < program.compute)
+    some = (edges.kind == EdgeKind.DATA) & (edges.after < program.compute)
     some &= np.isin(edges.before, trace.task_nodes[runs])
     before, after = edges.before[some], edges.after[some]
     inside = (device[before] == device[after]) & (stage[before] != stage[after])

@@ -12,8 +12,8 @@ import simpy
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
-from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_over
-from cdpsim.timing.alone import fair, fastest, laid_out
+from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_all_reduce
+from cdpsim.timing.collective_times import fair, fastest, laid_out
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.carrier import Carrier
 from cdpsim.timing.expand import unroll
@@ -186,7 +186,7 @@ def test_a_ring_s_channels_load_all_cards_alike(name: str, cards: int, nodes: in
     """Each channel moves its share of the payload, and each member sends 2 (p-1)/p payloads in all (Patarasuk 2009)."""
     cluster, k, size = CLUSTERS[name], nodes * per_node, 10**9
     members = np.arange(k)
-    how = ring_over(cluster.cards(members))
+    how = ring_all_reduce(cluster.cards(members))
     assert (how.channels, how.rounds(k)) == (cards, 2 * (k - 1))
     assert np.allclose(how.sends(k) / how.parts(k), 2 * (k - 1) / k)
     crossing: dict[tuple[str, int], float] = defaultdict(float)
