@@ -23,7 +23,7 @@ long: ## The tests marked long
 
 sample: ## A hundredth of them, drawn by SEED (default: the commit), as CI runs it
 	@echo "to repeat what is drawn: make sample SEED=$(SEED)"
-	CDPSIM_TEST_SEED=$(SEED) CDPSIM_TEST_SHARE=0.01 $(PYTHON) -m pytest -m long tests/test_long.py
+	CDPSIM_TEST_SEED=$(SEED) CDPSIM_TEST_SHARE=0.01 $(PYTHON) -m pytest -m long tests/across_rooms/test_long.py
 
 mutants: ## A hundred mutants of the core, drawn by SEED: do the tests that cover them fail?
 	$(PYTHON) -m tests.mutation $(or $(SEED),1)

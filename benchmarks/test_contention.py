@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import Cluster, Model, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Topology
-from tests.traffic import Sent, arrivals
+from tests.helpers.traffic import Sent, arrivals
 
 CLUSTERS = {
     "a100-nodes": presets.find_cluster("a100-nodes"),

@@ -1,4 +1,4 @@
-"""A million tasks as files for Perfetto: seconds from a simulated trace, and how much memory that takes beside it."""
+"""A million tasks as a file for Perfetto: seconds from a simulated trace, and how much memory that takes beside it."""
 
 import subprocess
 import sys
@@ -9,7 +9,6 @@ import pytest
 
 from cdpsim import simulate
 from cdpsim.export.chrome import chrome
-from cdpsim.export.protobuf import protobuf
 from cdpsim.files.writing import write_file
 from cdpsim.trace import Trace
 
@@ -55,12 +54,3 @@ def test_memory_of_json(benchmark: Any, tmp_path: Path) -> None:
     run = {"check": True, "capture_output": True, "text": True}
     done = benchmark.pedantic(subprocess.run, (command,), run, rounds=1)
     benchmark.extra_info["peak_bytes"] = int(done.stdout)
-
-
-@pytest.mark.parametrize(("n", "steps"), [(64, 12), (8, 800)])
-def test_protobuf(n: int, steps: int, benchmark: Any) -> None:
-    """A hundred thousand tasks."""
-    pytest.importorskip("perfetto")
-    trace = simulated("multi-cdp", n, steps)
-    benchmark.pedantic(lambda: sum(map(len, protobuf(trace))), rounds=3, warmup_rounds=1)
-    benchmark.extra_info["tasks"] = len(trace.tasks["start"])

@@ -28,9 +28,9 @@ from cdpsim.numeric.columns import Columns, Times
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
-from cdpsim.program.collectives import DEFAULT, is_named
-from cdpsim.program.rendezvous import deferred, met, posted
-from cdpsim.program.streams import streamed
+from cdpsim.program.collectives import DEFAULT, differs_from_default
+from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
+from cdpsim.program.streams import occupy_streams
 from cdpsim.request import MEGATRON, SIGNATURE, Engine, Request, Untaken, Words, find_schedule
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
@@ -99,11 +99,11 @@ def assemble(request: Request) -> Program:
         check_columns(program)
     overlaps = settled.cluster.overlaps(program.devices)
     if settled.rendezvous:
-        program = met(program, overlaps, posted(whole)[origin.node])
+        program = meet_in_turns(program, overlaps, posting_turns(whole)[origin.node])
     else:
-        program = streamed(program, overlaps, whole, *origin)
+        program = occupy_streams(program, overlaps, whole, *origin)
     made_for = partial(_key, settled, program.devices, algorithms)
-    return replace(program, request=settled, whole=whole if settled.expands else None, made_for=made_for)
+    return replace(program, request=settled, unexpanded=whole if settled.expands else None, made_for=made_for)
 
 
 def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
@@ -114,9 +114,9 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     own = _request_of(program)
     if model is own.model and cluster is own.cluster:
         return _priced(program, own)
-    request, algorithms = _settled(own.of(model, cluster), program.whole or program), program.key["algorithms"]
-    if program.whole is not None:
-        whole = node_costs(program.whole, request.timed, request.cluster, request.collective or DEFAULT)
+    request, algorithms = _settled(own.of(model, cluster), program.unexpanded or program), program.key["algorithms"]
+    if program.unexpanded is not None:
+        whole = node_costs(program.unexpanded, request.timed, request.cluster, request.collective or DEFAULT)
         algorithms = _run_by(whole)
     other = _key(request, program.devices, algorithms)
     for fact, (subject, said) in _FACTS.items():
@@ -245,7 +245,7 @@ _FACTS = {
 
 def _run_by(costs: Costs) -> tuple[Any, ...]:
     """Give the algorithm of each collective, as the program has them."""
-    return tuple(costs.algorithms[number].spelled for number in costs.runs_by[costs.runs_by >= 0].tolist())
+    return tuple(costs.algorithms[number].identity for number in costs.runs_by[costs.runs_by >= 0].tolist())
 
 
 def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[str, Any]:
@@ -269,8 +269,8 @@ def _priced(program: Program, request: Request) -> Costs:
     """Cost a program as a request of its kind has it, and disturb it."""
     model, cluster, collective = request.timed, request.cluster, request.collective or DEFAULT
     costs = replace(node_costs(program, model, cluster, collective, request.contention), request=request)
-    if program.whole is not None and not request.contends:
-        pieces = piece_times(program.whole, node_costs(program.whole, model, cluster, collective), cluster)
+    if program.unexpanded is not None and not request.contends:
+        pieces = piece_times(program.unexpanded, node_costs(program.unexpanded, model, cluster, collective), cluster)
         sent = program.message_nodes
         costs.duration[sent.stop - len(pieces) : sent.stop] = pieces
         costs.duration[sent.stop :] = program.parts.times(costs.duration[sent])
@@ -296,7 +296,7 @@ def _whole(request: Request) -> Program:
     )
     _refuse_idle(request, program)
     if request.rendezvous == MEGATRON:
-        program = deferred(program)
+        program = defer_receives(program)
     check_columns(program)
     return program
 
@@ -311,7 +311,7 @@ def _refuse_idle(request: Request, program: Program) -> None:
             problem = "each device has one stage, with whose last backward its training step ends"
             raise Untaken("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
     asked = request.collective or DEFAULT
-    if asked != DEFAULT and not any(is_named(op, asked) for op in ops):
+    if asked != DEFAULT and not any(differs_from_default(op, asked) for op in ops):
         problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
         raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
     if request.contends and not _sends(program):
@@ -372,7 +372,7 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.room
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.totals(program, run.start, run.end)
+    device, time, size = memory.memory_by_device(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

@@ -32,11 +32,12 @@ sys.path.insert(0, str(root))
 from tempfile import TemporaryDirectory
 
 import cdpsim
-from cdpsim import Cluster, Model, Stage, pictures
+from cdpsim import Cluster, Model, Stage
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.curves import memory, traffic, versions
 from cdpsim.draw.paper import paper
 from cdpsim.draw.text import timetable
+from cdpsim.export import pictures
 
 # %% [markdown]
 # ## As text
@@ -189,6 +190,6 @@ assert round(times["multi-cdp, early"], 9) == 4 * 0.024 < times["multi-dp"] < ti
 with TemporaryDirectory() as folder:
     for form in ("html", "json", "svg"):
         path = Path(folder) / f"run.{form}"
-        pictures.timeline(cdp, path)
+        pictures.write_timeline(cdp, path)
         print(f"{path.name:9} {path.stat().st_size / 1e3:7.1f} kB")
         assert path.stat().st_size

@@ -250,7 +250,7 @@ table(rows)
 # Beyond a node averaging takes 25 times as long as within, and as long as the better part of the computing. It does
 # not take four times as long with this model file, of which weights, gradients and two sequences of 4,096 tokens in
 # bf16 fill the device; with unfused attention or in fp32 only 2,048 tokens fit, and then it takes more than three
-# times. The paper does not say which it was; `DESIGN.md` has the table.
+# times. The paper does not say which it was; `docs/break-even.md` has the table.
 
 # %%
 inside_node, _, beyond = (float(str(row["quotient"])) for row in rows)

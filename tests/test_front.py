@@ -29,7 +29,7 @@ from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.front import retimed
 from cdpsim.request import Collective
 from tests.conftest import examples
-from tests.strategies import requests, streamed_requests
+from tests.helpers.strategies import requests, streamed_requests
 
 MODEL = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10, parameters=40, activation=5),) * 4)
 LINKS = [Cluster(link=Link(latency=latency, bandwidth=20.0)) for latency in (0.0, 0.25, 1.0)]

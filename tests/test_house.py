@@ -37,7 +37,6 @@ ROOMS = [
     "studies",
     "draw",
     "export",
-    "pictures",
     "cli",
     "__init__",
     "__main__",
@@ -146,6 +145,28 @@ def test_design_shows_the_rooms_in_this_order() -> None:
     assert shown == [name for name in ROOMS if not name.startswith("__")]
 
 
+TESTS = PROJECT / "tests"
+# Folders of tests that are no room's: of several rooms together, of the harness, and of the tests themselves.
+NO_ROOM = {"across_rooms", "validation", "mutation"}
+
+
+def test_folders_of_tests_mirror_the_rooms() -> None:
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py") if path.parent != TESTS}
+    packages = {name for name in ROOMS if (PROJECT / "cdpsim" / name / "__init__.py").exists()}
+    assert folders == packages | NO_ROOM, "see tests/README.md"
+
+
+def imported_tests(tree: ast.AST) -> list[str]:
+    """Dotted names of the test modules that a module imports."""
+    return [dotted for dotted in imports(tree) if re.match(r"tests\.(\w+\.)*test_", dotted)]
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_nothing_is_imported_from_a_test(path: Path) -> None:
+    """Helpers have modules of their own, in `tests/helpers` and `tests/validation`."""
+    assert not imported_tests(ast.parse(path.read_text()))
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_what_takes_long_to_import_waits_until_it_is_needed(name: str) -> None:
     now = {dotted.split(".")[0] for dotted in imported_with(MODULES[name])}
@@ -248,3 +269,5 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
     assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"
+    tree = ast.parse("from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front")
+    assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_front"]

@@ -20,11 +20,9 @@ from cdpsim.schedules.table import write_actions
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
 from tests.conftest import Command, examples
-from tests.strategies import fitting, in_seconds, requests, streamed_requests
-from tests.test_cli import here, refuse
-from tests.test_combinations import files
-
-__all__ = ["here"]  # a fixture
+from tests.helpers.command_line import refuse
+from tests.helpers.saved_files import files
+from tests.helpers.strategies import fitting, in_seconds, requests, streamed_requests
 
 LAYER = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=100, boundary=10, parameters=20)
 LAYERS = Model(stages=(LAYER,) * 8, precision="bf16")

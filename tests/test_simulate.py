@@ -14,7 +14,7 @@ from cdpsim.cluster import Devices
 from cdpsim.front import reopen
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import matrix_rule
-from tests.strategies import requests
+from tests.helpers.strategies import requests
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 

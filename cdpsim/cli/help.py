@@ -150,8 +150,7 @@ TIMELINE = """The ending of FILE picks the form:
                   --style gantt shows a lane for each device and link, in real time,
                   and why devices are idle; --dependencies, who waits for whom.
   .html           one page without a network: zoom, search, colour by stage ...
-  .json .pftrace  for ui.perfetto.dev: tracks, flows, memory. A slot is 1 us there.
-                  .pftrace needs `pip install 'cdpsim[perfetto]'`
+  .json           for ui.perfetto.dev: tracks, flows, memory. A slot is 1 us there.
   .csv            a flushed pipeline's order of a step, for torch.distributed.pipelining
 NAME may also be a folder that `cdpsim simulate` wrote.
 

@@ -3,7 +3,7 @@
 from cdpsim.program import Category, Content, Kind
 
 # Found by search: any two differ by at least 33 in CIELAB, for normal sight and for each of the three kinds of colour
-# blindness, and by at least 7 in lightness alone. tests/test_palette.py measures it.
+# blindness, and by at least 7 in lightness alone. tests/draw/test_palette.py measures it.
 COLOURS = ("#0d48f2", "#f7990d", "#0dad8f", "#712b63", "#b7bff7", "#d0342c", "#490d8c", "#f7d18b")
 # Where parts lie on each other, as in a sum of memory, adjacent ones differ most.
 CATEGORIES = {

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.request import recorded_disorder
 from cdpsim.runs import Run
 from cdpsim.setting import setting
@@ -112,7 +112,7 @@ def message_ends(trace: Trace) -> tuple[Ends, Ends]:
         return Ends(nothing, nothing), Ends(nothing, nothing)
     program = trace.program
     count, edges = len(program.tasks), program.edges
-    data = edges.kind == Edge.DATA
+    data = edges.kind == EdgeKind.DATA
     before, after = edges.before[data], edges.after[data]
     from_message, to_message = before >= count, after >= count
     made = after[~from_message & to_message], before[~from_message & to_message]

@@ -1,42 +1,109 @@
-"""A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open.
+"""A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open."""
 
-Text is made in columns, many rows at once: a row of characters per event, numbers as wide as the largest one.
-"""
-
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from itertools import chain, repeat
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from msgspec import UNSET, Struct, UnsetType
 
 from cdpsim.draw.scene import plain_title
-from cdpsim.export.labels import Labels, message_labels, place, said, task_labels
-from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, in_order, tracks
+from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, tracks
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
 
-Text = NDArray[np.uint8]  # a row of characters for each event
-_ROWS_AT_ONCE = 1 << 13
+CATEGORIES = {"U": "update", "F": "forward", "B": "backward", "W": "weight backward"}
+_EVENTS_AT_ONCE = 1 << 14
+
+Micros = int | float  # JSON's unit of time; a float where a run has fractions of a microsecond
+
+
+class TaskArguments(Struct, gc=False):
+    """The numbers of a task, shown when it is selected; an update has no micro-batch."""
+
+    stale: int
+    micro_batch: int | UnsetType
+    stage: int | UnsetType
+    step: int
+    version: int
+
+
+class MessageArguments(Struct, gc=False):
+    """The numbers of a message, shown when it is selected; one that belongs to no single stage has no stage."""
+
+    op: str
+    content: str
+    micro_batch: int | UnsetType
+    stage: int | UnsetType
+    dst: int | str
+    step: int
+    src: int | None
+    size: int
+    rounds: int
+
+
+class Slice(Struct, tag_field="ph", tag="X", gc=False):
+    """A task or a message."""
+
+    pid: int
+    tid: int
+    ts: Micros
+    dur: Micros
+    name: str
+    cat: str
+    args: TaskArguments | MessageArguments
+
+
+class ArrowStart(Struct, tag_field="ph", tag="s", gc=False):
+    """The start of an arrow, bound to the slice that runs on its thread at its time."""
+
+    id: int
+    cat: str
+    name: str
+    pid: int
+    tid: int
+    ts: Micros
+
+
+class ArrowEnd(Struct, tag_field="ph", tag="f", gc=False):
+    """The end of an arrow, bound to the slice that encloses it (`bp` is "e")."""
+
+    bp: str
+    id: int
+    cat: str
+    name: str
+    pid: int
+    tid: int
+    ts: Micros
+
+
+class Counter(Struct, tag_field="ph", tag="C", gc=False):
+    """A change of what a device holds of a category."""
+
+    name: str
+    pid: int
+    ts: Micros
+    args: dict[str, int]
 
 
 def chrome(trace: Trace) -> Iterator[bytes]:
-    """Give a trace as the content of a .json file, some events at a time."""
-    shown, held = tracks(trace), counters(trace)
-    return _written(trace, shown, held)
+    """Return a trace as the content of a .json file, some events at a time."""
+    return _encode(trace, tracks(trace), counters(trace))
 
 
-def _written(trace: Trace, shown: Tracks, held: Counters) -> Iterator[bytes]:
-    whole = not any((times % SLOT).any() for times in (shown.start, shown.end, held.time))
+def _encode(trace: Trace, shown: Tracks, held: Counters) -> Iterator[bytes]:
     yield _head(trace, shown)
-    yield from _counters(trace, held, whole)
-    yield from _slices(trace, shown, whole)
+    encoder = msgspec.json.Encoder()
+    for events in chain(_counter_events(trace, held), _slices_and_arrows(trace, shown)):
+        # JSON escapes line breaks within texts, so that all that are left stand between events.
+        yield b",\n" + encoder.encode_lines(events).rstrip(b"\n").replace(b"\n", b",\n")
     yield b"\n]}\n"
 
 
 def _head(trace: Trace, shown: Tracks) -> bytes:
-    """What comes before the events, as Kineto writes it, and the names of processes and threads.
+    """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
     One file has all devices, so it is rank 0's of as many ranks.
     """
@@ -46,194 +113,130 @@ def _head(trace: Trace, shown: Tracks) -> bytes:
         "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": shown.devices},
         "otherData": {"title": plain_title(trace), "request": dict(trace.request)},
     }
-    # Readers look for `"rank": 0` with its space. And a page may quote all this, whatever somebody called a model.
+    # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
     text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
-    names = map(msgspec.json.encode, [*_named("process", shown), *_named("thread", shown)])
+    processes = [(k, 0, name) for k, name in enumerate(shown.processes)]
+    threads = [(thread.process, _tid(shown, k), thread.name) for k, thread in enumerate(shown.threads)]
+    names = map(msgspec.json.encode, [*_name_events("process", processes), *_name_events("thread", threads)])
     return text + b',\n "traceEvents": [\n' + b",\n".join(names)
 
 
-def _named(what: str, shown: Tracks) -> Iterator[dict[str, object]]:
-    """Events that give names and places to processes or threads."""
-    rows = [(k, 0, name) for k, name in enumerate(shown.processes)]
-    if what == "thread":
-        rows = [(thread.process, _tid(shown, k), thread.name) for k, thread in enumerate(shown.threads)]
+def _name_events(what: str, rows: list[tuple[int, int, str]]) -> Iterator[dict[str, object]]:
+    """Return the events that give processes or threads their names and their order."""
     for rank, (pid, tid, name) in enumerate(rows):
         where = {"ph": "M", "pid": pid, "tid": tid}
         yield where | {"name": f"{what}_name", "args": {"name": name}}
         yield where | {"name": f"{what}_sort_index", "args": {"sort_index": rank}}
 
 
-def _tid(shown: Tracks, thread: int) -> int:
-    """The number of a thread: no process has it, or it would be taken for that one's main thread."""
+def _tid(shown: Tracks, thread: Any) -> Any:
+    """Return the number of a thread in the file: that of a process would make it that process's main thread."""
     return len(shown.processes) + thread
 
 
-def _counters(trace: Trace, held: Counters, whole: bool) -> Iterator[bytes]:
+def _microseconds(nanoseconds: Ints) -> np.ndarray:
+    """Convert times: to integers if all are whole; else to floats, whose shortest text has the very nanoseconds."""
+    whole = not (nanoseconds % SLOT).any()
+    return nanoseconds // SLOT if whole else nanoseconds / SLOT
+
+
+def _counter_events(trace: Trace, held: Counters) -> Iterator[list[Any]]:
     unit = "stages' worth" if trace.in_slots else "bytes"
-    heads = _table(
-        f',\n{{"ph":"C","name":"{category}","pid":{device},"ts":'
-        for device, category in zip(held.device.tolist(), held.category, strict=True)
-    )
-    wide, wide_size = _digits(held.time, whole), _digits(held.size)
-    for low in progress(range(0, len(held.time), _ROWS_AT_ONCE), "write"):
-        rows = slice(low, low + _ROWS_AT_ONCE)
-        time, size = _times(held.time[rows], wide, whole), _numbers(held.size[rows], wide_size)
-        yield _rows(heads.take(held.curve[rows], axis=0), time, f',"args":{{"{unit}":'.encode(), size, b"}}").tobytes()
+    category, device, time = np.array(held.category, dtype=object), held.device, _microseconds(held.time)
+    for low in progress(range(0, len(time), _EVENTS_AT_ONCE), "write"):
+        rows = slice(low, low + _EVENTS_AT_ONCE)
+        curve = held.curve[rows]
+        columns = (column.tolist() for column in (category[curve], device[curve], time[rows]))
+        yield list(map(Counter, *columns, ({unit: size} for size in held.size[rows].tolist())))
 
 
-def _slices(trace: Trace, shown: Tracks, whole: bool) -> Iterator[bytes]:
-    """Slices in time, each with the ends of arrows that are bound to it by standing behind it."""
-    count = len(trace.tasks["start"])
-    threads = _table(f'"pid":{thread.process},"tid":{_tid(shown, k)},"ts":' for k, thread in enumerate(shown.threads))
-    to = _table(f',"dst":{_json(link.dst)}' for link in shown.links)
-    task = _slice_text(shown, task_labels(trace), threads, whole)
-    message = _slice_text(shown, message_labels(trace), threads, whole, (to, shown.link))
-    flows = _flows(shown)
-    flow = _flow_text(shown, flows, threads, whole)
-    for low in progress(range(0, len(shown.order), _ROWS_AT_ONCE), "write"):
-        rows = shown.order[low : low + _ROWS_AT_ONCE]
-        first, last = np.searchsorted(flows.behind, [low, low + _ROWS_AT_ONCE]).tolist()
-        behind = flows.behind[first:last] - low
-        at, is_task = np.arange(len(rows)) + np.searchsorted(behind, np.arange(len(rows))), rows < count
-        pieces = np.empty(len(rows) + len(behind), dtype=object)
-        pieces[at[is_task]] = task(rows[is_task], rows[is_task])
-        pieces[at[~is_task]] = message(rows[~is_task], rows[~is_task] - count)
-        pieces[np.arange(len(behind)) + behind + 1] = flow(slice(first, last))
-        yield b"".join(pieces.tolist())
-
-
-class _Flows(NamedTuple):
-    """Ends of arrows: first the slices that arrows come from, then the arrows by their numbers."""
-
-    sources: Ints
-    behind: Ints  # in which place the slice stands that comes before this end
-    order: Ints
-
-
-def _flows(shown: Tracks) -> _Flows:
-    """Where arrows begin and end; both are bound to the slice that is there on their thread at their time."""
-    rank = np.empty(len(shown.order), dtype=np.int64)
-    rank[shown.order] = np.arange(len(rank))
-    begins = np.zeros(len(rank), dtype=bool)
+def _slices_and_arrows(trace: Trace, shown: Tracks) -> Iterator[list[Any]]:
+    """Return slices by their start, each with the ends of its arrows behind it, as viewers bind them."""
+    count, rank = len(shown.order), np.empty(len(shown.order), dtype=np.int64)
+    rank[shown.order] = np.arange(count)
+    begins = np.zeros(count, dtype=bool)
     begins[shown.source] = True
     sources = np.flatnonzero(begins)
-    order, behind = in_order(np.concatenate([rank[sources], rank[shown.target]]))
-    return _Flows(sources, behind, order)
+    events = _Events(trace, shown)
+    kinds = (
+        (events.tasks, np.arange(len(trace.tasks["start"]))),
+        (events.messages, np.arange(len(trace.tasks["start"]), count)),
+        (events.starts, sources),
+        (events.ends, np.arange(len(shown.target))),
+    )
+    first = np.cumsum([0, *(len(rows) for _, rows in kinds)])
+    order = np.argsort(np.concatenate([rank, rank[sources], rank[shown.target]]), kind="stable")
+    for low in progress(range(0, len(order), _EVENTS_AT_ONCE), "write"):
+        numbers = order[low : low + _EVENTS_AT_ONCE]
+        part = np.empty(len(numbers), dtype=object)
+        for (make, rows), begin, end in zip(kinds, first[:-1], first[1:], strict=True):
+            mine = np.flatnonzero((numbers >= begin) & (numbers < end))
+            part[mine] = make(rows[numbers[mine] - begin])
+        yield part.tolist()
 
 
-def _slice_text(
-    shown: Tracks, labels: Labels, threads: Text, whole: bool, *more: tuple[Text, Ints]
-) -> Callable[[Ints, Ints], list[bytes]]:
-    """What gives the text of slices, from their numbers and their rows among tasks or messages.
+class _Events:
+    """What makes events of slices and arrows from their numbers."""
 
-    Beside labels and their numbers they have `more` arguments: texts, and which one each row has.
+    def __init__(self, trace: Trace, shown: Tracks) -> None:
+        self.trace, self.shown, self.count = trace, shown, len(trace.tasks["start"])
+        process = np.array([thread.process for thread in shown.threads])
+        self.pid, self.tid = process[shown.thread], _tid(shown, shown.thread)
+        times = _microseconds(np.concatenate([shown.start, shown.end]))
+        self.start = times[: len(shown.start)]
+        self.duration = _microseconds(shown.end - shown.start)
+        self.dst = np.array([link.dst for link in shown.links], dtype=object)
+
+    def tasks(self, rows: Ints) -> list[Slice]:
+        """Name tasks as timetables do: `F1.0` is the forward of micro-batch 1 on stage 0; `/` marks a stale one."""
+        tasks = {name: column[rows].tolist() for name, column in self.trace.tasks.items()}
+        where = zip(tasks["kind"], tasks["micro_batch"], tasks["stage"], tasks["stale"], strict=True)
+        names = [f"{kind}{' ' * (kind == 'U')}{place(i, j)}{'/' * stale}" for kind, i, j, stale in where]
+        indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
+        arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
+        return self._slices(rows, names, map(CATEGORIES.__getitem__, tasks["kind"]), arguments)
+
+    def messages(self, slices: Ints) -> list[Slice]:
+        """Name messages by their content: `activation 1.0`, `all_reduce gradient of stage 2`."""
+        rows = slices - self.count
+        columns = {name: column[rows].tolist() for name, column in self.trace.messages.items()}
+        op, content = columns["op"], columns["content"]
+        where = zip(op, content, columns["micro_batch"], columns["stage"], strict=True)
+        names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(i, j)}" for o, c, i, j in where]
+        indices = (_present(columns[name], UNSET) for name in ("micro_batch", "stage"))
+        dst, src = self.dst[self.shown.link[rows]].tolist(), _present(columns["src"], None)
+        others = (columns["step"], src, columns["size"], columns["rounds"])
+        return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
+
+    def starts(self, slices: Ints) -> list[ArrowStart]:
+        """Return one start for all arrows that come from a slice."""
+        return list(map(ArrowStart, slices.tolist(), *self._arrow(slices)))
+
+    def ends(self, arrows: Ints) -> list[ArrowEnd]:
+        """Return the end of each arrow, under the number of its start."""
+        source = self.shown.source[arrows].tolist()
+        return list(map(ArrowEnd, repeat("e"), source, *self._arrow(self.shown.target[arrows])))
+
+    def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
+        columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start, self.duration))
+        return list(map(Slice, *columns, names, categories, arguments))
+
+    def _arrow(self, slices: Ints) -> tuple[Any, ...]:
+        columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start))
+        return repeat("flow"), repeat("flow"), *columns
+
+
+def place(micro_batch: int, stage: int) -> str:
+    """Name a micro-batch and a stage, either of which may be -1, for none.
+
+    >>> place(1, 0), place(-1, 2), place(3, -1), place(-1, -1)
+    ('1.0', 'of stage 2', 'of micro-batch 3', 'of all')
     """
-    texts = _table(_labelled(labels))
-    wide, wide_duration = _digits(shown.end, whole), _digits(shown.end - shown.start, whole)
-    widths = {name: _digits(column) for name, column in labels.numbers.items()}
-
-    def text(slices: Ints, rows: Ints) -> list[bytes]:
-        start, duration = shown.start[slices], shown.end[slices] - shown.start[slices]
-        parts: list[bytes | Text] = [
-            b',\n{"ph":"X",',
-            threads.take(shown.thread[slices], axis=0),
-            _times(start, wide, whole),
-        ]
-        parts += [b',"dur":', _times(duration, wide_duration, whole), texts.take(labels.which[rows], axis=0)]
-        parts += [words.take(which[rows], axis=0) for words, which in more]
-        for name, column in labels.numbers.items():
-            parts += [f',"{name}":'.encode(), _numbers(column[rows], widths[name], b"null" if name == "src" else b"-1")]
-        return _pieces(_rows(*parts, b"}}"))
-
-    return text
+    if micro_batch >= 0:
+        return f"{micro_batch}.{stage}" if stage >= 0 else f"of micro-batch {micro_batch}"
+    return f"of stage {stage}" if stage >= 0 else "of all"
 
 
-def _flow_text(shown: Tracks, flows: _Flows, threads: Text, whole: bool) -> Callable[[slice], list[bytes]]:
-    """What gives the text of ends of arrows."""
-    heads = _table([',\n{"ph":"s","id":', ',\n{"ph":"f","bp":"e","id":'])
-    wide, wide_id, count = _digits(shown.end, whole), len(str(len(shown.start))), len(flows.sources)
-
-    def text(rows: slice) -> list[bytes]:
-        order = flows.order[rows]
-        ends = order >= count
-        source, at = np.empty_like(order), np.empty_like(order)
-        source[~ends] = at[~ends] = flows.sources[order[~ends]]
-        source[ends], at[ends] = shown.source[order[ends] - count], shown.target[order[ends] - count]
-        time = _times(shown.start[at], wide, whole)
-        parts = (heads.take(ends, axis=0), _numbers(source, wide_id), b',"cat":"flow","name":"flow",')
-        return _pieces(_rows(*parts, threads.take(shown.thread[at], axis=0), time, b"}"))
-
-    return text
-
-
-def _labelled(labels: Labels) -> Iterator[str]:
-    """The name, the category and the first arguments of slices, without an end."""
-    ends = []
-    for sort in labels.sorts:
-        arguments = ",".join(f'"{name}":{_json(value)}' for name, value in sort.arguments.items())
-        ends.append((f',"name":"{sort.before}', f'{sort.after}","cat":"{sort.category}","args":{{{arguments}'))
-    for sort_number, i, j in labels.different:
-        before, after = ends[sort_number]
-        if i >= 0 and j >= 0:  # there may be as many as tasks
-            yield f'{before}{i}.{j}{after},"micro_batch":{i},"stage":{j}'
-        else:
-            numbers = "".join(f',"{name}":{number}' for name, number in said(i, j))
-            yield f"{before}{place(i, j)}{after}{numbers}"
-
-
-def _json(value: int | str) -> str:
-    """A number, or a word of our own, without anything that must be escaped."""
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _table(texts: Iterable[str]) -> Text:
-    """Texts as rows of one width."""
-    encoded = [text.encode() for text in texts]
-    width = max(map(len, encoded), default=0)
-    return np.frombuffer(b"".join(text.ljust(width) for text in encoded), dtype=np.uint8).reshape(len(encoded), width)
-
-
-def _rows(*parts: bytes | Text) -> Text:
-    """Put parts side by side; bytes are the same in every row."""
-    columns = [np.frombuffer(part, dtype=np.uint8) if isinstance(part, bytes) else part for part in parts]
-    count = next(len(column) for column in columns if column.ndim > 1)
-    edges = np.cumsum([0, *(column.shape[-1] for column in columns)]).tolist()
-    text = np.empty((count, edges[-1]), dtype=np.uint8)
-    for low, high, column in zip(edges, edges[1:], columns, strict=False):
-        text[:, low:high] = column
-    return text
-
-
-def _pieces(text: Text) -> list[bytes]:
-    """Rows of characters, each by itself."""
-    rows: list[bytes] = text.view(f"S{text.shape[1]}")[:, 0].tolist()
-    return rows
-
-
-def _digits(numbers: Ints, whole: bool = False) -> int:
-    """How wide the largest number is; of times in nanoseconds, if all are whole microseconds."""
-    most = int(numbers.max(initial=0)) // (SLOT if whole else 1)
-    return max(len(str(most)), 4 if (numbers < 0).any() else 1)
-
-
-def _numbers(numbers: Ints, width: int, below: bytes = b"") -> Text:
-    """Whole numbers, with spaces before them; `below` stands for those below zero."""
-    text = np.empty((width, len(numbers)), dtype=np.uint8)
-    rest: NDArray[Any] = np.maximum(numbers, 0).astype(np.uint32 if width < 10 else np.uint64)
-    for column in reversed(range(width)):
-        shorter = rest // 10
-        text[column] = rest - shorter * 10 + ord("0")
-        if column < width - 1:
-            text[column][rest == 0] = ord(" ")
-        rest = shorter
-    if below and (numbers < 0).any():
-        text[:, numbers < 0] = np.frombuffer(below.rjust(width), dtype=np.uint8)[:, None]
-    return text.T
-
-
-def _times(times: Ints, width: int, whole: bool) -> Text:
-    """Nanoseconds as microseconds."""
-    if whole:
-        return _numbers(times // SLOT, width)
-    before, after = np.divmod(times, SLOT)
-    return _rows(_numbers(before, max(width - 3, 1)), b".", _numbers(after + SLOT, 4)[:, 1:])
+def _present(numbers: list[int], missing: Any) -> list[Any]:
+    """Replace -1, which stands for none."""
+    return [missing if number < 0 else number for number in numbers]

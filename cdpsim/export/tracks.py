@@ -12,12 +12,12 @@ from cdpsim.draw import scene
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
-_EXACT = 2**53  # viewers read JSON's numbers as floats
+_EXACT = 2**43 * SLOT  # readers hold microseconds as floats, which have no thousandths beyond
 _LONGEST = 2**62
 _NAME = 60
 _FEW = 8  # of arrows one after another at one time, there are hardly ever more
@@ -135,7 +135,7 @@ def _arrows(trace: Trace, start: Ints) -> tuple[Ints, Ints]:
 def _passed_on(trace: Run) -> tuple[Ints, Ints]:
     """Which message carries on what another one brought, as rows of messages."""
     edges, count = trace.program.edges, len(trace.task_nodes)
-    between = np.flatnonzero((edges.kind == Edge.DATA) & (edges.before >= count) & (edges.after >= count))
+    between = np.flatnonzero((edges.kind == EdgeKind.DATA) & (edges.before >= count) & (edges.after >= count))
     row = np.empty(len(trace.message_nodes), dtype=np.int64)
     row[trace.message_nodes - count] = np.arange(len(row))
     return row[edges.before[between] - count], row[edges.after[between] - count]

@@ -14,7 +14,7 @@ from cdpsim.trace.metrics import memory
 
 def _spans(run: Recount, *categories: Category) -> tuple[Ints, Times, Times]:
     """The buffers of some categories, and from when until when they are held."""
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     rows = np.flatnonzero(np.isin(run.program.buffers.category, categories))
     return rows, begin[rows], end[rows]
 
@@ -117,12 +117,12 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
 def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]:
     """What devices hold of passes is what their tasks need, recounted from the tasks."""
     program = run.program
-    rows, device = program.passes_held, program.tasks.device
+    rows, device = program.stashes, program.tasks.device
     size = program.buffers.size[rows]
-    begin, finish = (times[rows] for times in memory.held(program.buffers, run.start, run.end))
+    begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, run.start, run.end))
     held = memory.step_function(program.buffers.device[rows], begin, finish, size)
     # A stage's passes weigh the same, but for those whose input the stage before has on the same device.
-    forward = program.of_kind(Kind.F)
+    forward = program.tasks_of_kind(Kind.F)
     near = np.zeros(forward.shape, dtype=np.int64)
     near[:, 1:] = device[forward[:, 1:]] == device[forward[:, :-1]]
     kind = near * program.n + program.tasks.stage[forward]
@@ -132,7 +132,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
     needed = memory.step_function(
         device[forward].ravel(),
         run.start[forward].ravel(),
-        run.end[program.lasts].ravel(),
+        run.end[program.gradient_tasks].ravel(),
         weight[kind].ravel(),
     )
     if any(not np.array_equal(a, b) for a, b in zip(held, needed, strict=True)):
@@ -141,7 +141,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
 
 def what_is_held_is_freed(run: Recount) -> Iterator[str]:
     """No device holds less than nothing, and none holds anything in the end."""
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     for row in np.flatnonzero(end < begin).tolist():
         category = Category(int(run.program.buffers.category[row])).name.lower()
         device = run.program.buffers.device[row]

@@ -12,7 +12,7 @@ from cdpsim.program import Content, Kind, Program
 
 def way(program: Program) -> Ints:
     """A row for each pass: forward through all stages, then back."""
-    return np.concatenate([program.of_kind(Kind.F), program.of_kind(Kind.B)[:, ::-1]], axis=1)
+    return np.concatenate([program.tasks_of_kind(Kind.F), program.tasks_of_kind(Kind.B)[:, ::-1]], axis=1)
 
 
 def handing_on(program: Program) -> Ints:
@@ -20,7 +20,7 @@ def handing_on(program: Program) -> Ints:
     result = np.arange(program.compute)
     if program.undivided is not None:
         some = program.undivided
-        result[program.of_kind(Kind.B)[some]] = program.of_kind(Kind.W)[some]
+        result[program.tasks_of_kind(Kind.B)[some]] = program.tasks_of_kind(Kind.W)[some]
     return result
 
 
@@ -43,7 +43,7 @@ def needs(run: Recount) -> Needs:
     both = [Needs(made[node[:, :-1][near]], node[:, 1:][near]), Needs(made[reader - 1], message)]
     both.append(Needs(message, reader))
     if program.splits:
-        both.append(Needs(program.of_kind(Kind.B).ravel(), program.of_kind(Kind.W).ravel()))
+        both.append(Needs(program.tasks_of_kind(Kind.B).ravel(), program.tasks_of_kind(Kind.W).ravel()))
     return joined(*both)
 
 
@@ -54,7 +54,7 @@ def passes_go_from_stage_to_stage(run: Recount) -> Iterator[str]:
     early = node[:, 1:][run.start[node[:, 1:]] < run.end[made[node[:, :-1]]]]
     yield from run.names(early, "starts before the stage before it has ended")
     if program.splits:
-        back, weights = program.of_kind(Kind.B), program.of_kind(Kind.W)
+        back, weights = program.tasks_of_kind(Kind.B), program.tasks_of_kind(Kind.W)
         early = weights[run.start[weights] < run.end[back]]
         yield from run.names(early, "starts before the rest of its backward has ended")
 
@@ -78,9 +78,9 @@ def boundaries_cross_by_one_message(run: Recount) -> Iterator[str]:
 def backwards_read_what_their_forward_read(run: Recount) -> Iterator[str]:
     """On the same device, and, but where the rule says otherwise, the same version."""
     program, tasks = run.program, run.program.tasks
-    forward = program.of_kind(Kind.F)
+    forward = program.tasks_of_kind(Kind.F)
     for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
-        backward = program.of_kind(kind)
+        backward = program.tasks_of_kind(kind)
         same = (tasks.version[forward] == tasks.version[backward]) | program.versions_differ
         same &= tasks.device[forward] == tasks.device[backward]
         yield from run.names(backward[~same], "differs from its forward in device or version")

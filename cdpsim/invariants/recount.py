@@ -123,13 +123,13 @@ class Recount:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
         program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
         ties = self.request.model.tied if program.together and copies else ()
-        device = program.tasks.device[program.of_kind(Kind.F)]
+        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
     def givers(self) -> Ints:
         """The tasks that give gradients."""
-        return self.program.lasts.ravel()
+        return self.program.gradient_tasks.ravel()
 
     @cached_property
     def updates(self) -> Ints:
@@ -166,7 +166,7 @@ class Recount:
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
         until, step = np.cumsum(self.counts, axis=1), program.tasks.step[updates]
         last = until[step, np.minimum(replica, self.replicas - 1)] - 1
-        task: Ints = program.lasts[program.find_pass(step, last), 0]
+        task: Ints = program.gradient_tasks[program.find_pass(step, last), 0]
         return task
 
     @cached_property
@@ -174,7 +174,7 @@ class Recount:
         """Of each update, the last task that gives a gradient to it; where all update together, on its device."""
         program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
         if not self.together:
-            last = program.lasts[program.first_pass[1:] - 1]
+            last = program.gradient_tasks[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
         giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]

@@ -21,9 +21,9 @@ from cdpsim.invariants.needs import Columns, Needs, joined, matches
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Content, Edge, Edges, Kind, Op, Program, no_parts
-from cdpsim.program.rendezvous import posted
-from cdpsim.program.streams import Line, ends_of, lined_up, merged
+from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
+from cdpsim.program.rendezvous import posting_turns
+from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
 
 _ROUNDING = 1e-9  # of times, after many sums
 Words = NDArray[np.str_]
@@ -56,7 +56,7 @@ def _pulled(run: Recount) -> Needs:
     """Versions and optimizer states are pulled for their first reader, which may be an update."""
     program, tasks, updates, lanes = run.whole.program, run.program.tasks, run.updates, run.lanes
     messages, first = program.messages, len(tasks)
-    reader = program.of_kind(Kind.F).ravel()
+    reader = program.tasks_of_kind(Kind.F).ravel()
     if program.versions_differ:
         reader = np.arange(program.compute)
     place = np.concatenate([lanes.rank[reader], _follows(run) + 1])
@@ -157,15 +157,15 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
     if (overlap == FULL).all():
         return
     found = needs(run)
-    edges = Edges(found.before, found.after, np.full(len(found.before), Edge.DATA))
-    program = replace(run.whole.program, edges=edges, parts=no_parts())
+    edges = Edges(found.before, found.after, np.full(len(found.before), EdgeKind.DATA))
+    program = replace(run.whole.program, edges=edges, parts=NO_PARTS)
     yield from (_met if run.request.rendezvous else _taken)(run, program, overlap)
 
 
 def _taken(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
     """Nothing starts before its lane, or its stream, has had the time for the parts in messages that come before it."""
     own = overlap != FULL
-    line = lined_up(program, ends_of(program, own))
+    line = order_parts(program, find_endpoints(program, own))
     parts = run.program.parts
     if not all(np.array_equal(*pair) for pair in ((parts.device, line.ends.device), (parts.sends, line.ends.sends))):
         yield "messages do not take the lanes and streams of their devices"
@@ -190,9 +190,9 @@ class _PartTimes(NamedTuple):
     takes: Times
 
 
-def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
+def _parts(run: Recount, line: PartOrder, own: NDArray[np.bool_]) -> _PartTimes:
     """Recount the times of parts from messages; a device is busy with what it receives, or with what it sends."""
-    pieces, many = ends_of(run.program, own), len(line.place)
+    pieces, many = find_endpoints(run.program, own), len(line.place)
     part, row = matches(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
     message, sends = pieces.message[row], pieces.sends[row]
     begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
@@ -213,13 +213,13 @@ def _parts(run: Recount, line: Line, own: NDArray[np.bool_]) -> _PartTimes:
     return _PartTimes(begin, came, np.where(count[1] > count[0], takes[1], takes[0]))
 
 
-def _too_early(run: Recount, line: Line, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
+def _too_early(run: Recount, line: PartOrder, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
     """Follow a lane, or what its device sends or receives beside it, and give the first node that is too early."""
     task, sends = run.program.lane_tasks[places], line.ends.sends[rows]
     begin, end, nothing = run.start[task], run.end[task], np.zeros_like(run.end[task])
     if sends.all():  # beside the tasks, which do not wait for it
         begin = np.maximum(begin, run.end.max(initial=0) + times.takes[rows].sum())
-    order = merged(line, rows, places)
+    order = merge_with_tasks(line, rows, places)
     node = np.concatenate([run.program.message_nodes.stop + rows, task])[order]
     begin = np.concatenate([times.begin[rows], begin])[order]
     takes = np.concatenate([times.takes[rows], nothing])[order]
@@ -235,7 +235,7 @@ def _too_early(run: Recount, line: Line, rows: Ints, places: Ints, times: _PartT
 def _met(run: Recount, program: Program, overlap: Words) -> Iterator[str]:
     """Nothing starts before what its device's stream has before it, whose order both ends of a message keep."""
     try:
-        turn = posted(program)[run.whole.part_of]
+        turn = posting_turns(program)[run.whole.part_of]
     except RequestError:
         yield "tasks and messages wait for each other in a circle"
         return

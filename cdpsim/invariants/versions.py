@@ -83,7 +83,7 @@ def _readers(run: Recount) -> tuple[Needs, Ints]:
         needs = broadcasts(run)
         return needs, np.setdiff1d(task, needs.after)
     if not run.program.versions_differ:
-        task = run.program.of_kind(Kind.F).ravel()
+        task = run.program.tasks_of_kind(Kind.F).ravel()
     return _provided(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
 
 

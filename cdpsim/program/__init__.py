@@ -9,7 +9,7 @@ there.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
@@ -65,7 +65,7 @@ class Category(IntEnum):
     PARAMETERS = 4
 
 
-class Edge(IntEnum):
+class EdgeKind(IntEnum):
     """Why one node waits for another: for data, for room at the receiver or host, the end of a step, or its turn."""
 
     DATA = 0
@@ -140,10 +140,8 @@ class Parts:
         return longest
 
 
-def no_parts() -> Parts:
-    """Give the parts of devices whose messages overlap with everything."""
-    nothing = np.empty(0, dtype=np.int32)
-    return Parts(nothing, nothing, np.empty(0, dtype=np.bool_), nothing, nothing, nothing)
+_NONE = np.empty(0, dtype=np.int32)
+NO_PARTS = Parts(_NONE, _NONE, _NONE.astype(np.bool_), _NONE, _NONE, _NONE)  # where all messages overlap with tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,11 +211,11 @@ class Program:
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: NDArray[np.bool_] | None = None  # of passes and stages: its gradient leaves after its weights' part
-    parts: Parts = field(default_factory=no_parts)
+    parts: Parts = NO_PARTS
     ranks: tuple[Ints, ...] | None = None  # the machine's ranks in each group; None: its members
     bases: Bases | None = None  # None: each update starts from the version before, and takes its own step's gradients
     request: Mapping[str, Any] | None = None  # what it was assembled for
-    whole: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
+    unexpanded: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
     made_for: Callable[[], Mapping[str, Any]] = dict  # gives its key
 
     @cached_property
@@ -330,7 +328,7 @@ class Program:
         """Whether backwards have a part of their own for the weights."""
         return self.phases > 2 * self.n
 
-    def of_kind(self, kind: Kind) -> Ints:
+    def tasks_of_kind(self, kind: Kind) -> Ints:
         """The tasks of a kind, in columns by stage and rows by pass."""
         third = (Kind.F, Kind.B, Kind.W).index(kind)
         phase = np.arange(third * self.n, (third + 1) * self.n, dtype=np.int32)
@@ -338,9 +336,9 @@ class Program:
         return task if kind == Kind.F else task[:, ::-1]
 
     @property
-    def lasts(self) -> Ints:
-        """The tasks that end micro-batches' ways through stages, in the form of `of_kind`."""
-        return self.of_kind(Kind.W if self.splits else Kind.B)
+    def gradient_tasks(self) -> Ints:
+        """The tasks that end micro-batches' ways through stages, in the form of `tasks_of_kind`."""
+        return self.tasks_of_kind(Kind.W if self.splits else Kind.B)
 
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:
@@ -348,7 +346,7 @@ class Program:
         return in_lanes(self.lane_tasks, self.lane_start)
 
     @property
-    def passes_held(self) -> Ints:
+    def stashes(self) -> Ints:
         """The buffers of what forwards keep for their backwards: one of each pass through a stage."""
         buffers = self.buffers
         begins = buffers.begin >> 1
@@ -361,7 +359,7 @@ class Program:
         before = np.concatenate([self.edges.before, lane_before])
         return before, np.concatenate([self.edges.after, lane_after])
 
-    def linked(self, before: Ints, after: Ints, kind: Edge) -> "Program":
+    def with_edges(self, before: Ints, after: Ints, kind: EdgeKind) -> "Program":
         """Let some nodes wait for others, too."""
         edges = self.edges
         more = before, after, np.full(len(before), kind)

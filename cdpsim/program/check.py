@@ -8,10 +8,10 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Category, Edge, Kind, Program
+from cdpsim.program import Category, EdgeKind, Kind, Program
 
 
-def check(program: Program) -> None:
+def check_program(program: Program) -> None:
     """Refuse a program that breaks a rule, naming the first task that does; a deadlock is shown as its cycle."""
     check_columns(program)
     if find_cycle(program):
@@ -115,7 +115,7 @@ def _passes(program: Program) -> Iterator[str]:
             passes = column[: program.compute].reshape(-1, program.phases)
             apart = np.argwhere(passes[:, :n] != passes[:, third * n : (third + 1) * n][:, ::-1])
             if len(apart):
-                f, b = (int(program.of_kind(of)[tuple(apart[0])]) for of in (Kind.F, kind))
+                f, b = (int(program.tasks_of_kind(of)[tuple(apart[0])]) for of in (Kind.F, kind))
                 problem = f"differ in {what}: {column[f]} and {column[b]}"
                 yield f"{program.describe(f)} and {program.describe(b)} {problem}"
                 return
@@ -157,7 +157,7 @@ def _gradients(program: Program) -> Iterator[str]:
 
 def _messages(program: Program) -> Iterator[str]:
     """Every message carries something that exists and is waited for by somebody."""
-    first, data = len(program.tasks), program.edges.kind == Edge.DATA
+    first, data = len(program.tasks), program.edges.kind == EdgeKind.DATA
     read, sent = (np.zeros(len(program.messages), dtype=bool) for _ in range(2))
     for seen, ends in ((read, program.edges.before), (sent, program.edges.after)):
         seen[ends[data & (ends >= first)] - first] = True

@@ -15,12 +15,12 @@ import numpy as np
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest
-from cdpsim.program import Content, Edge, Op, Program
+from cdpsim.program import Content, EdgeKind, Op, Program
 from cdpsim.program.check import refuse_deadlock
-from cdpsim.program.streams import ends_of
+from cdpsim.program.streams import find_endpoints
 
 
-def deferred(program: Program) -> Program:
+def defer_receives(program: Program) -> Program:
     """Post receives of activations and their gradients only when the task before their reader has ended.
 
     This closes no circle. From such a message the only way on is to its reader; the new edge begins at the task
@@ -28,7 +28,7 @@ def deferred(program: Program) -> Program:
     the reader, along the lane, and so it would have been there before.
     """
     task, message = _late_receives(program)
-    return program.linked(task, message, Edge.ROOM)
+    return program.with_edges(task, message, EdgeKind.ROOM)
 
 
 def _late_receives(program: Program) -> tuple[Ints, Ints]:
@@ -44,7 +44,7 @@ def _late_receives(program: Program) -> tuple[Ints, Ints]:
     return task[task >= 0], edges.before[read][task >= 0]
 
 
-def posted(program: Program) -> Ints:
+def posting_turns(program: Program) -> Ints:
     """Give each node its turn: lower ones are posted first, messages of equal turn by both ends together.
 
     Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
@@ -93,7 +93,7 @@ def _unit_run(program: Program) -> tuple[Ints, Ints]:
     return time, depth
 
 
-def met(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
+def meet_in_turns(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
     """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
@@ -112,7 +112,7 @@ def met(program: Program, overlaps: Sequence[str], turn: Ints) -> Program:
     # The same two collectives follow each other on all their members.
     both = np.sort(before.astype(np.int64) * program.nodes + after)
     both = both[group_starts(both)]
-    return program.linked(both // program.nodes, both % program.nodes, Edge.STREAM)
+    return program.with_edges(both // program.nodes, both % program.nodes, EdgeKind.STREAM)
 
 
 class _Batches:
@@ -123,7 +123,7 @@ class _Batches:
     """
 
     def __init__(self, program: Program, own: np.ndarray, turn: Ints) -> None:
-        message, device, _ = ends_of(program, own)
+        message, device, _ = find_endpoints(program, own)
         order = sort_by(device, turn[message], message)
         self.message, self.device = message[order], device[order]
         self.head = group_starts(self.device, turn[self.message])

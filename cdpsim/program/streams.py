@@ -22,14 +22,14 @@ import numpy as np
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import in_lanes, successors
-from cdpsim.program import Edge, Op, Parts, Program
+from cdpsim.program import EdgeKind, Op, Parts, Program
 
 _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
 
 Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
 
-class Ends(NamedTuple):
+class Endpoints(NamedTuple):
     """Messages, as nodes, with each of their devices, and whether that gives something to the message."""
 
     message: Ints
@@ -37,15 +37,15 @@ class Ends(NamedTuple):
     sends: Flags
 
 
-class Line(NamedTuple):
+class PartOrder(NamedTuple):
     """Parts in the order of lanes: places are those of `lane_tasks`, or what comes before the first of a lane."""
 
-    ends: Ends
+    ends: Endpoints
     place: Ints
     at: Ints  # what it is at its place
 
 
-def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
+def occupy_streams(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
     """Let messages take the lanes and streams of their devices; `overlaps` has a word for each device.
 
     `whole` is the program with each collective in one piece, `origin` the node there of each node, and `channel` that
@@ -54,21 +54,21 @@ def streamed(program: Program, overlaps: Sequence[str], whole: Program, origin: 
     own = np.array([word != FULL for word in overlaps])
     if not own.any():
         return program
-    line, first = lined_up(whole, ends_of(whole, own)), program.nodes
+    line, first = order_parts(whole, find_endpoints(whole, own)), program.nodes
     rows = _in_lanes(whole, line, first, overlaps), *_in_streams(whole, line, first, overlaps)
     before, after = (np.concatenate(ends) for ends in zip(*rows, strict=True))
     part, message, sends = _pieces(program, origin, line.ends, own)
     waits = _with_messages(before - first, after - first, line.ends.sends, part, message)
     arrived = _with_messages(after - first, before - first, ~line.ends.sends, part[~sends], message[~sends])
-    linked = program.linked(
+    linked = program.with_edges(
         np.concatenate([before, first + waits[0], arrived[1]]),
         np.concatenate([after, waits[1], first + arrived[0]]),
-        Edge.STREAM,
+        EdgeKind.STREAM,
     )
     return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends, channel))
 
 
-def ends_of(program: Program, own: Flags) -> Ends:
+def find_endpoints(program: Program, own: Flags) -> Endpoints:
     """All messages with those of their devices that have no full overlap."""
     messages, first = program.messages, len(program.tasks)
     single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
@@ -78,10 +78,10 @@ def ends_of(program: Program, own: Flags) -> Ends:
     device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int64)
     sends = np.where(np.isin(messages.op[message], (Op.P2P, Op.BROADCAST)), messages.src[message] == device, True)
     some = own[device]
-    return Ends(first + message[some], device[some], sends[some])
+    return Endpoints(first + message[some], device[some], sends[some])
 
 
-def lined_up(program: Program, ends: Ends) -> Line:
+def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     """Give each part its place: behind the task that made its message, or before the one that reads it.
 
     What a device passes on comes behind its nearest task before that in the program. What no later task of its device
@@ -98,7 +98,7 @@ def lined_up(program: Program, ends: Ends) -> Line:
     together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
     order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
     order = order[place[order] >= 0]
-    return Line(Ends(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
+    return PartOrder(Endpoints(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
 
 
 def _first_places(program: Program) -> Ints:
@@ -143,12 +143,12 @@ def _ranges(low: Ints, high: Ints) -> Pairs:
     return which, np.arange(len(which)) - np.repeat(np.cumsum(many) - many - low, many)
 
 
-def _in_lanes(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> Pairs:
+def _in_lanes(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> Pairs:
     """Which part or task comes behind which in lanes of devices without overlap; parts are nodes from `first` on."""
     alone = np.array([word == NONE for word in overlaps])
     task = program.lane_tasks
     here, place = np.flatnonzero(alone[line.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
-    order = merged(line, here, place)
+    order = merge_with_tasks(line, here, place)
     node = np.concatenate([first + here, task[place]])[order]
     lane = group_numbers(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
     before, after = in_lanes(node, np.append(group_starts(lane), len(lane)))
@@ -156,13 +156,13 @@ def _in_lanes(program: Program, line: Line, first: int, overlaps: Sequence[str])
     return before[new], after[new]
 
 
-def merged(line: Line, parts: Ints, places: Ints) -> Ints:
+def merge_with_tasks(line: PartOrder, parts: Ints, places: Ints) -> Ints:
     """Sort some parts, and tasks at some places, by the order of lanes; parts are the first rows, tasks the others."""
     key = np.concatenate([4 * line.place[parts] + line.at[parts], 4 * places + _TASK])
     return np.argsort(key, kind="stable")
 
 
-def _in_streams(program: Program, line: Line, first: int, overlaps: Sequence[str]) -> list[Pairs]:
+def _in_streams(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> list[Pairs]:
     """Which part comes behind which in the streams of devices, and which task before or behind it."""
     beside = np.array([word != NONE for word in overlaps])[line.ends.device]
     lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))[line.place]
@@ -175,9 +175,9 @@ def _in_streams(program: Program, line: Line, first: int, overlaps: Sequence[str
     return found
 
 
-def _pieces(program: Program, origin: Ints, ends: Ends, own: Flags) -> tuple[Ints, Ints, Flags]:
+def _pieces(program: Program, origin: Ints, ends: Endpoints, own: Flags) -> tuple[Ints, Ints, Flags]:
     """The messages of each part, as nodes of the program that runs, and whether its device sends them."""
-    pieces, devices = ends_of(program, own), len(own)
+    pieces, devices = find_endpoints(program, own), len(own)
     part, row = _matches(
         ends.message.astype(np.int64) * devices + ends.device,
         origin[pieces.message].astype(np.int64) * devices + pieces.device,
@@ -201,7 +201,7 @@ def _matches(have: Ints, want: Ints) -> Pairs:
     return which, order[at]
 
 
-def _parts(program: Program, line: Line, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
+def _parts(program: Program, line: PartOrder, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
     """Let each part take the time of what its device receives, or of what it sends where that is more."""
     many = [np.bincount(part[some], minlength=len(line.place)) for some in (sends, ~sends)]
     mine = sends == (many[0] > many[1])[part]

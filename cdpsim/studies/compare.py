@@ -6,14 +6,14 @@ from fractions import Fraction
 from typing import Any
 
 from cdpsim.files.units import Number
-from cdpsim.program import Category, Edge
+from cdpsim.program import Category, EdgeKind
 from cdpsim.request import Request
 from cdpsim.runs import Rest, Run
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.setting import UNCOUNTED, setting_of, untied
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace.metrics import communication, memory, utilisation
-from cdpsim.trace.metrics.waiting import waited
+from cdpsim.trace.metrics.waiting import waiting_time
 
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate"}  # by their columns, which have other names
 
@@ -114,7 +114,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(len(rest.messages)),
-        rounds=communication.rounds(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
+        rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
         sent=sent if run.in_slots else float(sent),
         micro_batch_rate=rate,
         sample_rate=rate * samples if samples else None,
@@ -128,7 +128,7 @@ def _exposed(rest: Rest) -> float:
     """Return the share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     program = run.program
-    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == Edge.STREAM).any():
+    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
-    share: float = waited(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
+    share: float = waiting_time(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding

@@ -61,9 +61,9 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         covered = path_cover(begin, end) if program.n <= MOST_COVERED_STAGES else None
         counts = {"devices": int(device[at_stage].max()) + 1, "bound": bound}
         stages.append({"stage": stage, **counts, "overlap": largest_overlap(begin, end), "path_cover": covered})
-    of_run = program.tasks.device[program.of_kind(Kind.F)][program.find_pass(rows.step, rows.micro_batch), rows.stage]
+    forward = program.tasks_of_kind(Kind.F)[program.find_pass(rows.step, rows.micro_batch), rows.stage]
     columns = {"stage": rows.stage, "micro_batch": rows.micro_batch, "step": rows.step}
-    columns["device"] = number_devices(rows, device, of_run)
+    columns["device"] = number_devices(rows, device, program.tasks.device[forward])
     in_trace = rows.step < trace.program.steps
     assignment = zip(*(column[in_trace].tolist() for column in columns.values()), strict=True)
     return {
@@ -79,7 +79,8 @@ def pyramid(trace: Trace) -> dict[str, Any]:
 
 def occupancies(program: Program, start: Times, end: Times) -> Occupancies:
     """Return the occupancies of a run, each from the start of a forward to the end of its backward."""
-    begin, finish = merge_close_times(np.stack([start[program.of_kind(Kind.F)], end[program.lasts]]), end.max())
+    spans = np.stack([start[program.tasks_of_kind(Kind.F)], end[program.gradient_tasks]])
+    begin, finish = merge_close_times(spans, end.max())
     row, stage = np.indices(begin.shape, dtype=np.int32)
     step, micro_batch = program.pass_step[row], program.pass_micro_batch[row]
     columns = [column.ravel() for column in (stage, micro_batch, step, begin, finish)]
@@ -115,7 +116,8 @@ def lower_bounds(rest: Rest) -> list[int]:
     """Return the devices that any steady periodic schedule needs for each stage: occupancy over time."""
     run, steps = rest.run, rest.steps
     rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())
-    occupied = (run.end[run.program.lasts[rows]] - run.start[run.program.of_kind(Kind.F)[rows]]).sum(axis=0)
+    first, last = run.program.tasks_of_kind(Kind.F)[rows], run.program.gradient_tasks[rows]
+    occupied = (run.end[last] - run.start[first]).sum(axis=0)
     time = len(steps) * rest.period
     if run.start.dtype.kind == "i":
         return [ceil(Fraction(total) / Fraction(time)) for total in occupied.tolist()]

@@ -147,7 +147,7 @@ def memory_by_task(model: Model, contents: str) -> Ints:
     duration = np.zeros(program.nodes, dtype=np.int64)
     duration[:slots] = 1
     rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)
-    curves = memory.curves(program, *find_engine("fast")(program, Costs(duration, rounds, release)))
+    curves = memory.memory_by_category(program, *find_engine("fast")(program, Costs(duration, rounds, release)))
 
     def in_slots(category: Category) -> Ints:
         rows = np.flatnonzero(curves["category"] == category)

@@ -97,23 +97,23 @@ def simulated_cells(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     """Return the simulated cells of a row, measured on a run under unit costs."""
     program, start, end = run.program, run.start, run.end
     window = memory.steady_window(program, start, end)
-    curves = memory.curves(program, start, end)
+    curves = memory.memory_by_category(program, start, end)
 
     def most(category: Category) -> Fraction:
         rows = curves["category"] == category
-        device, time, size = (curves[name][rows] for name in ("device", "time", "size"))
-        return Fraction(memory.peak_within(device, time, size, *window), program.n)
+        return Fraction(memory.peak_within(curves["time"][rows], curves["size"][rows], *window), program.n)
 
     activations = most(Category.ACTIVATIONS)
     if run.request.schedule.placement.lanes:  # a copy of a stage for each micro-batch, as long as its activations
         parameters = most(Category.PARAMETERS) if shared_parameters else activations
     else:  # each stage once, however many of its versions are kept
-        parameters = Fraction(memory.peak_within(*memory.stages_held(program, start, end), *window), program.n)
+        _, time, stages = memory.live_stages(program, start, end)
+        parameters = Fraction(memory.peak_within(time, stages, *window), program.n)
     return {
         "activations": activations,
         "parameters": parameters,
         **{f"{name}_volume": volume for name, volume in communication.volumes(program).items()},
-        "rounds": Fraction(communication.rounds(program, run.costs.rounds, start, end)),
+        "rounds": Fraction(communication.rounds_between_slots(program, run.costs.rounds, start, end)),
         "gpus": Fraction(len(np.unique(program.tasks.device))),
     }
 

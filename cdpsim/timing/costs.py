@@ -13,7 +13,7 @@ from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Op, Program
-from cdpsim.program.collectives import Algorithm, payload
+from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.alone import fastest
 
 CONTENTION = ("none", "fair", "queue")
@@ -131,7 +131,7 @@ def _collective_times(
         alike.setdefault(key, []).append(row)
     for (kind, _, _, size), rows in alike.items():
         op, members = Op(kind), in_order(program, rows[0])
-        how, times[rows] = fastest(op, collective, cluster, members, payload(op, len(members)) * size)
+        how, times[rows] = fastest(op, collective, cluster, members, payload_factor(op, len(members)) * size)
         rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
 

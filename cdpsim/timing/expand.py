@@ -15,8 +15,8 @@ import numpy as np
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, concatenate_columns, take_rows
-from cdpsim.program import Buffers, Category, Edge, Edges, Messages, Op, Program
-from cdpsim.program.collectives import Algorithm, payload
+from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program
+from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.alone import durations
 from cdpsim.timing.costs import Costs, in_order
 
@@ -137,7 +137,7 @@ def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
     parts = [none]
     for place in _places(program, costs, is_unrolled(program)):
         row = place.node - len(program.tasks)
-        size = int(program.messages.size[row]) * payload(place.op, len(place.members))
+        size = int(program.messages.size[row]) * payload_factor(place.op, len(place.members))
         parts.append(durations(costs.algorithms[costs.runs_by[row]], cluster, place.members, size).astype(none.dtype))
     return np.concatenate(parts)
 
@@ -197,7 +197,7 @@ def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) 
     for place in places:
         row, layout, k = place.node - count, place.layout, len(place.members)
         how = costs.algorithms[costs.runs_by[row]]
-        whole, parts = int(messages.size[row]) * payload(place.op, k), how.parts(k)
+        whole, parts = int(messages.size[row]) * payload_factor(place.op, k), how.parts(k)
         if costs.duration.dtype.kind == "i" and whole % parts:
             problem = (
                 f"cuts a stage's worth into {parts} parts, which the slot model cannot weigh; give a model, or tree"
@@ -223,16 +223,16 @@ def _edges(program: Program, number: Ints, places: list[_Place], located: Ints) 
     into, out_of = _by_collective(edges.after, number), _by_collective(edges.before, number)
     for place in places:
         layout, first = place.layout, place.first
-        for pairs, kind in ((layout.data, Edge.DATA), (layout.room, Edge.ROOM)):
+        for pairs, kind in ((layout.data, EdgeKind.DATA), (layout.room, EdgeKind.ROOM)):
             parts.append((first + pairs[0], first + pairs[1], np.full(len(pairs[0]), kind)))
         for row in into.get(place.node, []):
             before, kind = edges.before[row], edges.kind[row]
             own = layout.own
-            if kind == Edge.DATA:
+            if kind == EdgeKind.DATA:
                 mine = own[layout.src[own] == place.at(located[before])]
                 parts.append(_fan(number[before], first + mine, kind))
-            others = layout.begins if kind != Edge.DATA else np.setdiff1d(layout.begins, mine)
-            parts.append(_fan(number[before], first + others, kind if kind != Edge.DATA else Edge.BARRIER))
+            others = layout.begins if kind != EdgeKind.DATA else np.setdiff1d(layout.begins, mine)
+            parts.append(_fan(number[before], first + others, kind if kind != EdgeKind.DATA else EdgeKind.BARRIER))
         for row in out_of.get(place.node, []):
             after, kind = edges.after[row], edges.kind[row]
             member = place.at(located[after])

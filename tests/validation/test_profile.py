@@ -218,22 +218,10 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 # Tied tensors
 
 
-class Product(nn.Module):
-    """An output layer whose weights may be another layer's."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.norm, self.weight = nn.LayerNorm(6), weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm(x) @ self.weight.T
-        return y
-
-
 OWN = """
 import torch
 from torch import nn
-from tests.validation.test_profile import Product
+from tests.validation.networks import Product
 
 def tied(batch):
     embedding, block = nn.Embedding(10, 6), nn.Linear(6, 6)

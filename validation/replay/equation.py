@@ -134,7 +134,7 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 def grouping_of(program: Program) -> Grouping:
     """Add as a program does point to point: each device its own micro-batches, then devices one after another."""
-    gives, first = program.lasts, program.first_pass
+    gives, first = program.gradient_tasks, program.first_pass
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
 

@@ -12,7 +12,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Category, Content, Edge, Kind, Messages, Op, Program
+from cdpsim.program import Category, Content, EdgeKind, Kind, Messages, Op, Program
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
 
@@ -179,7 +179,7 @@ class Plan:
         names = ("category", "device", "stage", "version", "begin", "end")
         rows = zip(*(getattr(buffers, name).tolist() for name in names), strict=True)
         lasting = ~np.isin(buffers.category, (Category.COMMUNICATION, Category.ACTIVATIONS))
-        lasting[self.program.passes_held] = True
+        lasting[self.program.stashes] = True
         found = []
         for number, (category, device, stage, version, begin, end) in enumerate(rows):
             if not lasting[number]:
@@ -203,7 +203,7 @@ class Plan:
     def _readers(self) -> dict[int, list[int]]:
         """Of each message, the nodes that need what it brings."""
         edges = self.program.edges
-        data = (edges.kind == Edge.DATA) & (edges.before >= self._first)
+        data = (edges.kind == EdgeKind.DATA) & (edges.before >= self._first)
         readers: dict[int, list[int]] = defaultdict(list)
         for before, after in zip(edges.before[data].tolist(), edges.after[data].tolist(), strict=True):
             readers[before].append(after)

@@ -43,8 +43,9 @@ def add_breakeven(commands: Any) -> None:
 
 
 def _serve_breakeven(options: argparse.Namespace) -> int:
-    from cdpsim import pictures, presets
+    from cdpsim import presets
     from cdpsim.errors import RequestError, choose
+    from cdpsim.export import pictures
     from cdpsim.files import tables
     from cdpsim.front import retimed, simulate
     from cdpsim.schedules import SCHEDULES
@@ -76,7 +77,7 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
         curves = [(one, step_times_at(run, cluster, factors)) for one, run in wanted]
     if options.output is not None:
         shown = [(one, steps) for one, steps in curves if one.n == last]
-        pictures.breakeven(found, factors, shown, options.output, share=share, force=options.force)
+        pictures.write_breakeven(found, factors, shown, options.output, share=share, force=options.force)
     rows = [one.to_builtins() for one in found] if options.over == "n" else _points(curves, factors)
     cell = _number if form == "csv" else _cell
     write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows, cell)))

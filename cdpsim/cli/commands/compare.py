@@ -82,8 +82,8 @@ def add_compare(commands: Any) -> None:
 
 
 def _serve_compare(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
     from cdpsim.errors import choose
+    from cdpsim.export import pictures
     from cdpsim.files import tables
     from cdpsim.studies.compare import rate_column
 
@@ -115,7 +115,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
         measured.sort(key=lambda one: (one.value(order) is None, one.value(order)))
     if options.output is not None:
         drawn = {"in_slots": found.in_slots, "style": options.style, "force": options.force}
-        pictures.compare(measured, options.output, **drawn)
+        pictures.write_comparison(measured, options.output, **drawn)
     if options.columns is None:
         columns = [column for column in columns if column[0] not in {"rate", "samples"} - {rate_column(measured)}]
     as_json = form == "json"

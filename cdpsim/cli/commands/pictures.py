@@ -29,7 +29,7 @@ def add_timeline(commands: Any) -> None:
     about = "draw when everything runs, or write it for a browser or Perfetto"
     parser = add_command(commands, "timeline", _serve_timeline, about, help.TIMELINE)
     _add_names(parser, None)
-    forms = "a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json .pftrace, torch's order .csv"
+    forms = "a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json, torch's order .csv"
     add_output(parser, forms)
     parser.add_argument(
         "--style",
@@ -42,12 +42,12 @@ def add_timeline(commands: Any) -> None:
 
 
 def _serve_timeline(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
+    from cdpsim.export import pictures
 
     drawn = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
     trace = partial(traced, options, options.schedule)
     refuse_output(options.output, partial(pictures.check_timeline, options.output, **drawn), [trace])
-    pictures.timeline(trace(), options.output, **drawn)
+    pictures.write_timeline(trace(), options.output, **drawn)
     return 0
 
 
@@ -72,10 +72,10 @@ def add_figure(commands: Any) -> None:
 
 
 def _serve_figure(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
+    from cdpsim.export import pictures
     from cdpsim.request import whole
 
-    pictures.figure(
+    pictures.write_figure(
         options.number,
         options.output,
         n=None if options.n is None else [whole("n", n, at_least=1) for n in options.n],
@@ -101,7 +101,7 @@ def add_snapshot(commands: Any) -> None:
 
 
 def _serve_snapshot(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
+    from cdpsim.export import pictures
 
     if not Path(options.schedule).is_dir():  # whose times may be either
         words = words_of(options, options.schedule)
@@ -109,7 +109,7 @@ def _serve_snapshot(options: argparse.Namespace) -> int:
     run = partial(traced, options, options.schedule)
     refuse_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [run])
     trace = run()
-    pictures.snapshot(trace, _moment(options.slot, in_slots=trace.in_slots), options.output, force=options.force)
+    pictures.write_snapshot(trace, _moment(options.slot, in_slots=trace.in_slots), options.output, force=options.force)
     return 0
 
 
@@ -133,15 +133,15 @@ def add_plot(commands: Any) -> None:
 
 
 def _serve_plot(options: argparse.Namespace) -> int:
-    from cdpsim import pictures
     from cdpsim.errors import choose
+    from cdpsim.export import pictures
 
     choose("plot", options.what, pictures.PLOTS)
     runs = runs_of(options)
     check = partial(pictures.check_plot, options.what, options.output, runs=runs, force=options.force)
     refuse_output(options.output, check, [partial(traced, options, name) for name in options.schedule])
     traces = all_traced(options, options.schedule)
-    pictures.plot(options.what, traces, options.output, runs=runs, force=options.force)
+    pictures.write_plot(options.what, traces, options.output, runs=runs, force=options.force)
     return 0
 
 

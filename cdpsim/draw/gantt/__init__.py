@@ -15,11 +15,11 @@ from cdpsim.draw.gantt.rows import LANE, LINK, Rows, arrange, idle
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Columns, Floats, Ints
-from cdpsim.program import Content, Edge, Kind
+from cdpsim.program import Content, EdgeKind, Kind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     axes = figure.add_axes((left / size[0], (below + 0.55) / size[1], width / size[0], rows.height / size[1]))
     sheet = Sheet(axes, width * 72 / span, fine)
     _draw_axes(axes, trace, rows, span, width)
-    for which in Reason:
+    for which in IdleReason:
         lane, begin, end, _ = (column[parts[3] == which] for column in parts)
         bars.idle_boxes(axes, which, rows.lane_top[lane], begin, end)
     _draw_tasks(sheet, trace, rows)
@@ -141,7 +141,7 @@ def _draw_waits(axes: "Axes", trace: Run, rows: Rows) -> None:
     waiter = np.flatnonzero(waited >= 0)
     device, y = _places(trace, rows)
     # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
-    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (Edge.DATA, Edge.BARRIER))
+    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (EdgeKind.DATA, EdgeKind.BARRIER))
     update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
     for gid, width, size, before, after in (
@@ -186,7 +186,7 @@ def _legend(trace: Trace, reasons: Ints, dependencies: bool) -> dict[str, list[E
         mine = trace.messages["content"] == content.name.lower()
         long = bool((trace.messages["end"] > trace.messages["start"])[mine].any())
         contents += [(partial(_message, content, long), content.name.lower().replace("_", " "))] if mine.any() else []
-    idle = [which for which in Reason if which in reasons]
+    idle = [which for which in IdleReason if which in reasons]
     waits: list[Entry] = [(partial(_line, 1.2), "idle until its end"), (partial(_line, 0.4), "needed")]
     return {
         "micro-batch": [
@@ -212,7 +212,7 @@ def _message(content: Content, long: bool, sheet: Sheet, left: Floats, top: Floa
     bars.message_bars(sheet, content, top, *((left, left + 0.24) if long else (left + 0.12, left + 0.12)))
 
 
-def _idle(reason: Reason, sheet: Sheet, left: Floats, top: Floats) -> None:
+def _idle(reason: IdleReason, sheet: Sheet, left: Floats, top: Floats) -> None:
     bars.idle_boxes(sheet.axes, reason, top - 0.01, left, left + 0.24, 0.18)
 
 

@@ -12,7 +12,7 @@ from cdpsim.draw.gantt.rows import LANE, LINK
 from cdpsim.draw.palette import CONTENTS, ink_on
 from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,10 +22,10 @@ HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # which part of a bar's height
 NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
 MARKS = dict(zip(Content, "^vosD", strict=True))
 IDLE = {
-    Reason.MESSAGE: ("waiting for a message", "....."),
-    Reason.STREAM: ("waiting for a stream", "-----"),
-    Reason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
-    Reason.NOTHING: ("nothing to do", ""),
+    IdleReason.MESSAGE: ("waiting for a message", "....."),
+    IdleReason.STREAM: ("waiting for a stream", "-----"),
+    IdleReason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
+    IdleReason.NOTHING: ("nothing to do", ""),
 }
 SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
 SLASH = 4.5  # how many points it is wide
@@ -69,9 +69,9 @@ def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any)
         axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
 
 
-def idle_boxes(axes: "Axes", reason: Reason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
+def idle_boxes(axes: "Axes", reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
     """Draw idle time in the texture of its reason."""
-    pale = "#f1f1f1" if reason is Reason.NOTHING else "#ffffff"
+    pale = "#f1f1f1" if reason is IdleReason.NOTHING else "#ffffff"
     style: dict[str, Any] = {
         "facecolor": pale,
         "edgecolor": "#b8b8b8",

@@ -13,7 +13,7 @@ from cdpsim.numeric.columns import Columns, Floats, Ints, Times, group_numbers, 
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 LANE, LINK, GAP = 0.26, 0.16, 0.1  # inches: a lane of a device, one of a link, and what is between them
 MOST = 160
@@ -130,15 +130,15 @@ def idle(trace: Trace, rows: Rows, span: float) -> tuple[Ints, Times, Times, Int
     lanes = len(rows.lane_top)
     nobody = np.setdiff1d(np.arange(lanes), rows.lane)
     if isinstance(trace, Run):
-        parts = waiting.idle(trace.program, trace.start, trace.end)
+        parts = waiting.idle_spans(trace.program, trace.start, trace.end)
         lanes_run = np.unique(rows.lane[_in_lane(trace, rows.bars)])  # all have tasks, in the program's order
         lane = lanes_run[parts["lane"]]
         begin, end, reason = (parts[name] for name in ("begin", "end", "reason"))
     else:
         own = rows.lane, trace.tasks["start"][rows.bars], trace.tasks["end"][rows.bars]
         lane, begin, end = _gaps(*own, span)
-        reason = np.full(len(lane), Reason.NOTHING)
-    more = np.zeros(len(nobody)), np.full(len(nobody), span), np.full(len(nobody), Reason.NOTHING)
+        reason = np.full(len(lane), IdleReason.NOTHING)
+    more = np.zeros(len(nobody)), np.full(len(nobody), span), np.full(len(nobody), IdleReason.NOTHING)
     return np.append(lane, nobody), np.append(begin, more[0]), np.append(end, more[1]), np.append(reason, more[2])
 
 

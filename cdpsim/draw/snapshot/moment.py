@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.files.units import seconds, text
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
-from cdpsim.program import Category, Edge
+from cdpsim.program import Category, EdgeKind
 from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
@@ -140,14 +140,14 @@ def _activations(trace: Trace, now: float) -> dict[Place, int]:
     if not isinstance(trace, Run):
         return {}
     passes = np.zeros(len(trace.program.buffers), dtype=bool)
-    passes[trace.program.passes_held] = True
+    passes[trace.program.stashes] = True
     return dict(Counter(_alive(trace, passes, now)))
 
 
 def _alive(trace: Run, some: np.ndarray, now: float) -> list[Place]:
     """The places of buffers that are held now, as often as there are some."""
     buffers = trace.program.buffers
-    begin, end = memory.held(buffers, trace.start, trace.end)
+    begin, end = memory.buffer_spans(buffers, trace.start, trace.end)
     rows = some & (begin <= now) & (now < end)
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 
@@ -163,7 +163,7 @@ def _inner(trace: Trace, runs: Ints) -> list[tuple[Place, Place]]:
         return []
     program, edges = trace.program, trace.program.edges
     device, stage = program.tasks.device, program.tasks.stage
-    some = (edges.kind == Edge.DATA) & (edges.after < program.compute)
+    some = (edges.kind == EdgeKind.DATA) & (edges.after < program.compute)
     some &= np.isin(edges.before, trace.task_nodes[runs])
     before, after = edges.before[some], edges.after[some]
     inside = (device[before] == device[after]) & (stage[before] != stage[after])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, concatenate_columns
-from cdpsim.program import Buffers, Category, Content, Edge, Edges, Messages, Op
+from cdpsim.program import Buffers, Category, Content, EdgeKind, Edges, Messages, Op
 
 
 def start(node: Ints) -> Ints:
@@ -81,7 +81,7 @@ class Builder:
         self._messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
         return np.arange(first, first + len(stage), dtype=np.int32)
 
-    def link(self, before: Ints, after: Ints, kind: Edge = Edge.DATA) -> None:
+    def link(self, before: Ints, after: Ints, kind: EdgeKind = EdgeKind.DATA) -> None:
         """Add edges."""
         self._edges.add(len(before), before, after, kind)
 

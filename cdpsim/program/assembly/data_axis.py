@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, end, start
 from cdpsim.program.assembly.tables import Tables
 from cdpsim.program.assembly.tied import Sizes, give_shared, own_gradients, sizes_of, sum_shared
@@ -107,7 +107,7 @@ class _Axis:
         taker[rows] = np.repeat(message, holders.count[at])
         if self.waits_for_end:
             ends = self.tables.lanes.last_in_step(holders.device[rows], holders.step[rows])
-            build.link(ends, taker[rows], Edge.BARRIER)
+            build.link(ends, taker[rows], EdgeKind.BARRIER)
         makers = holders.owners[at] if self.owned else rows
         build.link(taker[makers], node[makers])
         build.link(self.passes.last.ravel(), taker[holders.row.ravel()])
@@ -209,7 +209,7 @@ class _Axis:
             rows = [column[:, None] * in_step + np.arange(in_step) for column in (self.bases[step] - 1, step)]
             build.link(*(updates.node[row.ravel()] for row in rows))
         if updates.barrier is not None:
-            build.link(updates.barrier, updates.node, Edge.BARRIER)
+            build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
         for reader, _, row in self._readers() if stays else ():
             made = row >= self.holders.in_step
             build.link(provider[row[made] - self.holders.in_step], reader[made])

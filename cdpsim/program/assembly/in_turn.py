@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, end, start
 from cdpsim.program.assembly.carried import carry
 from cdpsim.program.assembly.tables import Tables
@@ -17,7 +17,7 @@ from cdpsim.program.assembly.update import Updates, beside_old, pull
 def in_turn(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Pass sums, optimizer states and new versions along, or carry all of a stage from user to user."""
     if updates.barrier is not None:
-        build.link(updates.barrier, updates.node, Edge.BARRIER)
+        build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
     if tables.passes.schedule.state.travels:
         carry(tables, updates, model, build, prefetch)
         return

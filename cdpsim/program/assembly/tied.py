@@ -21,7 +21,7 @@ import numpy as np
 from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.program import Category, Content, Edge, Op
+from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
@@ -149,7 +149,7 @@ def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: B
     build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
     if wait:
         step = holders.step[copies.row]
-        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], Edge.BARRIER)
+        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
     return message
 
 

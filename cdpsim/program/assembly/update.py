@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.program import Edge
+from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.tables import Lanes, Passes, Tables
 from cdpsim.schedules.state import Home
@@ -88,7 +88,7 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
 def pull(lanes: Lanes, build: Builder, message: Ints, place: Ints, ahead: Ints | int) -> None:
     """Let messages wait for the tasks that come so far ahead of a place in the lane, where there are any."""
     some, task = lanes.before(place, ahead)
-    build.link(task, message[some], Edge.ROOM)
+    build.link(task, message[some], EdgeKind.ROOM)
 
 
 def lanes_with(tables: Tables, updates: Updates) -> tuple[Ints, Ints]:
@@ -110,7 +110,7 @@ def take_turns(tables: Tables, updates: Updates, build: Builder) -> None:
     order = sort_by(updates.device, updates.position(tables), updates.stage)
     before, after = order[:-1], order[1:]
     same = updates.device[before] == updates.device[after]
-    build.link(updates.node[before[same]], updates.node[after[same]], Edge.ROOM)
+    build.link(updates.node[before[same]], updates.node[after[same]], EdgeKind.ROOM)
 
 
 def beside_old(tables: Tables, updates: Updates) -> Ints:

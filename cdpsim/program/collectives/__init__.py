@@ -18,7 +18,7 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
 from cdpsim.program.collectives import double_tree as two_trees
 from cdpsim.program.collectives import rounds as by_rounds
-from cdpsim.program.collectives.rounds import Schedule, backwards, ceil_log2, core, floor_log2
+from cdpsim.program.collectives.rounds import Rounds, ceil_log2, floor_log2, largest_power_of_two, reverse_rounds
 
 Nodes = tuple[tuple[int, ...], ...]  # the members of a group in each of its nodes, as their numbers in the group
 
@@ -31,14 +31,14 @@ class Algorithm:
     parts: Callable[[int], int]  # into how many equal parts the payload is cut
     carried: Callable[[int], int]  # parts in the largest message of a round, summed over all rounds
     sends: Callable[[int], Ints]  # parts that each member sends in all, the root first
-    schedule: Callable[[int], Schedule] = field(repr=False)
+    schedule: Callable[[int], Rounds] = field(repr=False)
     nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
     channels: int = 1  # that run side by side, each with an equal run of the parts
 
     @property
-    def spelled(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         """What tells it from all others, in another process, too."""
-        return _spelled(self.schedule), self.channels
+        return _identity(self.schedule), self.channels
 
     def channel(self, k: int, first: Ints) -> Ints:
         """Say in which channel messages go whose first parts these are."""
@@ -49,10 +49,10 @@ class Algorithm:
         return self.rounds(k) * latency + self.carried(k) * size / self.parts(k) / bandwidth
 
 
-def _spelled(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     """Name a function, with what it is given if it is a part of one."""
     if isinstance(value, partial):
-        return _spelled(value.func), tuple(map(_spelled, value.args)), tuple(sorted(value.keywords.items()))
+        return _identity(value.func), tuple(map(_identity, value.args)), tuple(sorted(value.keywords.items()))
     return getattr(value, "__qualname__", value)
 
 
@@ -93,7 +93,7 @@ def _to_parent(k: int) -> Ints:
     return (np.arange(k) > 0).astype(np.int64)
 
 
-def _counted(schedule: Callable[[int], Schedule], k: int) -> Ints:
+def _counted(schedule: Callable[[int], Rounds], k: int) -> Ints:
     """Parts that each member sends, added up over the rounds."""
     sends = np.zeros(k, dtype=np.int64)
     for one in schedule(k):
@@ -114,18 +114,18 @@ def _doubled(k: int) -> Ints:
 
 
 def _halved_and_doubled(k: int) -> Ints:
-    return _folded(k, 2 * (core(k) - 1), core(k))
+    return _folded(k, 2 * (largest_power_of_two(k) - 1), largest_power_of_two(k))
 
 
 def _folded(k: int, sends: int, whole: int) -> Ints:
     """What core members send, and, where k is no power of two, a whole payload from some to others and back."""
     rank = np.arange(k)
-    return np.where(rank < core(k), sends + whole * (rank < k - core(k)), whole)
+    return np.where(rank < largest_power_of_two(k), sends + whole * (rank < k - largest_power_of_two(k)), whole)
 
 
 def _fold(k: int) -> int:
     """How many rounds go to members beyond the largest power of two."""
-    return 0 if k == core(k) else 2
+    return 0 if k == largest_power_of_two(k) else 2
 
 
 def _doubling_rounds(k: int) -> int:
@@ -137,15 +137,15 @@ def _halving_rounds(k: int) -> int:
 
 
 def _halving_carried(k: int) -> int:
-    return 2 * (core(k) - 1) + _fold(k) * core(k)
+    return 2 * (largest_power_of_two(k) - 1) + _fold(k) * largest_power_of_two(k)
 
 
-def _reversed(schedule: Callable[[int], Schedule], k: int) -> Schedule:
-    return backwards(schedule(k))
+def _reversed(schedule: Callable[[int], Rounds], k: int) -> Rounds:
+    return reverse_rounds(schedule(k))
 
 
 def _declared(
-    schedule: Callable[[int], Schedule], rounds: Callable[[int], int], carried: Callable[[int], int]
+    schedule: Callable[[int], Rounds], rounds: Callable[[int], int], carried: Callable[[int], int]
 ) -> Algorithm:
     """Of a payload in k parts; what each member sends is counted."""
     return Algorithm(rounds, _of_all, carried, partial(_counted, schedule), schedule)
@@ -177,7 +177,7 @@ def _double_tree_sends(blocks: int, k: int) -> Ints:
 
 
 @lru_cache(maxsize=64)
-def hierarchical(nodes: Nodes) -> Algorithm:
+def hierarchical_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce for members in these nodes; the group must be theirs."""
     parts, inside = len(nodes), ceil_log2(max(map(len, nodes)))
     schedule = partial(_hierarchical_rounds, nodes)
@@ -191,12 +191,12 @@ def hierarchical(nodes: Nodes) -> Algorithm:
     )
 
 
-def _hierarchical_rounds(nodes: Nodes, k: int) -> Schedule:
-    return by_rounds.hierarchical(nodes)
+def _hierarchical_rounds(nodes: Nodes, k: int) -> Rounds:
+    return by_rounds.hierarchical_rounds(nodes)
 
 
 @lru_cache(maxsize=64)
-def hierarchical_rails(nodes: Nodes) -> Algorithm:
+def rails_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce by rails for members in these nodes; uneven nodes are cut into equal parts of nodes."""
     inside = gcd(*map(len, nodes))
     rows = tuple(node[low : low + inside] for node in nodes for low in range(0, len(node), inside))
@@ -212,12 +212,12 @@ def hierarchical_rails(nodes: Nodes) -> Algorithm:
     )
 
 
-def _rails_rounds(nodes: Nodes, k: int) -> Schedule:
-    return by_rounds.hierarchical_rails(nodes)
+def _rails_rounds(nodes: Nodes, k: int) -> Rounds:
+    return by_rounds.rails_rounds(nodes)
 
 
 @lru_cache(maxsize=64)
-def ring_over(cards: Cards) -> Algorithm:
+def ring_all_reduce(cards: Cards) -> Algorithm:
     """Make the ring for members that use these cards of their nodes: one channel for each card that all nodes have.
 
     Channel c goes round each node from the first member at card c, and leaves by the last one at the card before. So
@@ -240,7 +240,7 @@ def ring_over(cards: Cards) -> Algorithm:
     )
 
 
-def _ring_channels(orders: tuple[tuple[int, ...], ...], k: int) -> Schedule:
+def _ring_channels(orders: tuple[tuple[int, ...], ...], k: int) -> Rounds:
     return by_rounds.ring_channels(orders)
 
 
@@ -276,7 +276,7 @@ ALL_REDUCE: dict[str, Algorithm] = {
     ),
     "halving-doubling": Algorithm(
         rounds=_halving_rounds,
-        parts=core,
+        parts=largest_power_of_two,
         carried=_halving_carried,
         sends=_halved_and_doubled,
         schedule=by_rounds.halving_doubling,
@@ -284,7 +284,7 @@ ALL_REDUCE: dict[str, Algorithm] = {
     "double-tree": _double_tree(16),
 }
 OTHER_DOUBLE_TREES = [_double_tree(blocks) for blocks in (2, 4, 64)]
-BY_NODE = {"hierarchical": hierarchical, "hierarchical-rails": hierarchical_rails}
+BY_NODE = {"hierarchical": hierarchical_all_reduce, "hierarchical-rails": rails_all_reduce}
 COLLECTIVES = (*ALL_REDUCE, *BY_NODE, "best")
 DEFAULT = "recursive-doubling"
 
@@ -316,7 +316,7 @@ def algorithm(op: Op, name: str) -> Algorithm:
     }[op]
 
 
-def is_named(op: Op, name: str) -> bool:
+def differs_from_default(op: Op, name: str) -> bool:
     """Whether a collective runs by another algorithm under that name than by default."""
     return op == Op.ALL_REDUCE or name == "best" or _of_other(op, name) != algorithm(op, DEFAULT)
 
@@ -326,7 +326,7 @@ def _of_other(op: Op, name: str) -> Algorithm:
     return algorithm(op, "tree" if name in BY_NODE else name)
 
 
-def payload(op: Op, k: int) -> int:
+def payload_factor(op: Op, k: int) -> int:
     """How many times what a member ends with the whole payload is: after a reduce-scatter each has one of k parts."""
     return k if op == Op.REDUCE_SCATTER else 1
 
@@ -341,8 +341,10 @@ def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
     if name in BY_NODE:
         return [BY_NODE[name](nodes)]
     if name != "best":
-        return [ring_over(cards) if name == "ring" else algorithm(op, name)]
+        return [ring_all_reduce(cards) if name == "ring" else algorithm(op, name)]
     by_node = [make(nodes) for make in BY_NODE.values()] if 1 < len(nodes) < k else []
-    simple = [ring_over(cards) if each == "ring" else how for each, how in ALL_REDUCE.items() if each != "double-tree"]
+    simple = [
+        ring_all_reduce(cards) if each == "ring" else how for each, how in ALL_REDUCE.items() if each != "double-tree"
+    ]
     trees = [ALL_REDUCE["double-tree"], *OTHER_DOUBLE_TREES] if k <= two_trees.MOST_MEMBERS else []
     return [*simple, *trees, *by_node]

@@ -12,7 +12,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
-from cdpsim.program.collectives.rounds import Round, Schedule, backwards, sent
+from cdpsim.program.collectives.rounds import Round, Rounds, make_round, reverse_rounds
 
 MOST_MEMBERS = 1 << 12  # beyond, laying out all blocks takes longer than it is worth
 
@@ -72,7 +72,7 @@ def _depths(parent: Ints) -> Ints:
     return depth
 
 
-def _broadcast(k: int, blocks: int) -> Schedule:
+def _broadcast(k: int, blocks: int) -> Rounds:
     """Both trees' blocks from their roots down: block b crosses an edge of colour c below depth d in step 2(d+b)+c."""
     trees = parents(k)
     colour = colours(trees)
@@ -82,12 +82,12 @@ def _broadcast(k: int, blocks: int) -> Schedule:
         for own in np.unique(step[parent >= 0]).tolist():
             child = np.flatnonzero((step == own) & (parent >= 0))
             for block in range(blocks):
-                steps[own + 2 * block].append(sent(parent[child], child, tree * blocks + block, 1))
+                steps[own + 2 * block].append(make_round(parent[child], child, tree * blocks + block, 1))
     return [Round(*map(np.concatenate, zip(*steps[step], strict=True))) for step in sorted(steps)]
 
 
 @lru_cache(maxsize=32)
-def double_tree(k: int, blocks: int) -> Schedule:
+def double_tree(k: int, blocks: int) -> Rounds:
     """All-reduce: up both trees and down again, every message in the first round in which its ends are free for it."""
     if k > MOST_MEMBERS:
         problem = f"is laid out for at most {MOST_MEMBERS} members, not {k}; take ring or halving-doubling"
@@ -97,7 +97,7 @@ def double_tree(k: int, blocks: int) -> Schedule:
     down = _broadcast(k, blocks)
     free = np.zeros(k, dtype=np.int64)  # the first round that each member has not been in
     rounds: dict[int, list[Round]] = defaultdict(list)
-    for one in [*backwards(down), *down]:
+    for one in [*reverse_rounds(down), *down]:
         at = np.maximum(free[one.src], free[one.dst])
         np.maximum.at(free, one.src, at + 1)
         np.maximum.at(free, one.dst, at + 1)

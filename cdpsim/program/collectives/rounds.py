@@ -21,7 +21,7 @@ class Round(NamedTuple):
     parts: Ints
 
 
-Schedule = list[Round]
+Rounds = list[Round]
 
 
 def floor_log2(k: int) -> int:
@@ -34,18 +34,18 @@ def ceil_log2(k: int) -> int:
     return (k - 1).bit_length()
 
 
-def core(k: int) -> int:
+def largest_power_of_two(k: int) -> int:
     """The largest power of two that k members have room for."""
     return 1 << floor_log2(k)
 
 
-def sent(src: Ints, dst: Ints, first: Ints | int, parts: Ints | int) -> Round:
+def make_round(src: Ints, dst: Ints, first: Ints | int, parts: Ints | int) -> Round:
     """Make a round; a number stands for all of its messages."""
     first, parts = (np.broadcast_to(np.asarray(column, dtype=np.int64), src.shape) for column in (first, parts))
     return Round(src, dst, first, parts)
 
 
-def backwards(schedule: Schedule) -> Schedule:
+def reverse_rounds(schedule: Rounds) -> Rounds:
     """Turn handing out into summing up: rounds in the opposite order, messages in the opposite direction.
 
     If every member gets every part of another once, then backwards every part is summed along the same ways to where
@@ -54,28 +54,28 @@ def backwards(schedule: Schedule) -> Schedule:
     return [Round(one.dst, one.src, one.first, one.parts) for one in reversed(schedule)]
 
 
-def binomial_broadcast(k: int) -> Schedule:
+def binomial_broadcast(k: int) -> Rounds:
     """Everyone who has the payload hands it to one who has not (Chan et al. 2007, section 4.1)."""
     halves = [np.arange(min(1 << bit, k - (1 << bit))) for bit in range(ceil_log2(k))]
-    return [sent(src, src + (1 << bit), 0, 1) for bit, src in enumerate(halves)]
+    return [make_round(src, src + (1 << bit), 0, 1) for bit, src in enumerate(halves)]
 
 
-def scatter(k: int) -> Schedule:
+def scatter(k: int) -> Rounds:
     """Down a binomial tree, each member hands on what belongs to those below it (Chan et al. 2007, section 4.1)."""
     rounds = []
     for bit in reversed(range(ceil_log2(k))):
         dst = np.arange(1 << bit, k, 2 << bit)
-        rounds.append(sent(dst - (1 << bit), dst, dst, np.minimum(1 << bit, k - dst)))
+        rounds.append(make_round(dst - (1 << bit), dst, dst, np.minimum(1 << bit, k - dst)))
     return rounds
 
 
-def ring_all_gather(k: int) -> Schedule:
+def ring_all_gather(k: int) -> Rounds:
     """k-1 rounds, each part goes once around (Chan et al. 2007, section 4.2; Patarasuk & Yuan 2009)."""
     member = np.arange(k)
-    return [sent(member, (member + 1) % k, (member - step) % k, 1) for step in range(k - 1)]
+    return [make_round(member, (member + 1) % k, (member - step) % k, 1) for step in range(k - 1)]
 
 
-def doubling_all_gather(k: int) -> Schedule:
+def doubling_all_gather(k: int) -> Rounds:
     """Exchange all that one has, with a partner twice as far away each time (Thakur et al. 2005, section 4.1).
 
     Recursive doubling for powers of two; for other k Bruck's variant, in which members hand down the ring what they
@@ -84,52 +84,52 @@ def doubling_all_gather(k: int) -> Schedule:
     member, rounds, have = np.arange(k), [], 1
     while have < k:
         give = min(have, k - have)
-        if core(k) == k:
-            rounds.append(sent(member, member ^ have, member // have * have, have))
+        if largest_power_of_two(k) == k:
+            rounds.append(make_round(member, member ^ have, member // have * have, have))
         else:
-            rounds.append(sent(member, (member - have) % k, member, give))
+            rounds.append(make_round(member, (member - have) % k, member, give))
         have += give
     return rounds
 
 
-def folded(k: int, parts: int, schedule: Schedule) -> Schedule:
+def folded(k: int, parts: int, schedule: Rounds) -> Rounds:
     """Let the members beyond the largest power of two hand in theirs first and get the result last.
 
     The variant of Thakur et al. 2005, section 4.5, for all k that are not powers of two.
     """
-    extra = np.arange(core(k), k)
+    extra = np.arange(largest_power_of_two(k), k)
     if not len(extra):
         return schedule
-    partner = extra - core(k)
-    return [sent(extra, partner, 0, parts), *schedule, sent(partner, extra, 0, parts)]
+    partner = extra - largest_power_of_two(k)
+    return [make_round(extra, partner, 0, parts), *schedule, make_round(partner, extra, 0, parts)]
 
 
-def recursive_doubling(k: int) -> Schedule:
+def recursive_doubling(k: int) -> Rounds:
     """Partners twice as far away each time exchange their sums (Thakur et al. 2005, section 4.5)."""
-    member = np.arange(core(k))
-    return folded(k, 1, [sent(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
+    member = np.arange(largest_power_of_two(k))
+    return folded(k, 1, [make_round(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
 
 
-def halving_doubling(k: int) -> Schedule:
+def halving_doubling(k: int) -> Rounds:
     """Rabenseifner's all-reduce: reduce-scatter by halving, all-gather by doubling (Thakur et al. 2005, 4.5)."""
-    gather = doubling_all_gather(core(k))
-    return folded(k, core(k), [*backwards(gather), *gather])
+    gather = doubling_all_gather(largest_power_of_two(k))
+    return folded(k, largest_power_of_two(k), [*reverse_rounds(gather), *gather])
 
 
-def ring(k: int) -> Schedule:
+def ring(k: int) -> Rounds:
     """A reduce-scatter and an all-gather around a ring (Patarasuk & Yuan 2009, section 4)."""
     gather = ring_all_gather(k)
-    return [*backwards(gather), *gather]
+    return [*reverse_rounds(gather), *gather]
 
 
-def ring_channels(orders: tuple[tuple[int, ...], ...]) -> Schedule:
+def ring_channels(orders: tuple[tuple[int, ...], ...]) -> Rounds:
     """Run a ring in each of several orders of the members at once, each for an equal share of the payload."""
     k = len(orders[0])
     members = [np.array(order) for order in orders]
     return [_joined([_renamed(one, order, c * k) for c, order in enumerate(members)]) for one in ring(k)]
 
 
-def hierarchical_rails(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
+def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
     """Reduce-scatter inside every node, all-reduce each part along its rail, all-gather inside every node.
 
     Rail r has the r-th member of each node, and is a ring; so are the members of a node. Nodes have equally many.
@@ -141,7 +141,7 @@ def hierarchical_rails(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
     gather = [_joined([_renamed(one, node) for node in members]) for one in shards]
     rails = members.T
     along = [_joined([_renamed(one, rail, r * across) for r, rail in enumerate(rails)]) for one in ring(across)]
-    return [*backwards(gather), *along, *gather]
+    return [*reverse_rounds(gather), *along, *gather]
 
 
 def _renamed(one: Round, members: Ints, first: int = 0) -> Round:
@@ -153,27 +153,27 @@ def _joined(at_once: list[Round]) -> Round:
     return Round(*map(np.concatenate, zip(*at_once, strict=True)))
 
 
-def tree(k: int) -> Schedule:
+def tree(k: int) -> Rounds:
     """A reduction and a broadcast by binomial trees (Chan et al. 2007, section 5)."""
     broadcast = binomial_broadcast(k)
-    return [*backwards(broadcast), *broadcast]
+    return [*reverse_rounds(broadcast), *broadcast]
 
 
-def scatter_all_gather(k: int) -> Schedule:
+def scatter_all_gather(k: int) -> Rounds:
     """A broadcast for large payloads: scatter, then gather everywhere (van de Geijn; Chan et al. 2007, section 7)."""
     return [*scatter(k), *doubling_all_gather(k)]
 
 
-def pairwise_exchange(k: int) -> Schedule:
+def pairwise_exchange(k: int) -> Rounds:
     """An all-to-all: in round r each member sends what is for the r-th after it (Thakur et al. 2005, section 4.2).
 
     Part d of each member's payload is for member d.
     """
     member = np.arange(k)
-    return [sent(member, (member + step) % k, (member + step) % k, 1) for step in range(1, k)]
+    return [make_round(member, (member + step) % k, (member + step) % k, 1) for step in range(1, k)]
 
 
-def hierarchical(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
+def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
     """Reduce inside every node, all-reduce around a ring of the nodes' first members, broadcast inside every node.
 
     The three stages of Thakur et al. 2005 for clusters of multi-processor nodes; `nodes` are the members in each.
@@ -182,8 +182,8 @@ def hierarchical(nodes: tuple[tuple[int, ...], ...]) -> Schedule:
     down: list[list[Round]] = [[] for _ in range(ceil_log2(max(map(len, nodes))))]
     for node in map(np.array, nodes):
         for step, one in enumerate(binomial_broadcast(len(node))):
-            down[step].append(sent(node[one.src], node[one.dst], 0, parts))
+            down[step].append(make_round(node[one.src], node[one.dst], 0, parts))
     inside = [_joined(at_once) for at_once in down]
     leader = np.array([node[0] for node in nodes])
     between = [one._replace(src=leader[one.src], dst=leader[one.dst]) for one in ring(parts)]
-    return [*backwards(inside), *between, *inside]
+    return [*reverse_rounds(inside), *between, *inside]

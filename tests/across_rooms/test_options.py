@@ -1,0 +1,164 @@
+"""Every option of every schedule does something, or is refused."""
+
+import inspect
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim.cluster import Cable, Devices, Link, Topology
+from cdpsim.request import Collective
+from cdpsim.schedules.rule import RULES
+from cdpsim.trace import TABLES
+from tests.helpers.strategies import fitting
+
+pytestmark = pytest.mark.no_cover  # a sweep
+
+LAYER = Stage(
+    forward=1.0,
+    backward=2.0,
+    weight_backward=1.0,
+    activation=100,
+    boundary=10,
+    parameters=20,
+    forward_transient=5,
+)
+HOST = Link(latency=0.5, bandwidth=50.0)
+# Cards that two devices share: messages are late, or they come while their receivers are at work.
+CARDS = {"slow": Cable(latency=0.25, bandwidth=1.0), "fast": Cable(latency=0.01, bandwidth=1e3)}
+NEVER_REFUSED = {
+    "n": "the size, which every schedule takes",
+    "schedule": "what is run",
+    "engine": "both give the same trace by design",
+    "ignore_memory": "devices have room for all that runs here; it only lets more run",
+    "max_memory": "it is about this machine, and lets less run",
+    "model": "what is trained",
+    "cluster": "what it runs on",
+}
+ALONE: list[dict[str, Any]] = [
+    {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)
+]
+# Values of each option, with what else they need to be asked for.
+JITTER = {"jitter": "lognormal:0.2"}
+VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
+    "steps": [({}, 5)],
+    "m": [({}, 12)],
+    "counts": [({"steps": 3}, [[1], [2], [1]])],
+    "chunks": [({}, 4)],
+    "replicas": [({}, 2)],
+    "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],
+    "vertical_sync": [({}, True)],
+    "prefetch": [({}, 2)],
+    "slot_order": [({}, "backward-first")],
+    "rule": [({}, "dp"), ({}, "cdp-v1"), ({}, "cdp-v2")],
+    "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling")],
+    "expand_collectives": [({}, True), ({"replicas": 2}, True)],
+    "contention": [({}, "fair"), ({}, "queue")],
+    "rendezvous": [({"cluster": alone}, how) for alone in ALONE for how in ("megatron", "torch")],
+    "defer_receives": [({"cluster": alone}, True) for alone in ALONE],
+    "seed": [({}, 1), (JITTER, 1), ({"link_jitter": "uniform:0.5"}, 1)],
+    "run": [({}, 1), (JITTER, 1), ({"link_jitter": "uniform:0.5"}, 1)],
+    "slow": [({}, ["0:2"])],
+    "jitter": [({}, "lognormal:0.2")],
+    "link_jitter": [({}, "uniform:0.5")],
+    "stop": [({}, ["0:0:3"]), ({}, ["0:0 s:3 s"])],
+    "optimizer": [({}, "adam")],
+    "mixed_precision": [({"optimizer": "adam"}, True)],
+    "recompute": [({}, "full"), ({}, "sqrt")],
+    "offload": [({}, "activations"), ({"optimizer": "adam"}, "all")],
+}
+# Options that are refused by another word, too: their new name, a rule for what it does to a timing, and what slots
+# have no bytes for.
+OTHER = {
+    "defer_receives": ["rendezvous"],
+    "optimizer": ["training"],
+    "mixed_precision": ["training"],
+    "recompute": ["training"],
+    "offload": ["training"],
+}
+# What a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come to their all-reduces
+# together, whether they wait for each other or not.
+ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
+ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
+ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
+
+
+@cache
+def base(name: str, kind: str) -> dict[str, Any]:
+    """Keywords for `simulate` in slots, or with real costs."""
+    size = fitting(name, 4) | {"steps": 3}
+    if kind == "slots":
+        return size
+    topology = Topology(kind="nodes", per_node=2, link=CARDS[kind], network=CARDS[kind])
+    model = Model(stages=(LAYER,) * 8, precision="bf16")
+    return size | {"model": model, "cluster": Cluster(topology=topology, host=HOST)}
+
+
+def outcome(trace: Trace) -> tuple[Any, ...]:
+    """All that a run says, but for its request."""
+    columns = tuple(getattr(trace, table)[name].tolist() for table, names in TABLES.items() for name in names)
+    return (*columns, {key: value for key, value in trace.summary().items() if key != "request"})
+
+
+@cache
+def plain(name: str, kind: str, needs: str) -> tuple[Any, ...] | None:
+    """The outcome of a run with what an option needs; None where that is refused."""
+    try:
+        return outcome(simulate(**base(name, kind) | json.loads(needs)))
+    except RequestError:
+        return None
+
+
+def test_all_options_are_walked() -> None:
+    assert {*VALUES, *NEVER_REFUSED} == set(inspect.signature(simulate).parameters)
+
+
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
+    """In slots; and with real costs, where it does it with late messages or with early ones."""
+    for needs, value in VALUES[option]:
+        changes: dict[bool, list[bool]] = {True: [], False: []}
+        for kind in ("slots", *CARDS):
+            before = plain(name, kind, json.dumps(needs))
+            if before is None:
+                continue
+            try:
+                after = simulate(**base(name, kind) | needs | {option: value})
+            except RequestError as error:
+                own = {option.replace("_", "-"), *OTHER.get(option, ())}
+                assert error.subject in own, str(error)
+            else:
+                changes[kind == "slots"].append(outcome(after) != before)
+        if name not in ALREADY.get((option, str(value)), ()):
+            assert all(any(some) for some in changes.values() if some), (needs, value, changes)
+
+
+def test_the_best_collective_is_what_a_topology_gets_and_links_do_not() -> None:
+    """Recorded as what was used, so that the record asks for it again; without collectives nothing is chosen."""
+    joined, links = base("multi-dp", "slow"), base("multi-dp", "slow") | {"cluster": Cluster(link=Link(bandwidth=1e3))}
+    cases: list[tuple[dict[str, Any], Collective, Collective]]
+    cases = [(joined, "best", "recursive-doubling"), (links, "recursive-doubling", "best")]
+    for given, used, other in cases:
+        plain = simulate(**given)
+        assert plain.request["collective"] == used
+        assert outcome(plain) == outcome(simulate(**given, collective=used)) == outcome(simulate(**plain.request))
+        assert outcome(plain) != outcome(simulate(**given, collective=other))
+    alone = simulate(**base("multi-cdp", "fast"))
+    assert alone.request["collective"] == "recursive-doubling"
+    assert outcome(simulate(**alone.request)) == outcome(alone)
+
+
+def test_lanes_are_for_those_that_have_any() -> None:
+    cluster = Cluster(devices=(Devices(lanes=2),))
+    for name, schedule in SCHEDULES.items():
+        if schedule.placement.lanes:
+            one, two, many = (
+                outcome(simulate(**fitting(name, 4), cluster=given)) for given in (Cluster(), cluster, "unit")
+            )
+            assert one != two != many
+        else:
+            with pytest.raises(RequestError, match=f"lanes: the cluster's devices have 2, and {name} runs one task"):
+                simulate(**fitting(name, 4), cluster=cluster)

@@ -1,0 +1,305 @@
+"""What hypothesis draws: requests for runs, from the slot model to uneven stages on uneven devices and links."""
+
+from contextlib import suppress
+from functools import cache
+from itertools import product
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
+from cdpsim.cluster import Devices, Link, PairLink
+from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.files.units import Work
+from cdpsim.program.assembly.causal import check_causal
+from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
+from cdpsim.request import RENDEZVOUS, Untaken
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import CYCLIC
+from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
+from cdpsim.schedules.shape import Shape
+
+KEPT = 10**6  # at most: every stage's activation and boundary have room for it
+
+seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
+sizes = st.integers(0, 10**9)
+# What is made once, here, need not be made again at every draw, which costs more than drawing.
+works = seconds.map(Work)
+kept_outputs = st.just(0) | st.integers(1, KEPT)
+transients = st.just(0) | sizes
+gradients = st.none() | sizes
+updates = {True: st.none() | works, False: st.none() | seconds}
+
+
+shares = st.sampled_from([0.25, 0.5, 0.7])
+
+
+@cache
+def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
+    """All small shapes that a schedule allows, of one replica or two."""
+    takes = schedule.options
+    chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
+    ms = range(1, most + 3) if "m" in takes else [None]
+    found = []
+    for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
+        shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)
+        with suppress(RequestError):
+            if schedule.order.lists:
+                schedule.actions(shape)
+            check_causal(schedule, schedule.rule, shape)
+            found.append(shape)
+    return tuple(found)
+
+
+def in_seconds(n: int) -> Model:
+    """A model whose slots are seconds, and whose stages' worth are bytes; half of a backward is for the weights."""
+    return Model(stages=Model.unit(n, split=True).stages)
+
+
+IDLE = ("overlap_all_reduce", "collective", "expand_collectives", "contention", "rendezvous")
+CHANCES = ("jitter", "link_jitter", "seed", "run")
+
+
+@cache
+def _untaken(
+    schedule: Schedule, shape: Shape, model: Model | None, steps: int, options: tuple[tuple[str, Any], ...]
+) -> str | None:
+    """Name an option that such a run refuses because it would change nothing."""
+    asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": steps}
+    if model is not None:
+        asked |= {
+            "model": model,
+            "cluster": Cluster(devices=(Devices(speed=1e12, overlap="none"),), link=Link(latency=1.0)),
+        }
+    try:
+        simulate(schedule, shape.n, **asked, **dict(options))
+    except Untaken as error:
+        return error.subject.replace("-", "_")
+    return None
+
+
+def taken(asked: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the options of a request that would change nothing."""
+    asked, cluster = dict(asked), asked.get("cluster", Cluster.unit())
+    schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
+    m, chunks = asked.get("m", schedule.micro_batches(n)), asked.get("chunks", schedule.order.chunks)
+    shape = Shape(n, m, chunks, asked.get("replicas", 1))
+    if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= m:
+        asked.pop("slot_order", None)
+    if cluster.devices[0].overlap != "none":
+        asked.pop("rendezvous", None)
+    model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(n)
+    while True:
+        options = tuple((name, asked[name]) for name in (*IDLE, *CHANCES) if name in asked)
+        untaken = _untaken(schedule, shape, model, asked.get("steps", 3), options)
+        if untaken is None:
+            return asked
+        del asked[untaken]
+
+
+def fitting(name: str, n: int) -> dict[str, Any]:
+    """Keywords for `simulate` with n stages, or the next number of them that a schedule allows, and enough to do."""
+    schedule = SCHEDULES[name]
+    if not schedule.order.lists:
+        return {"schedule": name, "n": n}
+    chunks = 2 if "chunks" in schedule.options else schedule.order.chunks
+    n += n % 2
+    return {"schedule": name, "n": n, "m": 2 * n} | ({"chunks": chunks} if "chunks" in schedule.options else {})
+
+
+@st.composite
+def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
+    """One stage, its tasks as times or as work; updated at once, by its device or by the host."""
+    cost = works if work else seconds
+    kept, backward = draw(kept_outputs), draw(cost)
+    where: dict[str, Any] = {"optimizer": draw(sizes)}
+    if updated == "by its device":
+        where |= {"update": draw(updates[work])}
+    elif updated == "by the host":
+        where = {"host_optimizer": draw(sizes) + 1, "host_update": draw(seconds)}
+        where |= {"offloaded": draw(sizes), "transfer": draw(seconds)}
+    return Stage(
+        forward=draw(cost),
+        backward=backward,
+        weight_backward=type(backward)(backward * draw(shares)),
+        activation=draw(sizes) + KEPT,
+        kept_output=kept,
+        forward_transient=draw(transients),
+        backward_transient=draw(transients),
+        boundary=kept if draw(st.booleans()) else draw(sizes) + KEPT,
+        parameters=draw(sizes),
+        gradients=draw(gradients),
+        **where,
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, n: int) -> Model:
+    """A model of n uneven stages, some of which may share a tensor."""
+    work, updated = draw(st.booleans()), draw(st.sampled_from(["at once", "by its device", "by the host"]))
+    made = tuple(draw(stages(work, updated)) for _ in range(n))
+    tied = draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted))
+    return Model(stages=made, tied=(_tie(made, tuple(tied)),) if len(tied) > 1 else ())
+
+
+def _tie(made: tuple[Stage, ...], tied: tuple[int, ...]) -> Tie:
+    """The largest tensor that these stages can share."""
+    sharing = [made[j] for j in tied]
+    sizes = {name: min(getattr(stage, name) for stage in sharing) for name in ("parameters", "optimizer")}
+    return Tie(stages=tied, gradients=min(stage.summed for stage in sharing), **sizes)
+
+
+latencies = st.just(0.0) | seconds
+bandwidths = st.just(float("inf")) | st.floats(1e3, 1e12)
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    """A link with or without latency, with or without a limit to its bandwidth."""
+    return Link(latency=draw(latencies), bandwidth=draw(bandwidths))
+
+
+lanes = st.integers(1, 3)
+several_groups = {
+    own: st.lists(
+        st.builds(Devices, count=st.integers(1, 40), speed=st.floats(0.1, 10.0), lanes=lanes if own else st.just(1)),
+        min_size=1,
+        max_size=3,
+    )
+    for own in (True, False)
+}
+several_pairs = st.sets(st.sampled_from([(a, b) for a in range(4) for b in range(a)]), max_size=3)
+a_link = links()
+perhaps_a_link = st.none() | a_link
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, several_lanes: bool = True) -> Cluster:
+    """Devices of several speeds, and pairs of them with links of their own."""
+    several = (*draw(several_groups[several_lanes]), Devices(count=1000, speed=1.0))
+    own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(draw(several_pairs)))
+    return Cluster(devices=several, link=draw(a_link), links=own, host=draw(perhaps_a_link))
+
+
+a_cluster = clusters()
+a_one_lane_cluster = clusters(several_lanes=False)
+
+
+@st.composite
+def causal_rules(draw: st.DrawFn, n: int) -> Rule:
+    """Any rule that reads fresh parameters only where CDP-v2 does; or v1, with its barrier."""
+    i, j = np.indices((n, n))
+    fresh = np.array(draw(st.lists(st.booleans(), min_size=n * n, max_size=n * n))).reshape(n, n)
+    return draw(st.sampled_from([CDP_V1, CDP_V2, matrix_rule(fresh & (i + j >= n - 1))]))
+
+
+@st.composite
+def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule in a shape that it allows, with any of its options."""
+    schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    shape = draw(st.sampled_from(shapes(schedule, most)))
+    asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
+    asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
+    if "overlap-all-reduce" in schedule.options:
+        all_reduces = shape.m > 1 if schedule.placement.replicas else shape.replicas > 1
+        asked["overlap_all_reduce"] = all_reduces and draw(st.booleans())
+    if "vertical-sync" in schedule.options:
+        asked["vertical_sync"] = draw(st.booleans())
+    if "prefetch" in schedule.options:
+        asked["prefetch"] = draw(st.integers(0, 3))
+    if "slot-order" in schedule.options:
+        asked["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
+    return asked
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
+    request = draw(schedules(most))
+    n = request["n"]
+    request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
+    if request["schedule"].order is CYCLIC:
+        request["rule"] = draw(causal_rules(n))
+    several = request["schedule"].placement.lanes
+    if draw(st.booleans()):
+        request["model"], request["cluster"] = draw(models(n)), draw(a_cluster if several else a_one_lane_cluster)
+    elif draw(st.booleans()):
+        own_lanes = draw(lanes) if several else 1
+        request["model"] = in_seconds(n)
+        request["cluster"] = Cluster(devices=(Devices(lanes=own_lanes),), link=draw(a_link))
+    elif draw(st.booleans()):
+        request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes) if several else 1),))
+    return taken(request)
+
+
+@st.composite
+def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
+    """Keywords for `simulate` whose devices overlap computing and communicating each in its own way."""
+    request = draw(requests(most))
+    cluster = request.get("cluster", Cluster.unit())
+    overlaps = draw(st.lists(st.sampled_from(OVERLAPS), min_size=4, max_size=4))
+    groups = [
+        msgspec.structs.replace(group, overlap=word) for group, word in zip(cluster.devices, overlaps, strict=False)
+    ]
+    request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
+    request["rendezvous"] = draw(st.sampled_from([None, *RENDEZVOUS]))
+    return taken(request)
+
+
+@st.composite
+def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
+    """What disturbs a run, as keywords of `simulate`: slow devices, stops and jitter, each of them perhaps."""
+    found: dict[str, Any] = {}
+    factors = st.integers(1, 4) if slots else st.sampled_from([0.5, 1.0, 1.7, 4.0])
+    if draw(st.booleans()):
+        found["slow"] = [f"0:{draw(factors)}"]
+    unit, most = ("", 30) if slots else ("s", 1000)
+    pairs = draw(st.lists(st.tuples(st.integers(0, most), st.integers(0, most // 2)), max_size=3))
+    if pairs:
+        found["stop"] = [f"0:{at}{unit}:{length}{unit}" for at, length in pairs]
+    if not slots:
+        for name in ("jitter", "link_jitter"):
+            kind = draw(st.sampled_from([None, "uniform:0.5", "exponential:1", "lognormal:0.3"]))
+            found |= {} if kind is None else {name: kind}
+    return found
+
+
+DIVISIBLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
+REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
+
+
+def evenly(n: int, times: list[float]) -> Model:
+    """A model of uneven stages whose payloads are cut without a rest."""
+    stages = (
+        Stage(
+            forward=f,
+            backward=2 * f,
+            weight_backward=f,
+            activation=10,
+            boundary=7,
+            parameters=DIVISIBLE * (j + 1),
+            gradients=DIVISIBLE * 8,
+        )
+        for j, f in enumerate(times[:n])
+    )
+    return Model(stages=tuple(stages))
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    wanted = fitting(name, draw(st.integers(1, 7)))
+    n = wanted["n"]
+    link = Link(latency=draw(st.just(0.0) | st.floats(1e-6, 10.0)), bandwidth=draw(st.floats(1e6, 1e12)))
+    wanted |= {"steps": draw(st.integers(1, 3)), "replicas": draw(st.integers(1, REPLICAS[name]))}
+    wanted["model"] = evenly(n, draw(st.lists(seconds, min_size=n, max_size=n)))
+    wanted["cluster"] = Cluster(
+        devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link
+    )
+    wanted["collective"] = draw(st.sampled_from(COLLECTIVES))
+    if "prefetch" in SCHEDULES[name].options:
+        wanted["prefetch"] = draw(st.integers(0, 2))
+    return taken(wanted)

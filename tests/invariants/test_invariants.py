@@ -1,0 +1,549 @@
+"""Every invariant holds in every run, and each has a seeded fault that it alone catches."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from cdpsim import Cluster, Model, Stage, Tie, simulate
+from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
+from cdpsim.invariants import INVARIANTS, violations
+from cdpsim.invariants.pieces import put_together
+from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
+from cdpsim.runs import Run
+from cdpsim.schedules.rule import recorded_rule
+from cdpsim.timing.engine import ENGINES
+from tests.helpers.strategies import requests
+
+Fault = Callable[[], Run]
+WEIGHTLESS = Model(stages=(Stage(forward=1.0, backward=1.0, activation=1),) * 3)
+OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
+
+
+def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
+    """A run with nothing wrong."""
+    return simulate(schedule, n, **options)
+
+
+def node(program: Program, name: str) -> int:
+    """The first node whose description begins so."""
+    return next(k for k in range(program.nodes) if program.describe(k).startswith(name))
+
+
+def again(run: Run, program: Program) -> Run:
+    """Run a changed program at the same costs."""
+    start, end = ENGINES["fast"](program, run.costs)
+    return replace(run, program=program, start=start, end=end)
+
+
+def shifted(run: Run, name: str, start: float = 0, end: float = 0) -> Run:
+    """Move the start and the end of one node."""
+    starts, ends = run.start.copy(), run.end.copy()
+    starts[node(run.program, name)] += start
+    ends[node(run.program, name)] += end
+    return replace(run, start=starts, end=ends)
+
+
+def column(run: Run, table: str, name: str, rows: Any, values: Any) -> Run:
+    """Change a column of the program's tasks, messages or buffers."""
+    part = getattr(run.program, table)
+    changed = getattr(part, name).copy()
+    changed[rows] = values
+    return replace(run, program=replace(run.program, **{table: replace(part, **{name: changed})}))
+
+
+def message(run: Run, name: str) -> int:
+    """The row of a message."""
+    return node(run.program, name) - len(run.program.tasks)
+
+
+def without_edge(program: Program, before: str, after: str) -> Program:
+    """Take one dependency away."""
+    edges = program.edges
+    keep = (edges.before != node(program, before)) | (edges.after != node(program, after))
+    assert keep.sum() == len(keep) - 1
+    return replace(program, edges=Edges(edges.before[keep], edges.after[keep], edges.kind[keep]))
+
+
+def without_buffer(run: Run, category: Category, **where: int) -> Run:
+    """Take one buffer away, by letting it weigh nothing."""
+    buffers = run.program.buffers
+    rows = np.flatnonzero(
+        np.logical_and.reduce([buffers.category == category, *(getattr(buffers, k) == v for k, v in where.items())])
+    )
+    return column(run, "buffers", "size", rows[:1], 0) if category == Category.ACTIVATIONS else _cut(run, rows[:1])
+
+
+def _cut(run: Run, rows: Any) -> Run:
+    """Let buffers end where they begin."""
+    run = column(run, "buffers", "end", rows, run.program.buffers.begin[rows])
+    kept = ~np.isin(run.program.buffers.kept, rows)
+    buffers = replace(
+        run.program.buffers,
+        kept=run.program.buffers.kept[kept],
+        kept_until=run.program.buffers.kept_until[kept],
+    )
+    return replace(run, program=replace(run.program, buffers=buffers))
+
+
+def infinite() -> Run:
+    """One replica's last update never happens; its cost is as endless, so that nothing else is wrong with it."""
+    name = "U(t=2,j=2) on device 2"
+    run = shifted(sound("multi-dp", model=WEIGHTLESS), name, end=np.inf)
+    return lasting(run, name, np.inf)
+
+
+def lasting(run: Run, name: str, longer: float) -> Run:
+    """Let a node cost more."""
+    duration = run.costs.duration.copy()
+    duration[node(run.program, name)] += longer
+    return replace(run, costs=replace(run.costs, duration=duration))
+
+
+def overlapping_tasks() -> Run:
+    """On one lane, a task begins while another micro-batch's task before it still runs."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0),) * 2)
+    run = sound("single-cdp", 2, cluster=Cluster(devices=(Devices(),)), model=model)
+    edges, (before, after) = run.program.edges, run.program.lane_edges
+    needed = np.zeros_like(run.start)
+    np.maximum.at(needed, edges.after, run.end[edges.before])
+    last = np.flatnonzero((run.start[after] == run.end[before]) & (needed[after] < run.start[after]))[-1]
+    name = run.program.describe(int(after[last]))
+    return lasting(shifted(run, name, start=-0.5), name, 0.5)
+
+
+def streaming(overlap: str = "stream", **more: Any) -> Run:
+    """Under cdp-v1 device 1 has both new versions at 9 s, and sends one after another, long before they are read."""
+    model, devices = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2), (Devices(overlap=overlap),)
+    cluster = Cluster(devices=devices, link=Link(latency=0.5))
+    return sound("multi-cdp", 2, model=model, cluster=cluster, rule="cdp-v1", prefetch=9, **more)
+
+
+def without_parts() -> Run:
+    """Messages take nothing of devices that overlap nothing."""
+    run = sound("multi-dp", model=WEIGHTLESS, cluster=Cluster(devices=(Devices(overlap="none"),)))
+    first, edges = run.program.message_nodes.stop, run.program.edges
+    rows = np.flatnonzero(edges.kind != EdgeKind.STREAM)
+    fewer = Edges(edges.before[rows], edges.after[rows], edges.kind[rows])
+    program = replace(run.program, edges=fewer, parts=NO_PARTS)
+    costs = replace(run.costs, duration=run.costs.duration[:first])
+    return replace(run, program=program, costs=costs, start=run.start[:first], end=run.end[:first])
+
+
+def channels_one_after_another() -> Run:
+    """Two rings, each over a card of its own, take their devices as if there were one."""
+    topology = Topology(kind="nodes", per_node=2, nics=2, link=Cable(bandwidth=1e9), network=Cable(bandwidth=1e9))
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=8000),))
+    cluster = Cluster(devices=(Devices(overlap="none"),), topology=topology)
+    run = sound("multi-dp", 1, model=model, cluster=cluster, m=4, collective="ring", expand_collectives=True)
+    parts = run.program.parts
+    assert parts.channel.any()
+    return replace(run, program=replace(run.program, parts=replace(parts, channel=np.zeros_like(parts.channel))))
+
+
+def host_updates_without_time() -> Run:
+    """Hosts whose updates take nothing keep no order, which streams would keep, too."""
+    stages = (Stage(forward=1.0, backward=1.0, parameters=1, host_optimizer=1),) * 4
+    cluster = Cluster(devices=(Devices(overlap="none"),), host=Link())
+    rule = [[1, 2, 1, 1], [1, 2, 0, 1], [1, 1, 2, 1], [2, 0, 0, 1]]
+    return sound("multi-cdp", 4, model=Model(stages=stages), cluster=cluster, rule=rule)
+
+
+def test_hosts_make_updates_that_take_no_time_in_any_order() -> None:
+    assert violations(host_updates_without_time()) == {}
+
+
+def backward_ahead_of_its_version() -> Run:
+    """A backward that reads another version than its forward reads one that stays where it is made: the last."""
+    run = sound(rule={"lags": [[2] * 3] * 3, "backward": [[1] * 3] * 3})
+    return column(run, "tasks", "version", node(run.program, "B(t=1,i=1,j=1)"), 3)
+
+
+def stages_swapped() -> Run:
+    """A lane does stage 1 before stage 0, and nothing says that it may not."""
+    run = sound("single-dp", 3)
+    program = without_edge(run.program, "F(t=0,i=0,j=0)", "F(t=0,i=0,j=1)")
+    program = without_edge(program, "F(t=0,i=0,j=1)", "F(t=0,i=0,j=2)")
+    order = program.lane_tasks.copy()
+    order[[0, 1]] = order[[1, 0]]
+    return again(run, replace(program, lane_tasks=order))
+
+
+def update_too_early() -> Run:
+    """An update of a state that travels waits for the task before the last backward, not for that."""
+    run = sound("zero-cdp", 3, model=WEIGHTLESS)
+    program = without_edge(run.program, "B(t=2,i=2,j=0)", "U(t=2,j=0)")
+    return again(run, with_edge(program, node(program, "B(t=2,i=2,j=1)"), node(program, "U(t=2,j=0)")))
+
+
+def with_edge(program: Program, before: int, after: int) -> Program:
+    """Add a dependency."""
+    edges = program.edges
+    ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, EdgeKind.DATA))
+    return replace(program, edges=Edges(*ends))
+
+
+def doubled_gradient() -> Run:
+    """One gradient is added twice."""
+    run = sound("multi-dp")
+    before, after = (node(run.program, name) for name in ("B(t=1,i=1,j=1)", "all_reduce gradient(t=1,j=1)"))
+    return again(run, with_edge(run.program, before, after))
+
+
+def versions_swapped() -> Run:
+    """The last two updates of a stage make each other's version; no forward reads either."""
+    run = sound("multi-cdp", rule="cdp-v1")
+    rows = [node(run.program, f"U(t={t},j=1)") for t in (1, 2)]
+    return column(run, "tasks", "version", rows, [3, 2])
+
+
+def released_later() -> Run:
+    """A micro-batch may start a slot later than it does."""
+    run = sound()
+    return replace(run, costs=replace(run.costs, release=run.costs.release + np.array([0, 1])))
+
+
+def read_by_backward() -> Run:
+    """A backward reads another version than its forward."""
+    run = sound(model=WEIGHTLESS, steps=2)
+    run = column(run, "tasks", "version", node(run.program, "B(t=1,i=2,j=0)"), 0)
+    return asked(run, {"lags": OLD, "backward": [*OLD[:2], [1, 0, 0]]})
+
+
+def asked(run: Run, rule: object) -> Run:
+    """Let the request say another rule."""
+    return replace(run, request=run.request._changed(rule=recorded_rule(rule)))
+
+
+def read_by_both(t: int, version: int) -> Run:
+    """A forward and its backward agree on a wrong version, in the last step."""
+    run = sound(model=WEIGHTLESS, steps=t + 1)
+    rows = [node(run.program, f"{kind}(t={t},i=0,j=0)") for kind in "FB"]
+    return column(run, "tasks", "version", rows, version)
+
+
+def freed_before_held() -> Run:
+    """A gradient's buffer begins and ends the wrong way round."""
+    run = sound("multi-dp")
+    rows = np.flatnonzero(run.program.buffers.category == Category.GRADIENTS)[:1]
+    begin, end = run.program.buffers.begin[rows], run.program.buffers.end[rows]
+    return column(column(run, "buffers", "begin", rows, end), "buffers", "end", rows, begin)
+
+
+def fewer_devices() -> Run:
+    """The program says that it has a device less."""
+    run = sound("multi-dp", model=WEIGHTLESS)
+    return replace(run, program=replace(run.program, devices=2))
+
+
+def unhindered() -> Run:
+    """Messages pass through the links that they share as if each were alone there."""
+    network = Cable(latency=1e-3, bandwidth=1e9)
+    cluster = Cluster(devices=(Devices(count=4),), topology=Topology(kind="switch", link=network))
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
+    sharing, free = (
+        sound("multi-dp", 4, model=model, cluster=cluster, expand_collectives=True, contention=how)
+        for how in ("fair", "none")
+    )
+    return replace(free, costs=sharing.costs)
+
+
+def without(run: Run, before: str, after: str) -> Run:
+    """Run again without a dependency."""
+    return again(run, without_edge(run.program, before, after))
+
+
+def unhurried(schedule: str, n: int = 3, **options: Any) -> Run:
+    """A run of stages that weigh nothing, whose messages take half a task each."""
+    return sound(schedule, n, **({"model": WEIGHTLESS, "cluster": Cluster(link=Link(latency=0.5))} | options))
+
+
+def ignored_dependency() -> Run:
+    """A dependency that nothing but the program asks for is not kept."""
+    run = sound("multi-dp")
+    ends = (node(run.program, name) for name in ("U(t=2,j=0)", "F(t=0,i=0,j=0)"))
+    return replace(run, program=with_edge(run.program, *ends))
+
+
+def updated_before_the_sum() -> Run:
+    """An update waits for its own device's gradient and not for the sum of all."""
+    run = unhurried("multi-dp")
+    name = "U(t=2,j=2) on device 0"
+    program = without_edge(run.program, "all_reduce gradient(t=2,j=2)", name)
+    return again(run, with_edge(program, node(program, "B(t=2,i=0,j=0)"), node(program, name)))
+
+
+def given_twice() -> Run:
+    """A device gives its gradient away twice, and another one its not at all."""
+    run = sound()
+    return column(run, "messages", "src", message(run, "p2p gradient(t=1,j=0) 1->2"), 0)
+
+
+def round_skipped() -> Run:
+    """In the second round of a ring device 0 passes on what is still on its slow way from device 1."""
+    cluster = Cluster(link=Link(latency=0.5), links=(PairLink(between=(0, 1), latency=2.0),))
+    run = unhurried("multi-dp", cluster=cluster, expand_collectives=True, collective="ring", steps=1)
+    edges, first = run.program.edges, len(run.program.tasks)  # three messages a round: 1->0, 2->1, 0->2
+    keep = (edges.before != first) | (edges.after != first + 5)
+    fewer = Edges(edges.before[keep], edges.after[keep], edges.kind[keep])
+    return again(run, replace(run.program, edges=fewer))
+
+
+def hurried_host() -> Run:
+    """A host makes two updates at once."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, host_optimizer=1, host_update=2.0),) * 3)
+    return without(sound("single-dp", model=model), "U(t=2,j=1)", "U(t=2,j=2)")
+
+
+def moved_too_early() -> Run:
+    """A state leaves its user before that is done."""
+    run = unhurried("zero-cdp", prefetch=9)
+    return without(run, "F(t=1,i=0,j=1)", "p2p state(t=1,j=1) 0->2")
+
+
+def left_behind() -> Run:
+    """An optimizer state leaves for its next update before the one that it is at has been made."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, optimizer=1),) * 3)
+    program = (run := unhurried("mp-cdp", model=model, prefetch=9)).program
+    early, update, state = (node(program, name) for name in ("B(t=1,i=1,j=1)", "U(t=1,j=1)", "p2p state(t=1,j=1)"))
+    program = without_edge(program, program.describe(update), program.describe(state))
+    return again(run, with_edge(program, early, state))
+
+
+def dropped_while_sent() -> Run:
+    """A device lets a version go when its own tasks have read it, while it still sends it."""
+    run = sound(model=Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 3), cluster=SLOW_LINKS)
+    buffers = run.program.buffers
+    stay = buffers.kept_until >> 1 != node(run.program, "p2p parameters(t=0,j=2) 0->1")
+    fewer = replace(buffers, kept=buffers.kept[stay], kept_until=buffers.kept_until[stay])
+    return replace(run, program=replace(run.program, buffers=fewer))
+
+
+def no_room_for_what_comes() -> Run:
+    """A receiver does not count what is on its way."""
+    run = sound(model=Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 3), cluster=SLOW_LINKS)
+    return without_buffer(run, Category.COMMUNICATION, device=1, stage=0, version=2)
+
+
+def tying() -> Run:
+    """The first and the last stage of a pipeline share a tensor."""
+    stages = (Stage(forward=1.0, backward=1.0, parameters=5),) * 4
+    return sound("chimera", 4, m=4, model=Model(stages=stages, tied=(Tie(stages=(0, 3), parameters=4),)))
+
+
+def summed_elsewhere() -> Run:
+    """The gradient of a shared tensor is summed over devices that do not have it."""
+    run = tying()
+    row = message(run, "all_reduce gradient(t=1,j=1)")
+    return column(run, "messages", "dst", message(run, "all_reduce gradient(t=1)"), run.program.messages.dst[row])
+
+
+def one_sum_less() -> Run:
+    """A shared tensor's sum says that it is of a stage."""
+    run = tying()
+    return column(run, "messages", "stage", message(run, "all_reduce gradient(t=1)"), 0)
+
+
+SLOW_LINKS = Cluster(link=Link(latency=0.5))
+FAULTS: dict[str, Fault] = {
+    "links_carry_no_more_than_they_can": unhindered,
+    "times_are_finite": infinite,
+    "nodes_last_their_cost": lambda: shifted(sound(), "U(t=2,j=0)", end=1),
+    "dependencies_are_kept": ignored_dependency,
+    "lanes_do_one_task_at_a_time": overlapping_tasks,
+    "releases_are_kept": released_later,
+    "nothing_waits_without_cause": lambda: shifted(sound(), "U(t=2,j=0)", start=1, end=1),
+    "passes_go_from_stage_to_stage": stages_swapped,
+    "boundaries_cross_by_one_message": lambda: column(
+        run := sound("pp-cdp"), "messages", "dst", message(run, "p2p activation(t=1,i=1,j=0)"), 2
+    ),
+    "backwards_read_what_their_forward_read": read_by_backward,
+    "messages_leave_their_device": lambda: column(
+        run := sound(), "messages", "dst", message(run, "p2p gradient(t=0,j=0) 0->1"), 0
+    ),
+    "devices_exist": fewer_devices,
+    "collectives_go_round_by_round": round_skipped,
+    "gradients_are_sent_after_they_are_made": lambda: without(
+        unhurried("multi-cdp"), "B(t=2,i=0,j=0)", "p2p gradient(t=2,j=0) 0->1"
+    ),
+    "gradients_are_summed_once": given_twice,
+    "tied_gradients_are_summed_once": lambda: column(
+        run := tying(), "messages", "size", message(run, "all_reduce gradient(t=1)"), 3
+    ),
+    "updates_come_after_all_their_gradients": updated_before_the_sum,
+    "barriers_hold": lambda: without(sound(rule="cdp-v1"), "B(t=2,i=2,j=0)", "U(t=2,j=2)"),
+    "versions_are_made_in_order": versions_swapped,
+    "versions_exist_before_they_are_read": lambda: asked(read_by_both(1, 1), [[0, 1, 0], *OLD[1:]]),
+    "versions_are_sent_after_they_are_made": lambda: without(
+        unhurried("multi-cdp", prefetch=9), "U(t=0,j=2)", "p2p parameters(t=0,j=2) 2->0"
+    ),
+    "readings_are_as_old_as_the_rule_says": lambda: read_by_both(2, 0),
+    "states_go_from_user_to_user": moved_too_early,
+    "optimizer_states_follow_updates": left_behind,
+    "pulled_messages_find_room": lambda: without(sound(), "F(t=1,i=1,j=1)", "p2p parameters(t=0,j=2) 0->1"),
+    "hosts_make_one_update_at_a_time": hurried_host,
+    "streams_keep_their_order": lambda: without(
+        streaming(), "device 1's part in p2p parameters(t=0,j=0) 1->0", "p2p parameters(t=0,j=1) 1->0"
+    ),
+    "readers_hold_what_they_read": lambda: without_buffer(sound(), Category.PARAMETERS, device=1, stage=0, version=0),
+    "senders_hold_what_they_send": dropped_while_sent,
+    "receivers_hold_what_arrives": no_room_for_what_comes,
+    "activations_are_held_from_forward_to_backward": lambda: without_buffer(sound(), Category.ACTIVATIONS),
+    "what_is_held_is_freed": freed_before_held,
+}
+
+
+def missing_message() -> Run:
+    """A boundary's message says that it is of another step."""
+    run = sound("pp-cdp")
+    return column(run, "messages", "step", message(run, "p2p activation(t=1,i=1,j=0)"), 0)
+
+
+def stranger_as_root() -> Run:
+    """A broadcast comes from a device that does not take part."""
+    run = sound("zero-dp", model=WEIGHTLESS)
+    return column(run, "messages", "src", message(run, "broadcast parameters(t=0,j=1)"), 7)
+
+
+def never_updated() -> Run:
+    """The last update of a stage makes the version before once more."""
+    run = sound()
+    return column(run, "tasks", "version", node(run.program, "U(t=2,j=1)"), 2)
+
+
+def moved(schedule: str, name: str, end: str, device: int, **options: Any) -> Run:
+    """A message goes from or to another device."""
+    run = sound(schedule, **options)
+    return column(run, "messages", end, message(run, name), device)
+
+
+def updated_elsewhere() -> Run:
+    """A device updates a stage that it never had."""
+    run = sound()
+    return column(run, "tasks", "device", node(run.program, "U(t=2,j=1)"), 0)
+
+
+def optimizer_elsewhere() -> Run:
+    """An optimizer state goes where it is not updated next."""
+    run = sound("mp-cdp", model=Model(stages=(Stage(forward=1.0, backward=1.0, optimizer=1),) * 3))
+    return column(run, "messages", "dst", message(run, "p2p state(t=1,j=1) 4->3"), 5)
+
+
+def turned_lane() -> Run:
+    """A lane is to do its last task first."""
+    run = streaming("none", rendezvous="torch")
+    order = run.program.lane_tasks.copy()
+    order[[0, -1]] = order[[-1, 0]]
+    return replace(run, program=replace(run.program, lane_tasks=order))
+
+
+def another_algorithm() -> Run:
+    """A message of a collective goes to the wrong member."""
+    run = sound("multi-dp", expand_collectives=True, collective="ring", model=WEIGHTLESS)
+    row = message(run, "p2p gradient(t=0,j=0) 1->0")
+    return column(run, "messages", "dst", row, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "problem"),
+    [
+        (missing_message, "boundaries_cross_by_one_message", "has not exactly one message that brings its boundary"),
+        (stranger_as_root, "messages_leave_their_device", r"has the members \[0, 1, 2\] and the root 7"),
+        (never_updated, "versions_are_made_in_order", "version 3 of stage 1 is never made"),
+        (updated_elsewhere, "versions_are_made_in_order", "replaces a version that its device never gets"),
+        (
+            backward_ahead_of_its_version,
+            "versions_exist_before_they_are_read",
+            r"B\(t=1,i=1,j=1\) reads a version that its device never gets",
+        ),
+        (
+            lambda: moved("multi-cdp", "p2p parameters(t=0,j=2) 0->1", "dst", 2),
+            "versions_exist_before_they_are_read",
+            r"F\(t=1,i=1,j=2\) reads a version that its device never gets",
+        ),
+        (
+            lambda: moved("mp-cdp", "p2p parameters(t=0,j=0)", "src", 5, model=WEIGHTLESS),
+            "versions_are_sent_after_they_are_made",
+            "carries a version that its sender never gets",
+        ),
+        (
+            lambda: moved("zero-cdp", "p2p state(t=1,j=1) 0->2", "src", 1),
+            "states_go_from_user_to_user",
+            r"p2p state\(t=1,j=1\) 1->2 is not where the state of its stage is",
+        ),
+        (optimizer_elsewhere, "optimizer_states_follow_updates", "4->5 does not go from an update to the next"),
+        (
+            lambda: moved("mp-cdp", "p2p gradient(t=1,j=1) 3->4", "src", 5),
+            "gradients_are_summed_once",
+            "p2p gradient.* takes gradients from a device that has none",
+        ),
+        (
+            lambda: shifted(sound("zb-h1", 2, m=2), "W(t=0,i=0,j=1)", start=-4),
+            "passes_go_from_stage_to_stage",
+            r"W\(t=0,i=0,j=1\) starts before the rest of its backward has ended",
+        ),
+        (channels_one_after_another, "streams_keep_their_order", "takes longer than its message"),
+        (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
+        (summed_elsewhere, "tied_gradients_are_summed_once", r"all_reduce gradient\(t=1\) leaves out a device"),
+        (
+            one_sum_less,
+            "tied_gradients_are_summed_once",
+            "^2 messages sum gradients of tied tensors, where 3 are needed",
+        ),
+        (turned_lane, "streams_keep_their_order", "wait for each other in a circle"),
+        (another_algorithm, "collectives_go_round_by_round", "goes by no algorithm that it may"),
+    ],
+)
+def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -> None:
+    """Each in its own words."""
+    assert re.search(problem, violations(fault())[name])
+
+
+def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
+    """Each broadcast of parameters brings them to the three other devices, once, whatever gradients are summed by."""
+    run = sound("zero-dp", 4, expand_collectives=True, model=Model(stages=WEIGHTLESS.stages[:1] * 4))
+    messages, first = run.program.messages, len(run.program.tasks)
+    parameters, gradients = (messages.content == content for content in (Content.PARAMETERS, Content.GRADIENT))
+    gradients[gradients.argmax()] = False
+    pieces = np.flatnonzero(parameters | gradients)
+    part_of = put_together(run.program, pieces, run.start, run.end).part_of[first + np.flatnonzero(parameters)]
+    brought = sorted(zip(part_of.tolist(), messages.dst[parameters].tolist(), strict=True))
+    broadcasts = [brought[k : k + 3] for k in range(0, len(brought), 3)]
+    assert all(len({node for node, _ in one}) == 1 and len(set(one)) == 3 for one in broadcasts)
+    assert len(set(part_of.tolist())) == len(broadcasts) == 2 * 4 * 3  # for forwards and backwards, stages and steps
+
+
+def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left() -> None:
+    """A version that comes again, for the backward, before the first of two copies is dropped."""
+    stages = tuple(Stage(forward=1.0, backward=1.0, parameters=size) for size in (0, 4000, 10_000))
+    cluster = Cluster(devices=(Devices(count=3, overlap="stream"),), link=Link(latency=2.0, bandwidth=1e3))
+    asked: dict[str, Any] = {"prefetch": 1, "steps": 2, "collective": "halving-doubling", "contention": "fair"}
+    assert violations(sound("zero-dp", model=Model(stages=stages), cluster=cluster, **asked)) == {}
+
+
+@given(requests())
+def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
+    """All of them, whatever is drawn."""
+    assert violations(run_of(request)) == {}
+
+
+def run_of(request: dict[str, Any]) -> Run:
+    """The run of a drawn request."""
+    return simulate(**request)
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_each_invariant_alone_catches_its_fault(name: str) -> None:
+    """So none of them is there for nothing."""
+    found = violations(FAULTS[name]())
+    assert set(found) == {name}, found
+
+
+def test_there_is_a_fault_for_each_and_at_least_fifteen() -> None:
+    """The list is complete."""
+    assert set(FAULTS) == set(INVARIANTS)
+    assert len(INVARIANTS) >= 15
