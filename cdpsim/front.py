@@ -37,10 +37,10 @@ from cdpsim.schedules import Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.disturb import disturbed
+from cdpsim.timing.disturbed_costs import disturbed
 from cdpsim.timing.engine import find_engine
 from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
-from cdpsim.timing.stalled import refuse_stalled
+from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 

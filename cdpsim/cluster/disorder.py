@@ -12,7 +12,7 @@ from cdpsim.errors import RequestError, choose, shown
 from cdpsim.files import config as fileform
 from cdpsim.files import units
 from cdpsim.files.config import Seconds
-from cdpsim.numeric.variates import DISTRIBUTIONS
+from cdpsim.numeric.random_factors import DISTRIBUTIONS
 
 KEYWORDS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
 MOST_TIMES = 1e6  # as slow, or as fast, as a device may be

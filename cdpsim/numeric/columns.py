@@ -76,6 +76,16 @@ def dense_ranks(column: NDArray[Any]) -> Ints:
     return rank
 
 
+def slice_rows(first: Ints, count: Ints) -> Ints:
+    """Return the rows of slices, one after another: those from `first[k]` on, `count[k]` of them.
+
+    >>> slice_rows(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    rows: Ints = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+    return rows
+
+
 def group_starts(*columns: Ints) -> Ints:
     """The first row of each run of equal rows."""
     changed = np.zeros(len(columns[0]), dtype=bool)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.numeric.paths import Levels, in_lanes, levels
+from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
 
 
@@ -226,7 +226,7 @@ class Program:
     @cached_property
     def levels(self) -> Levels:
         """Its nodes laid out for sweeping many runs at once."""
-        return levels(*self.waits(), self.nodes)
+        return sort_into_levels(*self.waits(), self.nodes)
 
     @cached_property
     def lengthened(self) -> "dict[int, Program]":
@@ -343,7 +343,7 @@ class Program:
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:
         """Each task of a lane waits for the one before it: (before, after)."""
-        return in_lanes(self.lane_tasks, self.lane_start)
+        return lane_edges(self.lane_tasks, self.lane_start)
 
     @property
     def stashes(self) -> Ints:

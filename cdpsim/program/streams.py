@@ -21,7 +21,7 @@ import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import in_lanes, successors
+from cdpsim.numeric.paths import lane_edges, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program
 
 _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
@@ -151,7 +151,7 @@ def _in_lanes(program: Program, line: PartOrder, first: int, overlaps: Sequence[
     order = merge_with_tasks(line, here, place)
     node = np.concatenate([first + here, task[place]])[order]
     lane = group_numbers(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
-    before, after = in_lanes(node, np.append(group_starts(lane), len(lane)))
+    before, after = lane_edges(node, np.append(group_starts(lane), len(lane)))
     new = (before >= first) | (after >= first)
     return before[new], after[new]
 
@@ -169,7 +169,7 @@ def _in_streams(program: Program, line: PartOrder, first: int, overlaps: Sequenc
     task, found = program.lane_tasks[line.place], []
     for sends in (True, False):
         rows = np.flatnonzero(beside & (line.ends.sends == sends))
-        found.append(in_lanes(first + rows, np.append(group_starts(lane[rows]), len(rows))))
+        found.append(lane_edges(first + rows, np.append(group_starts(lane[rows]), len(rows))))
         rows = rows[line.at[rows] != _AT_HEAD]
         found.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
     return found

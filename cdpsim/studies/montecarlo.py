@@ -15,7 +15,7 @@ from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
-from cdpsim.timing.disturb import jittered, steadily
+from cdpsim.timing.disturbed_costs import jittered, steadily
 from cdpsim.trace import RUNS_HEADER, Trace
 
 QUANTILE_SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}

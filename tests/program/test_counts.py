@@ -21,7 +21,7 @@ from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturb import jittered
+from cdpsim.timing.disturbed_costs import jittered
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
