@@ -8,9 +8,9 @@ from typing import Any
 from cdpsim.files.units import Number
 from cdpsim.program import Category, EdgeKind
 from cdpsim.request import Request
-from cdpsim.runs import Rest, Run
+from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
+from cdpsim.runs import Run, SteadyState
 from cdpsim.schedules.rule import CUSTOM
-from cdpsim.setting import UNCOUNTED, setting_of, untied
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace.metrics import communication, memory, utilisation
 from cdpsim.trace.metrics.waiting import waiting_time
@@ -75,9 +75,11 @@ class Measured:
 
 def table_notes(measured: Sequence[Measured]) -> list[str]:
     """Return the notes below a table: its setting, what memory leaves out, and which schedules untie tied stages."""
-    words = [f"{words}; {UNCOUNTED}" for words in dict.fromkeys(one.setting for one in measured) if words]
+    words = [f"{words}; {MEMORY_NOTE}" for words in dict.fromkeys(one.setting for one in measured) if words]
     apart = dict.fromkeys(stages for one in measured for stages in one.untied)
-    return words + [untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart]
+    return words + [
+        describe_untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart
+    ]
 
 
 def rate_column(measured: Sequence[Measured]) -> str:
@@ -119,12 +121,12 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         micro_batch_rate=rate,
         sample_rate=rate * samples if samples else None,
         steps=None if runs is None else sample_runs(run, runs).summary()["period"],
-        setting="" if run.in_slots else ", ".join(setting_of(request.model, request.cluster)),
+        setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster)),
         untied=program.untied,
     )
 
 
-def _exposed(rest: Rest) -> float:
+def _exposed(rest: SteadyState) -> float:
     """Return the share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     program = run.program

@@ -19,7 +19,7 @@ from cdpsim.files.units import said
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
-from cdpsim.runs import Rest, Run
+from cdpsim.runs import Run, SteadyState
 from cdpsim.trace import Trace
 
 MOST_COVERED_STAGES = 64  # the graph of a path cover grows as N^3
@@ -112,7 +112,7 @@ def path_cover(begin: Times, end: Times) -> int:
     return len(end) - len(matching) // 2
 
 
-def lower_bounds(rest: Rest) -> list[int]:
+def lower_bounds(rest: SteadyState) -> list[int]:
     """Return the devices that any steady periodic schedule needs for each stage: occupancy over time."""
     run, steps = rest.run, rest.steps
     rows = slice(*run.program.first_pass[[steps.start, steps.stop]].tolist())

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim import presets
-from cdpsim.errors import RequestError, choose, nearest
+from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files.units import Work
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
-from cdpsim.request import whole as whole_number
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
@@ -220,7 +219,7 @@ def _check_options(axis: str, contents: str) -> None:
     choose("axis", name, AXES)
     if name == "roofline":
         if not device:
-            problem = f"roofline needs a device, such as roofline:a100; {nearest('', ROOFLINE_DEVICES)}"
+            problem = f"roofline needs a device, such as roofline:a100; {suggestion('', ROOFLINE_DEVICES)}"
             raise RequestError("axis", problem)
         choose("device", device, ROOFLINE_DEVICES)
     elif colon:

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.errors import RequestError, choose, flag
+from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.progress import progress
 from cdpsim.front import simulate
 from cdpsim.program import Category, Content, Op
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.trace.metrics import communication, memory
@@ -176,13 +175,13 @@ def compute_table1(
     formulas_alone: bool = False,
 ) -> Table1:
     """Simulate the nine rows and compare each with its formulas; or evaluate the `formulas_alone`, for any n."""
-    if flag("exact", formulas_alone):
+    if true_or_false("exact", formulas_alone):
         _refuse_options_of_runs(
             {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
         )
-    n, steps = whole("n", n, at_least=1), whole("steps", 3 if steps is None else steps, at_least=3)
+    n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
     choose("collective", collective, STATED_COLLECTIVES)
-    flag("shared_parameters", shared_parameters)
+    true_or_false("shared_parameters", shared_parameters)
     table = Table1(n, collective, [], [])
     for name in progress(PRINTED, "table1"):
         schedule, exact = SCHEDULES[name], exact_cells(name, n, collective, shared_parameters)

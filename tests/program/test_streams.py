@@ -16,7 +16,7 @@ from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import EdgeKind
 from cdpsim.program.check import check_program
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import scale_links
 from cdpsim.timing.engine import ENGINES

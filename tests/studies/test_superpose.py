@@ -270,7 +270,7 @@ def test_the_paper_s_resnet_lies_between_the_axes() -> None:
         assert flops.dp == timed.dp
 
 
-@pytest.mark.parametrize("name", presets.names("models"))
+@pytest.mark.parametrize("name", presets.preset_names("models"))
 def test_contents_only_add(name: str) -> None:
     some, more, most = (worker_curve(name, contents=contents) for contents in CURVE_CONTENTS)
     assert (some.size <= more.size).all()

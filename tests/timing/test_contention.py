@@ -15,7 +15,7 @@ from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.export.pictures import write_timeline
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
-from cdpsim.request import RENDEZVOUS, Contention
+from cdpsim.request.options import RENDEZVOUS, Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.montecarlo import sample_runs

@@ -47,7 +47,7 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     from cdpsim.errors import RequestError, choose
     from cdpsim.export import pictures
     from cdpsim.files import tables
-    from cdpsim.front import retimed, simulate
+    from cdpsim.front import runner_on_clusters, simulate
     from cdpsim.schedules import SCHEDULES
     from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
 
@@ -66,7 +66,7 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
         check = partial(pictures.check_picture, options.output, force=options.force)
         refuse_output(options.output, check, [partial(served.served, one, simulate) for one in requests])
     unasked = () if "prefetch" in words else ("prefetch",)
-    runs = [served.served(one, retimed, unasked=unasked) for one in requests]
+    runs = [served.served(one, runner_on_clusters, unasked=unasked) for one in requests]
     each = [(find_break_even(run, cluster, share), run) for run in runs]
     served.tell()
     found = [one for one, _ in each]
@@ -99,10 +99,9 @@ def _share(text: str) -> float:
 
 
 def _numbers(options: argparse.Namespace) -> list[int | None]:
-    from cdpsim.errors import RequestError
-    from cdpsim.request import whole
+    from cdpsim.errors import RequestError, whole_number
 
-    numbers = [whole("n", n, at_least=1) for n in options.n or ()]
+    numbers = [whole_number("n", n, at_least=1) for n in options.n or ()]
     if len(set(numbers)) < len(numbers):
         raise RequestError("n", "has one number twice; give each once")
     return [*sorted(numbers)] or [None]

@@ -146,12 +146,11 @@ def cell_of(form: str, *, in_slots: bool) -> Callable[["Measured", str, str], An
 
 def _size(given: str, *, slots: bool) -> int:
     """What --within says: stages' worth in the slot model, else bytes."""
-    from cdpsim.errors import RequestError
+    from cdpsim.errors import RequestError, whole_number
     from cdpsim.files.units import size_bytes
-    from cdpsim.request import whole
 
     if slots:
-        return whole("within", given, at_least=0)
+        return whole_number("within", given, at_least=0)
     try:
         return size_bytes(given)
     except RequestError as error:
@@ -179,17 +178,16 @@ def _measured(
     options: argparse.Namespace, names: Sequence[str], words: Mapping[str, Any], runs: int | None, *notes: str
 ) -> _Found:
     """Measure schedules and experiments, one run after another; without names all schedules that can be asked so."""
-    from cdpsim.errors import RequestError
+    from cdpsim.errors import RequestError, whole_number
     from cdpsim.front import simulate
     from cdpsim.model import UNIT_MODELS
-    from cdpsim.request import find_schedule, whole
-    from cdpsim.schedules import SCHEDULES
+    from cdpsim.schedules import SCHEDULES, find_schedule
     from cdpsim.studies.compare import measure
     from cdpsim.studies.montecarlo import sample_runs
 
     for word, least in _NUMBERS.items():  # also for those that do not take it
         if word in words:
-            whole(word, words[word], at_least=least)
+            whole_number(word, words[word], at_least=least)
     every = [{**words_of(options, name), **words} for name in names or SCHEDULES]
     schedules = [find_schedule(own["schedule"]) for own in every]
     clocks = {in_slots(own) for own in every}
@@ -225,13 +223,13 @@ def _needed(schedule: "Schedule") -> tuple[str, ...]:
 
 def _steps(words: Mapping[str, Any], schedule: "Schedule") -> int:
     """So many that all run as many micro-batches."""
+    from cdpsim.errors import whole_number
     from cdpsim.presets import find_model
-    from cdpsim.request import whole
 
     if schedule.m != 1:
         return STEPS
     n = words.get("n") if "n" in words or in_slots(words) else find_model(words["model"]).n
-    return STEPS * (1 if n is None else whole("n", n, at_least=1))
+    return STEPS * (1 if n is None else whole_number("n", n, at_least=1))
 
 
 def said(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:

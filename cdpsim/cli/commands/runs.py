@@ -44,7 +44,7 @@ def add_simulate(commands: Any) -> None:
 def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.files import writing as files
     from cdpsim.invariants import INVARIANTS, violations
-    from cdpsim.setting import untied
+    from cdpsim.request.description import describe_untied
     from cdpsim.trace import FILES, RUNS
 
     words = words_of(options, options.schedule)
@@ -61,7 +61,7 @@ def _serve_simulate(options: argparse.Namespace) -> int:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
     for stages in done.program.untied:
-        say(untied(stages, [done.request.schedule.name]))
+        say(describe_untied(stages, [done.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
         from cdpsim.studies.montecarlo import sample_runs
