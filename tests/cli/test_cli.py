@@ -543,7 +543,7 @@ def simulate(*_, **__):
 # A shell's background jobs ignore the first of them, and those of nohup the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules["cdpsim.front"].simulate = simulate
+sys.modules["cdpsim.cli.commands.requests"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 

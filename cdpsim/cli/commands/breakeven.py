@@ -16,7 +16,7 @@ from cdpsim.files.units import short_text
 from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.schedules import SCHEDULES, TABLE_1
-from cdpsim.studies.breakeven import MOST_SHARE, BreakEven, breakeven, curve, span
+from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
 
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
 _UNITS = {
@@ -28,7 +28,6 @@ _UNITS = {
     "latency": "%",
     "factor": "x",
 }
-StepCurve = tuple[BreakEven, list[float]]  # a schedule's step at each factor of the cluster's bandwidth
 
 
 @command(
@@ -61,11 +60,11 @@ def breakeven_command(options: argparse.Namespace) -> int:
     check_output(options.output, check, [partial(requests.serve, own, simulate) for own in every])
     silent = () if "prefetch" in words else ("prefetch",)
     runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
-    results = [breakeven(run, cluster, share) for run in runs]
+    results = [find_break_even(run, cluster, share) for run in runs]
     requests.report()
-    factors, last = span(results), results[-1].n
+    factors, last = bandwidth_factors(results), results[-1].n
     curves: list[StepCurve] = [
-        (result, curve(run, cluster, factors))
+        (result, step_times_at(run, cluster, factors))
         for result, run in zip(results, runs, strict=True)
         if over_bandwidth or (options.output is not None and result.n == last)
     ]

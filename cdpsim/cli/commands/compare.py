@@ -28,16 +28,16 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request.reading import LEAST_STEPS
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
-from cdpsim.studies.compare import Measured, measure, notes
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.compare import Measured, measure, rate_column, table_notes
+from cdpsim.studies.montecarlo import sample_runs
 
 _LEAST = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
 
 
 class Column(NamedTuple):
-    """A column of the table: the field of `Measured` that it has, the unit of that with real costs, and its heading."""
+    """A column of the table: its name, its unit with real costs, and its heading."""
 
-    field: str
+    name: str
     unit: str
     heading: str
 
@@ -93,7 +93,7 @@ def compare_command(options: argparse.Namespace) -> int:
     columns: Sequence[Column] = MEASURED_COLUMNS
     if runs is not None:
         columns = (*columns[:3], *QUANTILE_COLUMNS, *columns[3:])
-    known = {column.field: column for column in columns}
+    known = {column.name: column for column in columns}
     order = None if options.schedules else "bubble"
     if options.sort is not None:
         order = choose("sort", options.sort, known)
@@ -112,12 +112,12 @@ def compare_command(options: argparse.Namespace) -> int:
         say(f"no schedule holds at most {options.within} on a device")
         return 1
     if order:
-        measured.sort(key=lambda row: (_value(row, order) is None, _value(row, order)))
+        measured.sort(key=lambda row: (row.value(order) is None, row.value(order)))
     if options.output is not None:
         settings = {"in_slots": comparison.slots, "style": options.style, "force": options.force}
         pictures.write_comparison(measured, options.output, **settings)
     if options.columns is None:
-        columns = [column for column in columns if column.field != _superfluous_rate(measured)]
+        columns = [column for column in columns if column.name not in {"rate", "samples"} - {rate_column(measured)}]
     write_stdout(_table(measured, columns, form, slots=comparison.slots))
     return 0
 
@@ -126,12 +126,12 @@ def _table(measured: Sequence[Measured], columns: Sequence[Column], form: str, *
     header = ("schedule", "rule", *(column.heading for column in columns))
     rows = [(row.schedule, row.rule, *(cell(row, column, form, slots=slots) for column in columns)) for row in measured]
     table = format_table(form, [row.to_builtins() for row in measured], header, rows)
-    return noted(table, form, notes(measured))
+    return noted(table, form, table_notes(measured))
 
 
 def cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
     """Return the cell of a column in a table of that format: the number itself in CSV, else a text."""
-    value = _value(measured, column.field)
+    value = measured.value(column.name)
     if form == "csv" or value is None:
         return value
     if isinstance(value, bool):
@@ -140,17 +140,6 @@ def cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
     if column.unit and not (slots and column.unit != "%"):
         return short_text(number, column.unit)
     return f"{number:.10g}" if number.is_integer() else f"{number:.4g}"
-
-
-def _value(measured: Measured, field: str) -> Any:
-    if field.endswith("%"):
-        return None if measured.steps is None else measured.steps[field]
-    return getattr(measured, field)
-
-
-def _superfluous_rate(measured: Sequence[Measured]) -> str:
-    """Return the rate that a table leaves out: that of micro-batches where that of samples is known."""
-    return "rate" if any(row.samples for row in measured) else "samples"
 
 
 def _memory_limit(options: argparse.Namespace, words: Mapping[str, Any]) -> int:
@@ -208,7 +197,7 @@ def _compare(
         comparison.measured.append(measure(run, runs if run.request.disorder.is_random else None))
         comparison.slots = run.in_slots
     if runs is not None and not any(row.steps for row in comparison.measured):
-        spread(run, runs)  # which refuses a run in which nothing is random
+        sample_runs(run, runs)  # which refuses a run in which nothing is random
     return comparison
 
 

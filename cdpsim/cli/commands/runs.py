@@ -24,8 +24,8 @@ from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
 from cdpsim.schedules import imported
-from cdpsim.studies.compare import measure, notes
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.compare import measure, table_notes
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import FILES, RUNS
 
 
@@ -72,7 +72,7 @@ def simulate_command(options: argparse.Namespace) -> int:
         say(describe_untied(stages, [run.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
-        several = spread(run, runs)
+        several = sample_runs(run, runs)
         run.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
     run.save(options.output, force=options.force, more=more)
@@ -101,5 +101,5 @@ def import_command(options: argparse.Namespace) -> int:
     cells = [(column.heading, cell(measured, column, form, slots=run.in_slots)) for column in MEASURED_COLUMNS]
     rows = [row for row in cells if row[1] is not None]
     table = format_table(form, measured.to_builtins(), (options.schedule, ""), rows)
-    write_stdout(noted(table, form, notes([measured])))
+    write_stdout(noted(table, form, table_notes([measured])))
     return 0

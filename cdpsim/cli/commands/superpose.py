@@ -6,7 +6,7 @@ from cdpsim.cli.commands.options import FORMAT, format_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import Argument, argument, command
 from cdpsim.files.tables import format_table
-from cdpsim.studies.superpose import PAPER, amount, percent, superpose
+from cdpsim.studies.superpose import PAPER_CLAIMS, bytes_text, percent_text, superpose
 
 
 def curve_options(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:
@@ -37,8 +37,8 @@ def superpose_command(options: argparse.Namespace) -> int:
     header, row = [*record], [*record.values()]
     if form == "text":
         header = ["model", "n", "axis", "contents", "DP per worker", "CDP per worker", "reduction"]
-        row[4:] = [amount(result.dp), amount(result.cdp), percent(result.reduction)]
+        row[4:] = [bytes_text(result.dp), bytes_text(result.cdp), percent_text(result.reduction)]
     write_stdout(format_table(form, record, header, [row]))
-    if form == "text" and options.model in PAPER:
-        write_stdout(f"\nthe paper: {PAPER[options.model]} (Fig. 4)\n")
+    if form == "text" and options.model in PAPER_CLAIMS:
+        write_stdout(f"\nthe paper: {PAPER_CLAIMS[options.model]} (Fig. 4)\n")
     return 0

@@ -18,7 +18,7 @@ from cdpsim.files.tables import format_table
 from cdpsim.schedules import SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.pyramid import pyramid
-from cdpsim.studies.table1 import compute
+from cdpsim.studies.table1 import compute_table1
 
 
 @command("schedules", FORMAT)
@@ -52,8 +52,8 @@ def table1_command(options: argparse.Namespace) -> int:
     """Print the paper's Table 1 for any N: paper | exact | simulated."""
     form = format_of(options)
     words = given_words(options)
-    table = compute(**words, shared_parameters=options.shared_parameters, formulas_alone=options.exact)
-    write_stdout(table1_forms.FORMS[form](table))
+    table = compute_table1(**words, shared_parameters=options.shared_parameters, formulas_alone=options.exact)
+    write_stdout(table1_forms.TABLE1_FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
         say(f"exact and simulated disagree: {', '.join(disagreeing)}")
