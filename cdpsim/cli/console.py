@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NoReturn
 
-from cdpsim.display import one_line
-from cdpsim.errors import RequestError, Stalled, nearest
+from cdpsim.errors import RequestError, Stalled, one_line, suggestion
 from cdpsim.version import __version__
 
 
@@ -31,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
             if name.startswith("-"):
-                meant = nearest(name.lower(), self._option_string_actions)
+                meant = suggestion(name.lower(), self._option_string_actions)
                 raise RequestError(name, f"unknown option; {meant}; {see}")
             raise RequestError(repr(name), f"is one argument too many; {see}")
 
@@ -132,7 +131,7 @@ def dispatch(parser: Parser, commands: Any, arguments: list[str]) -> int:
     known: dict[str, Parser] = commands.choices
     first = arguments[0] if arguments else ""
     if arguments and not first.startswith("-") and first not in known:
-        raise RequestError("command", f"unknown command {first[:80]!r}; {nearest(first, known)}")
+        raise RequestError("command", f"unknown command {first[:80]!r}; {suggestion(first, known)}")
     try:
         options, unknown = parser.parse_known_args(arguments)
     except SystemExit:  # --help and --version have been served

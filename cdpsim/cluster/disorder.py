@@ -8,11 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from cdpsim.cluster.topology import MOST_DEVICES, Device
-from cdpsim.errors import RequestError, choose, shown
+from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config as fileform
 from cdpsim.files import units
 from cdpsim.files.config import Seconds
-from cdpsim.numeric.variates import DISTRIBUTIONS
+from cdpsim.numeric.random_factors import DISTRIBUTIONS
 
 KEYWORDS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
 MOST_TIMES = 1e6  # as slow, or as fast, as a device may be
@@ -115,7 +115,7 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
 def read_jitter(option: str, text: str) -> tuple[str, float]:
     """Read a distribution and its coefficient of variation, "lognormal:0.1"."""
     if not isinstance(text, str):
-        raise RequestError(option, f"{shown(text)} is no text; write for example 'lognormal:0.1'")
+        raise RequestError(option, f"{short_repr(text)} is no text; write for example 'lognormal:0.1'")
     name, _, number = text.partition(":")
     choose("distribution", name, DISTRIBUTIONS)
     most = DISTRIBUTIONS[name][1]

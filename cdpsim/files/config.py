@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, suggestion
 from cdpsim.files import units
 from cdpsim.files import writing as files
 
@@ -107,7 +107,7 @@ def decode(content: object, form: type[T], subject: str, tables: tuple[type[Tabl
             problem, place = place, "$"
         if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
             known = dict.fromkeys(name for table in tables for name in table.__struct_fields__)
-            problem = f"unknown field {unknown[1]!r}; {nearest(unknown[1], known)}"
+            problem = f"unknown field {unknown[1]!r}; {suggestion(unknown[1], known)}"
         raise RequestError(f"{subject}: {place.replace('`', '')}", _lower(problem)) from None
 
 

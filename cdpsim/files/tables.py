@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from cdpsim.display import one_line
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, one_line, suggestion
 
 Row = Sequence[str]
 Data = Sequence[object]  # a row of numbers, texts, truths and None
@@ -151,7 +150,7 @@ def check_format(name: str, known: Sequence[str] = tuple(FORMATS)) -> str:
     if name in FORMATS and name not in known:
         raise RequestError("format", f"{name!r} is for table1 and compare only; give {', '.join(known)}")
     if name not in known:
-        raise RequestError("format", f"unknown format {name!r}; {nearest(name, known)}")
+        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
     return name
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cdpsim.errors import RequestError, shown
+from cdpsim.errors import RequestError, short_repr
 
 if TYPE_CHECKING:
     from quantiphy import Quantity
@@ -150,7 +150,7 @@ def _misfit(unit: str, kinds: tuple[_Kind, ...]) -> str:
 def _refusal(given: object, problem: str, kind: _Kind) -> RequestError:
     huge = isinstance(given, int) and abs(given) > 10**_LONGEST  # whose digits Python may refuse to write
     return RequestError(
-        "this number" if huge else shown(given, _LONGEST), f"{problem}; write for example {kind.example!r}"
+        "this number" if huge else short_repr(given, _LONGEST), f"{problem}; write for example {kind.example!r}"
     )
 
 

@@ -7,7 +7,7 @@ from itertools import chain, groupby, pairwise, repeat
 from math import lcm
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ from cdpsim.files import config as fileform
 from cdpsim.files.config import Name
 from cdpsim.files.units import MOST_SECONDS, Work
 from cdpsim.model.partition import Cuts, balanced, check_stages
-from cdpsim.model.stage import SIZES, Stage, Tie, merged, without
+from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, without_tied
 
-__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage", "Tie"]
+__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "STAGE_SIZES", "Model", "Recipe", "Stage", "Tie"]
 
 UNIT_MODELS = ("unit", "unit-split")  # the slot model, and the one in which backwards are split and take two slots
 MOST_STAGES = 1_000_000
@@ -29,9 +29,10 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in 
 
 # What a number weighs; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
-OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
-RECOMPUTE = ("none", "full", "sqrt")
-OFFLOAD = ("none", "optimizer", "activations", "all")
+Optimizer = Literal["sgd", "momentum", "adam", "adafactor"]
+Recomputation = Literal["none", "full", "sqrt"]
+Offload = Literal["none", "optimizer", "activations", "all"]
+OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 
 
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -62,7 +63,7 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
         return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
 
 
-class _Run(Stage, frozen=True, kw_only=True):
+class _RepeatedStage(Stage, frozen=True, kw_only=True):
     repeat: Annotated[int, msgspec.Meta(ge=1, le=MOST_STAGES)] = 1
 
     def stage(self) -> Stage:
@@ -75,7 +76,7 @@ class _ModelFile(fileform.Table, frozen=True, kw_only=True):
     samples: Samples | None = None
     training: Recipe = Recipe()
     tied: tuple[Tie, ...] = ()
-    stages: Annotated[tuple[_Run, ...], msgspec.Meta(min_length=1)]
+    stages: Annotated[tuple[_RepeatedStage, ...], msgspec.Meta(min_length=1)]
 
 
 class Model(fileform.Table, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
         _check_ties(self.tied, self.stages)
-        for kind in SIZES:
+        for kind in STAGE_SIZES:
             if self._column(kind, np.float64).sum() > MOST_BYTES_IN_ALL:
                 raise RequestError("stages", f"{kind} sums to more than 9 PB; check the units and `repeat`")
         if (small := self.size("activation")[1:] < self.size("kept_output")[:-1]).any():
@@ -178,7 +179,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             seen: set[int] = set()
             for j in tie.stages:
                 place = 0 if places is None else places[j]
-                stages[j] = without(stages[j], tie) if place in seen else stages[j]
+                stages[j] = without_tied(stages[j], tie) if place in seen else stages[j]
                 seen.add(place)
         others = tuple(tie for tie in self.tied if tie not in ties)
         return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
@@ -226,7 +227,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def weights(self) -> tuple[tuple[int | None, ...], ...]:
         """All that its stages weigh, on devices and on hosts."""
         return tuple(
-            tuple(getattr(stage, kind) for kind in (*SIZES, "offloaded", "host_optimizer")) for stage in self.stages
+            tuple(getattr(stage, kind) for kind in (*STAGE_SIZES, "offloaded", "host_optimizer"))
+            for stage in self.stages
         )
 
     @property
@@ -260,7 +262,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Make a model of a file's content; errors begin with `subject`."""
-        form = fileform.decode(content, _ModelFile, subject, (_Run, _ModelFile, Tie))
+        form = fileform.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
         if sum(run.repeat for run in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
@@ -321,7 +323,7 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
                 problem = f"stage {j} does not exist; the model's stages are 0 to {len(stages) - 1}"
                 raise RequestError(f"tied[{k}].stages", problem)
             try:
-                left[j] = without(left[j], tie)
+                left[j] = without_tied(left[j], tie)
             except RequestError as error:
                 kind = "summed" if error.subject == "gradients" else error.subject
                 has, wants = (getattr(one, kind) for one in (left[j], tie))
@@ -332,7 +334,7 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
 
 @lru_cache(maxsize=32)  # asked for every request of one model
 def _grouped(model: Model, n: int) -> Any:
-    stages = tuple(merged(layers, given) for given, layers in model.groups(n))
+    stages = tuple(merge_stages(layers, given) for given, layers in model.groups(n))
     return msgspec.structs.replace(model, stages=stages, tied=model.tied_groups(n))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Flags, Ints, group_numbers
-from cdpsim.numeric.paths import Levels, in_lanes, levels
+from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
 
 
@@ -207,7 +207,7 @@ class Program:
     @cached_property
     def levels(self) -> Levels:
         """Its nodes, laid out for sweeping many runs at once."""
-        return levels(*self.waits(), self.nodes)
+        return sort_into_levels(*self.waits(), self.nodes)
 
     @cached_property
     def lengthened(self) -> "dict[int, Program]":
@@ -319,7 +319,7 @@ class Program:
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:
         """The edges that lanes are, from each task to the next one: (before, after)."""
-        return in_lanes(self.lane_tasks, self.lane_start)
+        return lane_edges(self.lane_tasks, self.lane_start)
 
     @property
     def stashes(self) -> Ints:

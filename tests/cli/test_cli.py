@@ -22,7 +22,7 @@ import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
 from cdpsim.cli import console
-from cdpsim.display import one_line
+from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
 from cdpsim.schedules import TABLE_1

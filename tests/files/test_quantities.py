@@ -14,7 +14,7 @@ from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.files import config as fileform
-from cdpsim.request import Contention
+from cdpsim.request.options import Contention
 from tests.conftest import examples
 from tests.helpers.saved_files import files
 

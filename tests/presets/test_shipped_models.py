@@ -38,7 +38,7 @@ def command(name: str) -> list[str]:
 
 
 def test_these_ship() -> None:
-    assert presets.names("models") == sorted(NAMES)
+    assert presets.preset_names("models") == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,13 +11,12 @@ import msgspec
 from cdpsim.cli import console
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.draw import canvas
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import text
 from cdpsim.model import Model
 from cdpsim.program import Op
-from cdpsim.request import whole
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
 from validation.calibrate.figure import draw
@@ -210,7 +209,7 @@ def serve(options: argparse.Namespace) -> int:
         stages=_stages(options),
         device=options.device,
         backend=options.backend,
-        ranks=whole("ranks", options.ranks, at_least=2),
+        ranks=whole_number("ranks", options.ranks, at_least=2),
         alone=options.alone,
     )
     found = run(options.output, request, stages_output=options.stages, force=options.force)
@@ -223,7 +222,7 @@ def _stages(options: argparse.Namespace) -> Stages:
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
     sizes |= read_sizes(options.size)
-    n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
+    n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     layers = without_weights(model, n, batch=batch, dtype=TYPES[dtype], **sizes)

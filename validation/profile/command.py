@@ -17,12 +17,11 @@ from msgspec.structs import replace
 from quantiphy import Quantity
 
 from cdpsim.cli.console import add_command, write
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.model import Model, Recipe, Stage
 from cdpsim.model.partition import Cuts
-from cdpsim.request import whole
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak
@@ -195,9 +194,9 @@ def serve(options: Namespace) -> int:
     """Do what the options of `add_parser` ask for."""
     result = profile(
         options.model,
-        None if options.n is None else whole("n", options.n, at_least=1),
+        None if options.n is None else whole_number("n", options.n, at_least=1),
         partition=options.partition,
-        batch=whole("batch", options.batch, at_least=1),
+        batch=whole_number("batch", options.batch, at_least=1),
         dtype=options.dtype,
         optimizer=options.optimizer,
         mixed_precision=options.mixed_precision,
@@ -220,7 +219,7 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
             raise RequestError(f"size {text!r}", "must be a name and a number, such as length=512")
         if name in ("n", "batch", "dtype", "seed", "device", "cuts"):
             raise RequestError(f"size {text!r}", f"{name} is no size of a model; see --help for its option")
-        sizes[name] = whole(name, value, at_least=1)
+        sizes[name] = whole_number(name, value, at_least=1)
     return sizes
 
 

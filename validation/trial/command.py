@@ -7,13 +7,14 @@ from typing import Any
 
 from cdpsim.cli import console
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
 from cdpsim.model import Model
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.request import find_schedule, refuse_untaken, shape_of, whole
+from cdpsim.request.reading import refuse_inapplicable, shape_of
+from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
 from validation.ranks.member import BACKENDS, DEVICES, check_device
@@ -142,34 +143,28 @@ def case_of(options: argparse.Namespace) -> Case:
     from validation.profile.command import TYPES, read_sizes, without_weights
     from validation.profile.cuts import find_cuts
 
-    n, batch = whole("n", options.n, at_least=1), whole("batch", options.batch, at_least=1)
+    n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     sizes = read_sizes(options.size)
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
     schedule = find_schedule(options.schedule)
     shape = shape_of(schedule, n, vars(options))
-    refuse_untaken(
-        schedule,
-        m=shape.m != schedule.micro_batches(n),
-        chunks=shape.chunks != schedule.order.chunks,
-        replicas=shape.replicas > 1,
-        slot_order=options.slot_order,
-    )
+    refuse_inapplicable(schedule, shape, vars(options))
     case = Case(
         schedule=schedule.name,
         n=n,
         m=shape.m,
         chunks=shape.chunks,
         replicas=shape.replicas,
-        steps=whole("steps", options.steps, at_least=1),
+        steps=whole_number("steps", options.steps, at_least=1),
         rule=_rule(options.rule, shape),
         slot_order=options.slot_order,
         model=options.model,
         optimizer=optimizer,
         batch=batch,
         dtype=dtype,
-        seed=whole("seed", options.seed, at_least=0),
+        seed=whole_number("seed", options.seed, at_least=0),
         sizes=tuple(sizes.items()),
         cuts=tuple(find_cuts(layers, n, options.partition, optimizer)),
         device=choose("device", options.device, DEVICES),
@@ -198,7 +193,7 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
     choose("collective", options.collective, ALL_REDUCE)
     if options.cluster is None:
         return None
-    if whole("repeats", options.repeats, at_least=0) == 0:
+    if whole_number("repeats", options.repeats, at_least=0) == 0:
         raise RequestError("--cluster", "is for times, which --repeats 0 does not take; leave out one of them")
     assert case.stages is not None, "a case on the command line is profiled"
     cluster = Cluster.load(options.cluster)
@@ -209,7 +204,7 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 def _waits(options: argparse.Namespace) -> tuple[float, int]:
     """Read how long ranks may take, and how often they are timed."""
     timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
-    return timeout, whole("repeats", options.repeats, at_least=0)
+    return timeout, whole_number("repeats", options.repeats, at_least=0)
 
 
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:

@@ -10,7 +10,7 @@ from cdpsim.cli.commands.options import InPart, add_format, add_request, add_run
 from cdpsim.cli.console import add_command, write
 
 if TYPE_CHECKING:
-    from cdpsim.studies.breakeven import BreakEven
+    from cdpsim.studies.breakeven import StepCurve
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
@@ -23,7 +23,6 @@ UNITS = {
     "latency": "%",
     "factor": "x",
 }
-Curve = tuple["BreakEven", list[float]]
 
 
 def add_breakeven(commands: Any) -> None:
@@ -48,9 +47,9 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     from cdpsim.errors import RequestError, choose
     from cdpsim.export import pictures
     from cdpsim.files import tables
-    from cdpsim.front import retimed, simulate
+    from cdpsim.front import runner_on_clusters, simulate
     from cdpsim.schedules import SCHEDULES
-    from cdpsim.studies.breakeven import breakeven, curve, span
+    from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
     choose("over", options.over, OVER)
@@ -67,15 +66,15 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
         check = partial(pictures.check_picture, options.output, force=options.force)
         refuse_output(options.output, check, [partial(served.served, one, simulate) for one in requests])
     unasked = () if "prefetch" in words else ("prefetch",)
-    runs = [served.served(one, retimed, unasked=unasked) for one in requests]
-    each = [(breakeven(run, cluster, share), run) for run in runs]
+    runs = [served.served(one, runner_on_clusters, unasked=unasked) for one in requests]
+    each = [(find_break_even(run, cluster, share), run) for run in runs]
     served.tell()
     found = [one for one, _ in each]
-    factors, last = span(found), found[-1].n
-    curves: list[Curve] = []
+    factors, last = bandwidth_factors(found), found[-1].n
+    curves: list[StepCurve] = []
     if options.over == "bandwidth" or options.output is not None:
         wanted = [(one, run) for one, run in each if one.n == last or options.over == "bandwidth"]
-        curves = [(one, curve(run, cluster, factors)) for one, run in wanted]
+        curves = [(one, step_times_at(run, cluster, factors)) for one, run in wanted]
     if options.output is not None:
         shown = [(one, steps) for one, steps in curves if one.n == last]
         pictures.write_breakeven(found, factors, shown, options.output, share=share, force=options.force)
@@ -100,10 +99,9 @@ def _share(text: str) -> float:
 
 
 def _numbers(options: argparse.Namespace) -> list[int | None]:
-    from cdpsim.errors import RequestError
-    from cdpsim.request import whole
+    from cdpsim.errors import RequestError, whole_number
 
-    numbers = [whole("n", n, at_least=1) for n in options.n or ()]
+    numbers = [whole_number("n", n, at_least=1) for n in options.n or ()]
     if len(set(numbers)) < len(numbers):
         raise RequestError("n", "has one number twice; give each once")
     return [*sorted(numbers)] or [None]
@@ -121,7 +119,7 @@ def _requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dic
     return [plain | {"schedule": name} | n for n in numbers for name in names]
 
 
-def _points(curves: Sequence[Curve], factors: Sequence[float]) -> list[dict[str, Any]]:
+def _points(curves: Sequence["StepCurve"], factors: Sequence[float]) -> list[dict[str, Any]]:
     """A row for each point of each curve."""
     return [
         {

@@ -228,13 +228,13 @@ def add_runs(parser: argparse.ArgumentParser, what: str) -> None:
 
 def runs_of(options: argparse.Namespace, words: Mapping[str, Any] = MappingProxyType({})) -> int | None:
     """How many runs the options ask for; None for the one. Words of a file may ask for one of them, too."""
-    from cdpsim.request import whole
+    from cdpsim.errors import whole_number
 
     if options.runs is None:
         return None
     if str(words.get("run", getattr(options, "run", 0))) != "0":
         raise RequestError("runs", "are those from 0 on, and --run asks for one of them; leave either out")
-    return whole("runs", options.runs, at_least=1)
+    return whole_number("runs", options.runs, at_least=1)
 
 
 def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
@@ -245,10 +245,10 @@ def add_output(parser: argparse.ArgumentParser, forms: str) -> None:
 
 def asked(options: argparse.Namespace) -> dict[str, Any]:
     """The words of a request that options give."""
-    from cdpsim.request import WORDS
+    from cdpsim.request.options import OPTION_NAMES
 
     given = vars(options)
-    return {word: given[word] for word in WORDS if word != "schedule" and given.get(word) is not None}
+    return {word: given[word] for word in OPTION_NAMES if word != "schedule" and given.get(word) is not None}
 
 
 def in_slots(words: Mapping[str, Any]) -> bool:
@@ -274,13 +274,13 @@ class InPart:
 
         Of words that are `unasked`, as a command has them by default, nothing is said.
         """
-        from cdpsim.request import Untaken
+        from cdpsim.request.options import InapplicableOption
 
         words, without = dict(words), {}
         while True:
             try:
                 done = do(request := request_of(words))
-            except Untaken as error:
+            except InapplicableOption as error:
                 word = error.subject.replace("-", "_")
                 if error.subject in needs or word not in words:
                     raise
@@ -310,17 +310,16 @@ def _flag(option: str) -> str:
 
 def words_of(options: argparse.Namespace, name: "str | Schedule | None" = None) -> dict[str, Any]:
     """The words of the request that a name and options make: of a schedule, or of an experiment file."""
-    from cdpsim import experiment
-    from cdpsim.request import WORDS
+    from cdpsim.request import experiment
 
     base = getattr(options, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
-    words = {} if base is None else experiment.words(base, WORDS)
+    words = {} if base is None else experiment.read_experiment(base)
     if isinstance(name, str) and experiment.is_experiment(name):
         if words:
             raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
-        words = experiment.words(name, WORDS)
+        words = experiment.read_experiment(name)
     elif name is not None:
         words["schedule"] = name
     elif base is None:
@@ -333,7 +332,8 @@ def words_of(options: argparse.Namespace, name: "str | Schedule | None" = None) 
 
 def request_of(words: Mapping[str, Any]) -> "Request":
     """Make the request that words ask for; of one in slots, say what is missing as the command line does."""
-    from cdpsim.request import Request, find_schedule
+    from cdpsim.request import Request
+    from cdpsim.schedules import find_schedule
 
     if words.get("n") is None and in_slots(words) and find_schedule(words["schedule"]).shape is None:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
@@ -349,8 +349,8 @@ def simulated(words: Mapping[str, Any]) -> "Run":
 
 def traced(options: argparse.Namespace, name: str, runs: InPart | None = None) -> "Trace":
     """The trace in the folder of that name, or of the run that the options ask for, as one of several `runs`."""
-    from cdpsim import experiment
     from cdpsim.front import reopen, simulate
+    from cdpsim.request import experiment
     from cdpsim.schedules import SCHEDULES
 
     is_file = name.endswith(".csv") or experiment.is_experiment(name)
@@ -388,7 +388,7 @@ def refuse_output(path: str, check: Callable[[], object], runs: Iterable[Callabl
     `check` may refuse it. Where something is there already, first the requests of the runs are read, so that `check`
     knows their files; where it is refused, their programs are made, too.
     """
-    from cdpsim.front import Checked, checking
+    from cdpsim.front import CheckEnded, check_until
 
     if os.path.lexists(path):
         what = "request"
@@ -397,6 +397,6 @@ def refuse_output(path: str, check: Callable[[], object], runs: Iterable[Callabl
         except RequestError:
             what = "program"
         for run in runs:
-            with checking(what), suppress(Checked):
+            with check_until(what), suppress(CheckEnded):
                 run()
     check()

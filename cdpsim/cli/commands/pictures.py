@@ -72,15 +72,15 @@ def add_figure(commands: Any) -> None:
 
 
 def _serve_figure(options: argparse.Namespace) -> int:
+    from cdpsim.errors import whole_number
     from cdpsim.export import pictures
-    from cdpsim.request import whole
 
     pictures.write_figure(
         options.number,
         options.output,
-        n=None if options.n is None else [whole("n", n, at_least=1) for n in options.n],
-        steps=None if options.steps is None else whole("steps", options.steps, at_least=1),
-        slot=None if options.slot is None else whole("slot", options.slot, at_least=0),
+        n=None if options.n is None else [whole_number("n", n, at_least=1) for n in options.n],
+        steps=None if options.steps is None else whole_number("steps", options.steps, at_least=1),
+        slot=None if options.slot is None else whole_number("slot", options.slot, at_least=0),
         axis=options.axis,
         contents=options.contents,
         force=options.force,
@@ -115,10 +115,10 @@ def _serve_snapshot(options: argparse.Namespace) -> int:
 
 def _moment(given: str, *, in_slots: bool) -> float:
     """Read a slot, or a time."""
+    from cdpsim.errors import whole_number
     from cdpsim.files import units
-    from cdpsim.request import whole
 
-    return whole("slot", given, at_least=0) if in_slots else units.seconds(given)
+    return whole_number("slot", given, at_least=0) if in_slots else units.seconds(given)
 
 
 def add_plot(commands: Any) -> None:

@@ -57,9 +57,9 @@ def _serve(options: argparse.Namespace, kind: str, row: Callable[[str], Row]) ->
     if options.name is not None:
         if form != "text":
             raise RequestError("format", f"is of the table, but {options.name!r} is printed as its file; leave one out")
-        write(presets.text(kind, choose(kind.removesuffix("s"), options.name, presets.names(kind))))
+        write(presets.preset_text(kind, choose(kind.removesuffix("s"), options.name, presets.preset_names(kind))))
         return 0
-    rows = [row(name) | {"about": presets.about(kind, name)} for name in presets.names(kind)]
+    rows = [row(name) | {"about": presets.preset_comment(kind, name)} for name in presets.preset_names(kind)]
     if form == "json":
         write(tables.as_json(rows))
         return 0

@@ -44,7 +44,7 @@ def add_simulate(commands: Any) -> None:
 def _serve_simulate(options: argparse.Namespace) -> int:
     from cdpsim.files import writing as files
     from cdpsim.invariants import INVARIANTS, violations
-    from cdpsim.setting import untied
+    from cdpsim.request.description import describe_untied
     from cdpsim.trace import FILES, RUNS
 
     words = words_of(options, options.schedule)
@@ -61,12 +61,12 @@ def _serve_simulate(options: argparse.Namespace) -> int:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
     for stages in done.program.untied:
-        say(untied(stages, [done.request.schedule.name]))
+        say(describe_untied(stages, [done.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
-        from cdpsim.studies.montecarlo import spread
+        from cdpsim.studies.montecarlo import sample_runs
 
-        several = spread(done, runs)
+        several = sample_runs(done, runs)
         done.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
     done.save(options.output, force=options.force, more=more)
@@ -92,7 +92,7 @@ def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.files import writing as files
     from cdpsim.schedules import imported
-    from cdpsim.studies.compare import measure, notes
+    from cdpsim.studies.compare import measure, table_notes
     from cdpsim.trace import FILES
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
@@ -109,5 +109,5 @@ def _serve_import(options: argparse.Namespace) -> int:
     cell = cell_of(form, in_slots=trace.in_slots)
     rows = [(heading, cell(measured, field, unit)) for field, unit, heading in COLUMNS]
     table = tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)])
-    write(tables.noted(table, form, notes([measured])))
+    write(tables.noted(table, form, table_notes([measured])))
     return 0

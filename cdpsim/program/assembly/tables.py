@@ -15,7 +15,7 @@ from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_and_g
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.listing import Listing
-from cdpsim.schedules.rule import Line, Rule
+from cdpsim.schedules.rule import Rule, UpdateSources
 from cdpsim.schedules.shape import Shape
 
 
@@ -48,7 +48,7 @@ class Passes:
         return len(self.counts)
 
     @cached_property
-    def line(self) -> Line | None:
+    def line(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
         return self.rule.versions.line(self.steps)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim.files.units import plain
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics.traffic import parts_sent
@@ -91,9 +91,9 @@ def rounds_between_slots(program: Program, message_rounds: Ints, start: Times, e
     np.maximum.at(made_at, edges.after[made] - compute, end[edges.before[made]])
 
     def is_enough(q: int) -> bool:
-        _, delivered, _ = longest(*chain, weight, q * made_at)
+        _, delivered, _ = longest_paths(*chain, weight, q * made_at)
         return bool((delivered[message] <= q * due).all())
 
     together = message_rounds[program.messages.op != Op.P2P]
-    _, most, _ = longest(*chain, weight, np.zeros(count, dtype=np.int64))
+    _, most, _ = longest_paths(*chain, weight, np.zeros(count, dtype=np.int64))
     return bisect_left(range(int(most.max()) + 1), True, lo=max(1, int(together.max(initial=0))), key=is_enough)

@@ -4,7 +4,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
-from cdpsim.numeric.paths import compiled_for
+from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import Buffers, Category, Kind, Program
 
 _BUFFERS_AT_ONCE = 2**14  # so many buffers' columns stay in a processor's cache
@@ -42,13 +42,13 @@ def _memory_by_key(program: Program, key: Ints, start: Times, end: Times) -> tup
     buffers, weight = program.buffers, _total_size(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
     fits = end.dtype.kind == "i" and keys * span <= 16 * len(key) and span < 2**31
-    compiled = compiled_for(len(key)) if fits else None
-    if compiled is None:
+    loops = compiled_loops_for(len(key)) if fits else None
+    if loops is None:
         return step_function(key, *buffer_spans(buffers, start, end), buffers.size)
-    finish = compiled.times_of(buffers.end, start, end)
-    np.maximum.at(finish, buffers.kept, compiled.times_of(buffers.kept_until, start, end))
+    finish = loops.times_of_moments(buffers.end, start, end)
+    np.maximum.at(finish, buffers.kept, loops.times_of_moments(buffers.kept_until, start, end))
     changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
-    key, time, total = compiled.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
+    key, time, total = loops.step_function_of_slots(key, buffers.size, buffers.begin, finish, start, end, changes)
     return key, time, total
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Times
-from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Program
 
 

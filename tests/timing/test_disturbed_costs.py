@@ -327,8 +327,8 @@ def test_invariants_know_when_devices_stand_still(start: int, end: int, problem:
 def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled sweeps know none, and leave such runs to numpy."""
     expected = simulate("multi-cdp", 4, stop=["2:9:4"])
-    monkeypatch.setattr("cdpsim.numeric.paths.COMPILED_FROM", 0)
-    monkeypatch.setattr("cdpsim.numeric.paths.LOADED_FROM", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.FEW_ROWS", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.LOAD_NUMBA_FROM_ROWS", 0)
     assert same(simulate("multi-cdp", 4, stop=["2:9:4"]), expected)
 
 
