@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import Number, plain, said
+from cdpsim.files.units import Number, json_number, simplified
 from cdpsim.numeric.columns import Columns, Ints, Times
 from cdpsim.program import Category, Program
 from cdpsim.program.collectives import Algorithm
@@ -96,7 +96,10 @@ class Run(Trace):
     def _summed(self) -> dict[str, Any]:
         program, rest = self.program, self.at_rest
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, self.costs)]
+        sent = [
+            json_number(size) if self.in_slots else float(size)
+            for size in communication.bytes_sent(program, self.costs)
+        ]
         hosts = [] if self.on_hosts is None else self.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
@@ -108,7 +111,7 @@ class Run(Trace):
             "tasks": len(program.tasks),
             "messages": len(program.messages),
             "makespan": utilisation.makespan(program, self.end),
-            "period": said(rest.period),
+            "period": json_number(rest.period),
             "period_is": rest.period_is,
             "bubble": rest.bubble,
             "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
@@ -134,7 +137,7 @@ class Run(Trace):
     @cached_property
     def on_hosts(self) -> Ints | None:
         """The most bytes on each device's host; None where nothing is offloaded."""
-        model = self.request.counted[0]
+        model = self.request.timed_model
         sizes = [np.array([getattr(stage, name) for stage in model.stages]) for name in ("offloaded", "host_optimizer")]
         return memory.peak_host_memory(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
 
@@ -157,13 +160,13 @@ class Run(Trace):
         return self.request.schedule.order.lists is not None
 
     @cached_property
-    def at_rest(self) -> "Rest":
+    def at_rest(self) -> "SteadyState":
         """The run as it goes on once all is under way, whatever number of steps was asked for."""
         if self.listed and self.settled and not self._disturbed:
             one = self if self.program.steps <= FEW_STEPS or self.longer is None else self.longer(1)
             period = steady.period_of_separate_steps(one.program, one.start, one.end)
             if period is not None:
-                return Rest(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
+                return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
         found = self
         for steps in self._lengths():
             try:
@@ -195,7 +198,7 @@ class Run(Trace):
 
 
 @dataclass(frozen=True, eq=False)
-class Rest:
+class SteadyState:
     """Training steps of a run at rest, and a time of them.
 
     The period is certified where every later step is known to repeat these; otherwise it is their mean. From `low` to
@@ -237,10 +240,10 @@ class Rest:
 
     def per_step(self, total: int | float | Fraction) -> Number:
         """Share something of these steps among them; exactly where it is exact."""
-        return total / len(self.steps) if isinstance(total, float) else plain(Fraction(total, len(self.steps)))
+        return total / len(self.steps) if isinstance(total, float) else simplified(Fraction(total, len(self.steps)))
 
 
-def _repeated(run: Run, *, certain: bool) -> Rest | None:
+def _repeated(run: Run, *, certain: bool) -> SteadyState | None:
     """The steps of a run that repeat, where it is long enough to show a whole repetition; certain to go on, or not."""
     program, start, end = run.program, run.start, run.end
     step = steady.steps_of_nodes(program)
@@ -251,10 +254,10 @@ def _repeated(run: Run, *, certain: bool) -> Rest | None:
     steps = range(last + 1 - found.every, last + 1)
     if steps.start < max(found.first, program.fill + 1):
         return None
-    return Rest(run, _quotient(found.later, found.every), certain, steps, step, *span)
+    return SteadyState(run, _quotient(found.later, found.every), certain, steps, step, *span)
 
 
-def _measured(run: Run, *, disturbed: bool) -> Rest:
+def _measured(run: Run, *, disturbed: bool) -> SteadyState:
     """The mean over the last half of a run, before devices run dry at its end."""
     program, step = run.program, steady.steps_of_nodes(run.program)
     if disturbed:
@@ -267,9 +270,9 @@ def _measured(run: Run, *, disturbed: bool) -> Rest:
     if not ends[last] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
         steps = range(last + 1)
     low = ends[steps.start - 1].item() if steps.start else 0
-    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
+    return SteadyState(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
 
 
 def _quotient(span: Any, steps: int) -> Number:
-    period: Number = plain(Fraction(span, steps)) if isinstance(span, int) else span / steps
+    period: Number = simplified(Fraction(span, steps)) if isinstance(span, int) else span / steps
     return period

@@ -1,7 +1,6 @@
 """What all pictures of a trace need to know of it: lanes, which task a message is from and for, and what to call it."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,9 +8,8 @@ from cdpsim.draw.canvas import label, line
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.program import EdgeKind
-from cdpsim.request import recorded_disorder
+from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
-from cdpsim.setting import setting
 from cdpsim.trace import Trace
 
 
@@ -46,15 +44,7 @@ def names(trace: Trace) -> list[str]:
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
-    return words + setting(request) + disturbances(request)
-
-
-def disturbances(request: Mapping[str, Any]) -> list[str]:
-    """What disturbs a run, as its request says it: nobody has checked that of a loaded trace."""
-    try:
-        return recorded_disorder(request).words()
-    except RequestError:
-        return ["disturbed"]
+    return words + describe_request(request) + describe_disorder(request)
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:

@@ -18,7 +18,7 @@ from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program.collectives import COLLECTIVES
-from cdpsim.request import RENDEZVOUS
+from cdpsim.request.options import RENDEZVOUS
 from cdpsim.runs import Run
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.studies.compare import measure

@@ -28,11 +28,11 @@ from cdpsim.program.collectives import (
 )
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
-from cdpsim.schedules.rule import NAMED, matrix_rule
+from cdpsim.schedules.rule import ALL_RULES, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.compare import measure
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import TABLES
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -89,7 +89,7 @@ def test_every_schedule_and_rule(way: str) -> None:
     """The named ones equal themselves; those from a matrix or of an own list say the same."""
     for schedule in SCHEDULES.values():
         assert passed(way, schedule) == schedule
-    for rule in NAMED.values():
+    for rule in ALL_RULES.values():
         assert passed(way, rule) == rule
     fresh = np.array([[True, False], [False, True], [True, True]])
     again = passed(way, matrix_rule(fresh, "mine"))
@@ -158,7 +158,7 @@ def test_a_loaded_trace(way: str, tmp_path: Path) -> None:
 
 @in_every_way
 def test_many_runs(way: str) -> None:
-    runs = spread(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
+    runs = sample_runs(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
     assert passed(way, runs).summary() == runs.summary()
 
 

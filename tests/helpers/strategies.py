@@ -15,7 +15,7 @@ from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.program.assembly.causal import check_causal
 from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
-from cdpsim.request import RENDEZVOUS, Untaken
+from cdpsim.request.options import RENDEZVOUS, InapplicableOption
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
@@ -75,7 +75,7 @@ def _untaken(
         }
     try:
         simulate(schedule, shape.n, **asked, **dict(options))
-    except Untaken as error:
+    except InapplicableOption as error:
         return error.subject.replace("-", "_")
     return None
 

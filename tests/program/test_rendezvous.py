@@ -14,7 +14,7 @@ from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
 from cdpsim.program.check import check_program
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
 from tests.conftest import examples
 from tests.helpers.run_times import makespan, named

@@ -16,7 +16,7 @@ from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program.check import check_columns
-from cdpsim.request import Engine
+from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
@@ -260,7 +260,7 @@ def test_files_bring_updates_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [{"update": 2.0}, {"optimizer": 0, "host_optimizer": 1, "host_update": 2.0}])
 @pytest.mark.parametrize("engine", ["fast", "simpy"])
-def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: Engine) -> None:
+def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: EngineName) -> None:
     """Three seconds of work, then an update from 3 on, of 2 s; the device stops from 4 to 5, its host with it."""
     single = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1, **where),))
     trace = simulate("single-dp", model=single, steps=1, engine=engine, stop=["0:4 s:1 s"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Content
-from cdpsim.request import Collective
+from cdpsim.request.options import CollectiveName
 from cdpsim.trace.metrics import communication, memory
 from tests.helpers.strategies import fitting, requests
 
@@ -59,7 +59,7 @@ def test_the_period_is_a_training_step() -> None:
 )
 def test_bytes_sent_by_hand(name: str, expected: list[int]) -> None:
     """Two steps, three stages, unit sizes."""
-    collective: Collective = "ring" if name == "multi-dp" else "recursive-doubling"
+    collective: CollectiveName = "ring" if name == "multi-dp" else "recursive-doubling"
     sent = simulate(name, 3, steps=2, collective=collective).summary()["bytes_sent"]
     assert [row["bytes"] for row in sent] == expected
 

@@ -5,11 +5,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from cdpsim.errors import RequestError
-from cdpsim.files.units import seconds, text
+from cdpsim.errors import RequestError, whole_number
+from cdpsim.files.units import quantity_text, seconds
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program import Category, EdgeKind
-from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import memory
@@ -66,13 +65,15 @@ def time_of(trace: Trace, slot: object) -> float:
     """The slot, or the moment in seconds, that somebody asks for; refuse one that the run does not have."""
     end = trace.tasks["end"].max().item()
     if trace.in_slots:
-        number = whole("slot", slot, at_least=0)
+        number = whole_number("slot", slot, at_least=0)
         if number >= end:
             raise RequestError("slot", f"slot={number} is not one of this run's {end} time steps; take 0 to {end - 1}")
         return number
     moment = seconds(slot)
     if moment >= end:
-        raise RequestError("slot", f"{text(moment, 's')} is not in this run, which takes {text(end, 's')}")
+        raise RequestError(
+            "slot", f"{quantity_text(moment, 's')} is not in this run, which takes {quantity_text(end, 's')}"
+        )
     return moment
 
 
