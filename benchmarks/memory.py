@@ -32,10 +32,10 @@ def peak() -> int:
 def measure(name: str, n: int, steps: int, *asked: str) -> None:
     """Run once, with options such as m=1024, and print bytes per task."""
     options = {option: int(number) for option, number in (one.split("=") for one in asked)}
-    assert compiled.longest is not None
+    assert compiled.sweep_nodes is not None
     before = peak()
     run = simulate(name, n, steps=steps, **options)
-    memory.curves(run.program, run.start, run.end)
+    memory.memory_by_category(run.program, run.start, run.end)
     tasks = len(run.program.tasks)
     said = f"{name:23} n={n:<4} steps={steps:<5} {' '.join(asked):18} {tasks:>9,} tasks"
     print(f"{said} {(peak() - before) / tasks:>6.0f} bytes per task")

@@ -24,7 +24,7 @@ def seconds(name: str, n: int, steps: int) -> tuple[int, float]:
     for _ in range(4 if n * n * steps > 10**6 else 12):
         began = time.perf_counter()
         run = simulate(name, n, steps=steps, max_memory="1 TB")
-        memory.curves(run.program, run.start, run.end)
+        memory.memory_by_category(run.program, run.start, run.end)
         least = min(least, time.perf_counter() - began)
     return len(run.program.tasks), least
 

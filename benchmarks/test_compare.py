@@ -14,7 +14,7 @@ MOST = 3
 def test_nine_schedules_of_64_stages(benchmark: Any, tmp_path: Path) -> None:
     """A whole process, as a user waits for it: GPT-2 with 70 blocks, on nodes of eight A100."""
     deep = tmp_path / "deep.toml"
-    deep.write_text(presets.text("models", "gpt2").replace("repeat = 12", "repeat = 70").replace(" 13,", " 71,"))
+    deep.write_text(presets.preset_text("models", "gpt2").replace("repeat = 12", "repeat = 70").replace(" 13,", " 71,"))
     asked = ["-n", "64", "--model", str(deep), "--cluster", "a100-nodes"]
     command = [sys.executable, "-m", "cdpsim", "compare", *TABLE_1, *asked]
     done = benchmark.pedantic(

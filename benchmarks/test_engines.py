@@ -20,7 +20,7 @@ LARGE = [("multi-cdp", 256, 8), ("multi-cdp", 8, 8192)]
 def traced(name: str, n: int, steps: int, engine: str = "fast", **options: Any) -> Trace:
     """Simulate and compute the memory curves."""
     trace = simulate(name, n, steps=steps, engine=engine, **options)
-    memory.curves(trace.program, trace.start, trace.end)
+    memory.memory_by_category(trace.program, trace.start, trace.end)
     return trace
 
 
@@ -96,7 +96,7 @@ import cdpsim
 from cdpsim.trace.metrics import memory
 from cdpsim.schedules import TABLE_1
 run = cdpsim.simulate("multi-cdp", 256, steps=8)
-memory.curves(run.program, run.start, run.end)
+memory.memory_by_category(run.program, run.start, run.end)
 print(time.perf_counter() - began)
 """
 

@@ -68,14 +68,14 @@ def test_peer(benchmark: Any) -> None:
 def test_measured(case: str, benchmark: Any) -> None:
     """From the request to what `compare` shows of it, warm, in seconds of the processor: the least counts."""
     asked, options, rounds = MEASURED[case]
-    assert paths.compiled() is not None
+    assert paths.compiled_loops() is not None
     benchmark.pedantic(lambda: measure(simulate(*asked, **options)), rounds=rounds, warmup_rounds=1)
 
 
 @pytest.mark.benchmark(timer=process_time)
 def test_warm(benchmark: Any) -> None:
     """A run of middling size where numba is loaded already."""
-    assert paths.compiled() is not None
+    assert paths.compiled_loops() is not None
     benchmark.pedantic(lambda: simulate("1f1b", 64, m=256, steps=2), rounds=30, warmup_rounds=2)
 
 
@@ -113,7 +113,7 @@ def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
 def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longest paths alone: of 1f1b a front has hundreds of nodes, of GEMS one or two."""
     run = simulate(name, 512, m=1024, steps=1)
-    monkeypatch.setattr(paths, "compiled", lambda: None)
+    monkeypatch.setattr(paths, "compiled_loops", lambda: None)
     benchmark.pedantic(fast, (run.program, run.costs), rounds=3, warmup_rounds=1)
     per_second(benchmark, run.program.nodes)
 

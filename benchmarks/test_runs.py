@@ -9,10 +9,10 @@ import pytest
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.disorder import Disorder
-from cdpsim.numeric.paths import levels
+from cdpsim.numeric.paths import sort_into_levels
 from cdpsim.runs import Run
-from cdpsim.studies.montecarlo import spread
-from cdpsim.timing.disturb import jittered
+from cdpsim.studies.montecarlo import sample_runs
+from cdpsim.timing.disturbed_costs import jittered
 from cdpsim.timing.engine import ENGINES
 
 RUNS = 1000
@@ -33,14 +33,14 @@ def run_of(name: str, jitter: str = "lognormal:0.1") -> Run:
 def test_spread(name: str, jitter: str, benchmark: Any) -> None:
     """All of it: costs, levels, random numbers, the sweep, makespans and ends of steps."""
     trace = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter)
-    benchmark.pedantic(spread, (trace, RUNS), rounds=9, warmup_rounds=2)
+    benchmark.pedantic(sample_runs, (trace, RUNS), rounds=9, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sweep_alone(name: str, benchmark: Any) -> None:
     """The longest paths of all runs, durations given."""
     run = run_of(name)
-    graph = levels(*run.program.waits(), run.program.nodes)
+    graph = sort_into_levels(*run.program.waits(), run.program.nodes)
     duration = np.random.default_rng(0).random((run.program.nodes, RUNS))
     earliest = np.zeros((run.program.nodes, 1))
     benchmark.pedantic(graph.sweep, (duration, earliest), rounds=9, warmup_rounds=2)

@@ -22,7 +22,7 @@ def request(**words: Any) -> Request:
 @pytest.mark.parametrize("words", [{}, {"model": "gpt2", "cluster": "a100-nodes"}], ids=["slots", "gpt2"])
 def test_from_a_request_to_its_run(words: dict[str, Any], benchmark: Any) -> None:
     """Read, assembled, priced and run, warm; the least counts."""
-    assert paths.compiled() is not None
+    assert paths.compiled_loops() is not None
 
     def whole() -> None:
         asked = request(**words)
@@ -34,7 +34,7 @@ def test_from_a_request_to_its_run(words: dict[str, Any], benchmark: Any) -> Non
 
 def test_priced_and_run_again(benchmark: Any) -> None:
     """8 × 16 on one cluster after another, one by one."""
-    assert paths.compiled() is not None
+    assert paths.compiled_loops() is not None
     asked = request(model="gpt2", cluster="a100-nodes")
     program, others = assemble(asked), [presets.cluster(name) for name in ("h100-nodes", "h200-node")]
 

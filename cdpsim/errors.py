@@ -1,45 +1,84 @@
-"""What cannot be served, and the hint that helps to mend it; and what was served, and ends nowhere."""
+"""Errors that users see, and the checks of single values that raise them."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 
-from cdpsim.display import one_line
+
+def one_line(text: str, longest: int | None = None) -> str:
+    r"""Return text on one line: unprintable characters escaped, and cut if longer than `longest` characters.
+
+    Line breaks, control characters, marks that turn the direction of writing and lone surrogates are escaped.
+
+    >>> one_line("a\x1b[31m\u202eb\nc")
+    'a\\x1b[31m\\u202eb\\nc'
+    >>> one_line("a-long-name", 6)
+    'a-lon…'
+    """
+    line = text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if longest is None or len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 class RequestError(ValueError):
-    """A request that cannot be served: one line, `SUBJECT: what is wrong, and the remedy`."""
+    """A request that cannot be served: one line, `SUBJECT: the problem, and the remedy`."""
 
     def __init__(self, subject: str, problem: str) -> None:
-        # A hostile name must not smuggle a second line or control characters into the one that is promised.
-        clean = one_line(f"{subject}: {problem}")
-        # The remedy stands at the end: what is too long is cut in its middle.
-        super().__init__(clean if len(clean) <= 1000 else f"{clean[:600]} ... {clean[-395:]}")
+        # A hostile name must not add a second line or control characters to the message.
+        line = one_line(f"{subject}: {problem}")
+        # The remedy is at the end of the line, so a long line is cut in its middle.
+        super().__init__(line if len(line) <= 1000 else f"{line[:600]} ... {line[-395:]}")
         self.subject, self.problem = subject, problem
 
     def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str], dict[str, object]]:
-        # An exception is made again of its args, which are the joined text alone.
+        # By default, pickle would call the class with the joined line as its only argument.
         return type(self), (self.subject, self.problem), vars(self)
 
 
 class Stalled(Exception):
-    """A run that does not end: the answer is no, and one line says who waits for whom."""
+    """A simulated run that never ends, such as a deadlock: one line says which device waits for which."""
 
 
 def choose(subject: str, value: object, known: Iterable[str]) -> str:
-    """Refuse what is none of the known names, with the nearest."""
+    """Return a value that is one of the known names; refuse any other, with the nearest name."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        meant = nearest(value if isinstance(value, str) else "", names)
-        raise RequestError(subject, f"unknown {subject} {shown(value)}; {meant}")
+        hint = suggestion(value if isinstance(value, str) else "", names)
+        raise RequestError(subject, f"unknown {subject} {short_repr(value)}; {hint}")
     return value
 
 
-def shown(value: object, longest: int = 80) -> str:
-    """Write any value as Python does, cut where that is long; only its type where that fails.
+def true_or_false(subject: str, value: object) -> bool:
+    """Return a value that is True or False; refuse any other, as a text such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise RequestError(subject, f"{subject}={short_repr(value)} is neither True nor False; give one of them")
+    return value
 
-    >>> shown("a" * 100, longest=10)
+
+def whole_number(subject: str, value: object, *, at_least: int) -> int:
+    """Return the whole number that a value is, or that its digits are; refuse any other value, and smaller numbers.
+
+    >>> whole_number("n", "12", at_least=1)
+    12
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        text = "9" * 19 if abs(int(value)) >= 10**18 else str(int(value))
+    else:
+        text = value if isinstance(value, str) else short_repr(value)
+    if isinstance(value, bool) or not (text.isascii() and text.removeprefix("-").isdigit()):
+        raise RequestError(subject, f"{subject}={text[:40]} must be a whole number of at least {at_least}")
+    if len(text) > 18:
+        raise RequestError(subject, f"{subject}={text[:18]}... is astronomically large; use a smaller one")
+    if int(text) < at_least:
+        raise RequestError(subject, f"{subject}={text} must be at least {at_least}")
+    return int(text)
+
+
+def short_repr(value: object, longest: int = 80) -> str:
+    """Return the `repr` of any value, cut if it is long; the name of its type if `repr` fails.
+
+    >>> short_repr("a" * 100, longest=10)
     "'aaaaaa..."
-    >>> shown(10**5000)
+    >>> short_repr(10**5000)
     'this int'
     """
     try:
@@ -50,23 +89,16 @@ def shown(value: object, longest: int = 80) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can write a text: names of files may have bytes that Python keeps as surrogates."""
+    """Return whether UTF-8 can encode a text; file names may hold bytes that Python keeps as surrogates."""
     return text.encode("utf-8", "ignore").decode() == text
 
 
-def flag(subject: str, value: object) -> bool:
-    """Refuse all but True and False: a text such as "no" would count as true."""
-    if not isinstance(value, bool):
-        raise RequestError(subject, f"{subject}={shown(value)} is neither True nor False; give one of them")
-    return value
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a remedy for an unknown word: the nearest known name, or all of them.
 
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Finish a sentence about an unknown `word`: the nearest known name, or all of them.
-
-    >>> nearest("cdp", ["multi-cdp", "zero-dp"])
+    >>> suggestion("cdp", ["multi-cdp", "zero-dp"])
     "did you mean 'multi-cdp'?"
-    >>> nearest("x", ["fast", "simpy"])
+    >>> suggestion("x", ["fast", "simpy"])
     'known are fast, simpy'
     """
     names = list(known)

@@ -31,16 +31,17 @@ from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT, differs_from_default
 from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
 from cdpsim.program.streams import occupy_streams
-from cdpsim.request import MEGATRON, SIGNATURE, Engine, Request, Untaken, Words, find_schedule
+from cdpsim.request import Request
+from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
 from cdpsim.runs import Run
-from cdpsim.schedules import Schedule
+from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.disturb import disturbed
+from cdpsim.timing.disturbed_costs import disturbed
 from cdpsim.timing.engine import find_engine
 from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
-from cdpsim.timing.stalled import refuse_stalled
+from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 
@@ -48,12 +49,12 @@ SWEPT = 2**20  # nodes of all runs that are swept at once
 _CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)
 
 
-class Checked(Exception):
+class CheckEnded(Exception):
     """Nothing is wrong with a request, as far as that was to be checked; there is no run."""
 
 
 @contextmanager
-def checking(what: str) -> Iterator[None]:
+def check_until(what: str) -> Iterator[None]:
     """End each simulation inside with `Checked`, as soon as its `request` is read, or its `program` made and costed."""
     token = _CHECKING.set(what)
     try:
@@ -64,10 +65,10 @@ def checking(what: str) -> Iterator[None]:
 
 def _checked(what: str) -> None:
     if _CHECKING.get() == what:
-        raise Checked
+        raise CheckEnded
 
 
-def simulate(schedule: str | Schedule | Request, n: int | None = None, **words: Unpack[Words]) -> Run:
+def simulate(schedule: str | Schedule | Request, n: int | None = None, **words: Unpack[Options]) -> Run:
     """Run a request, or what one is made of: a schedule, its stages, and words as on the command line.
 
     A run that does not end raises `errors.Stalled`. The `request` of a run, asked again, gives the same.
@@ -92,8 +93,8 @@ def assemble(request: Request) -> Program:
     whole, origin = program, unexpanded(program)
     algorithms: tuple[Any, ...] = ()
     if settled.expands:
-        costs = node_costs(program, settled.timed, settled.cluster, settled.collective or DEFAULT)
-        refuse_large_expansion(program, costs, settled.weighed, settled.max_memory, slots=settled.in_slots)
+        costs = node_costs(program, settled.timed_model, settled.cluster, settled.collective or DEFAULT)
+        refuse_large_expansion(program, costs, settled.memory_engine, settled.max_memory, slots=settled.in_slots)
         origin, algorithms = origins(program, costs), _run_by(costs)
         program = expand(program, costs)
         check_columns(program)
@@ -116,7 +117,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
         return _priced(program, own)
     request, algorithms = _settled(own.of(model, cluster), program.unexpanded or program), program.key["algorithms"]
     if program.unexpanded is not None:
-        whole = node_costs(program.unexpanded, request.timed, request.cluster, request.collective or DEFAULT)
+        whole = node_costs(program.unexpanded, request.timed_model, request.cluster, request.collective or DEFAULT)
         algorithms = _run_by(whole)
     other = _key(request, program.devices, algorithms)
     for fact, (subject, said) in _FACTS.items():
@@ -126,7 +127,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     return _priced(program, request)
 
 
-def run(program: Program, costs: Costs, engine: Engine = "auto") -> Run:
+def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     """Run a program: start each task and message when all that it waits for has ended."""
     _refuse_other(program, costs)
     request = _request_of(program if costs.request is None else costs)
@@ -169,7 +170,7 @@ def _swept(program: Program, costs: Sequence[Costs]) -> Times:
     return found
 
 
-def retimed(request: Request) -> Callable[[Cluster], Run]:
+def runner_on_clusters(request: Request) -> Callable[[Cluster], Run]:
     """Give what runs a request on other clusters: its program is assembled once, as long as these change nothing in it.
 
     Where one does, another program is assembled.
@@ -199,7 +200,7 @@ def _settled(request: Request, program: Program) -> Request:
     cluster.require(program.devices, name)
     request.disorder.require(max(program.devices, cluster.count or 0), name)
     sums = bool(is_unrolled(program).any())
-    return request.settled(sends=_sends(program), sums=sums, devices=program.devices)
+    return request.resolved(sends=_sends(program), sums=sums, devices=program.devices)
 
 
 def _simulated(request: Request) -> Run:
@@ -250,13 +251,13 @@ def _run_by(costs: Costs) -> tuple[Any, ...]:
 
 def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[str, Any]:
     """Say what a program is made for."""
-    model, cluster = request.timed, request.cluster
+    model, cluster = request.timed_model, request.cluster
     return {
         "schedule": request.schedule.name,
         "shape": request.shape,
         "steps": request.steps,
         "sizes": model.weights,
-        "ties": request.counted[1],
+        "ties": request.local_ties,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,
         "lanes": int(cluster.lanes(1)[0]),
@@ -267,7 +268,7 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
 
 def _priced(program: Program, request: Request) -> Costs:
     """Cost a program as a request of its kind has it, and disturb it."""
-    model, cluster, collective = request.timed, request.cluster, request.collective or DEFAULT
+    model, cluster, collective = request.timed_model, request.cluster, request.collective or DEFAULT
     costs = replace(node_costs(program, model, cluster, collective, request.contention), request=request)
     if program.unexpanded is not None and not request.contends:
         pieces = piece_times(program.unexpanded, node_costs(program.unexpanded, model, cluster, collective), cluster)
@@ -284,14 +285,14 @@ def _whole(request: Request) -> Program:
     cluster = request.cluster
     program = derive(
         request.schedule.hurried if request.overlap_all_reduce else request.schedule,
-        request.timed,
+        request.timed_model,
         request.steps,
         shape=replace(request.shape, widths=request.widths),
         rule=request.rule,
         prefetch=request.prefetch,
         forward_first=request.slot_order != "backward-first",
         lanes=int(cluster.lanes(1)[0]),
-        once=request.counted[1],
+        once=request.local_ties,
         counts=None if request.counts is None else np.array(request.counts),
     )
     _refuse_idle(request, program)
@@ -306,23 +307,25 @@ def _refuse_idle(request: Request, program: Program) -> None:
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
         if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
-            raise Untaken("overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas")
+            raise InapplicableOption(
+                "overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas"
+            )
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"
-            raise Untaken("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
+            raise InapplicableOption("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
     asked = request.collective or DEFAULT
     if asked != DEFAULT and not any(differs_from_default(op, asked) for op in ops):
         problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
-        raise Untaken("collective", f"{request.schedule.name} {problem}; leave it out")
+        raise InapplicableOption("collective", f"{request.schedule.name} {problem}; leave it out")
     if request.contends and not _sends(program):
-        raise Untaken("contention", f"{request.schedule.name} sends no message; leave it out")
+        raise InapplicableOption("contention", f"{request.schedule.name} sends no message; leave it out")
     if request.rendezvous and not _sends(program):
-        raise Untaken("rendezvous", f"{request.schedule.name} sends no message; leave it out")
+        raise InapplicableOption("rendezvous", f"{request.schedule.name} sends no message; leave it out")
     if request.rendezvous and NONE not in request.cluster.overlaps(program.devices):
         problem = "devices that overlap messages with tasks do not wait for each other's"
-        raise Untaken("rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"')
+        raise InapplicableOption("rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"')
     if request.expand_collectives and not request.contends and not ops:
-        raise Untaken("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
+        raise InapplicableOption("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
 
 
 def _sends(program: Program) -> bool:
@@ -336,7 +339,7 @@ def _mixes_stages(program: Program) -> bool:
     return len(np.unique(device.astype(np.int64) * program.n + stage)) > program.devices
 
 
-def order_of(trace: Trace) -> Actions:
+def step_actions(trace: Trace) -> Actions:
     """Give the actions of each device of a replica in a training step; refuse a schedule that has no such list."""
     asked = trace.request
     schedule = find_schedule(asked["schedule"])
@@ -372,7 +375,7 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.room
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.totals(program, run.start, run.end)
+    device, time, size = memory.memory_by_device(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

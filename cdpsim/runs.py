@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import Number, plain, said
+from cdpsim.files.units import Number, json_number, simplified
 from cdpsim.numeric.columns import Columns, Ints, Times
 from cdpsim.program import Category, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.timing.costs import Costs
-from cdpsim.trace import Trace, tabled
+from cdpsim.trace import Trace, run_tables
 from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation
 from cdpsim.version import __version__
 
@@ -52,27 +52,27 @@ class Run(Trace):
     @cached_property
     def tasks(self) -> Columns:
         """One row per task, as a trace has them."""
-        return tabled.tasks_of(self.program, self.start, self.end, self.task_nodes)
+        return run_tables.task_columns(self.program, self.start, self.end, self.task_nodes)
 
     @cached_property
     def messages(self) -> Columns:
         """One row per message, as a trace has them."""
-        return tabled.messages_of(self.program, self.costs, self.start, self.end, self.message_nodes)
+        return run_tables.message_columns(self.program, self.costs, self.start, self.end, self.message_nodes)
 
     @cached_property
     def memory(self) -> Columns:
         """What each device holds of each category from each time on, one row per change."""
-        return tabled.memory_of(self.program, self.start, self.end)
+        return run_tables.memory_columns(self.program, self.start, self.end)
 
     @cached_property
     def task_nodes(self) -> Ints:
         """The program's node behind each row of `tasks`."""
-        return tabled.task_nodes(self.program, self.start)
+        return run_tables.sort_tasks(self.program, self.start)
 
     @cached_property
     def message_nodes(self) -> Ints:
         """The program's node behind each row of `messages`."""
-        return tabled.message_nodes(self.program, self.costs, self.start, self.end)
+        return run_tables.sort_messages(self.program, self.costs, self.start, self.end)
 
     @property
     def algorithms(self) -> list[Algorithm | None] | None:
@@ -96,7 +96,10 @@ class Run(Trace):
     def _summed(self) -> dict[str, Any]:
         program, rest = self.program, self.at_rest
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, self.costs)]
+        sent = [
+            json_number(size) if self.in_slots else float(size)
+            for size in communication.bytes_sent(program, self.costs)
+        ]
         hosts = [] if self.on_hosts is None else self.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
@@ -108,7 +111,7 @@ class Run(Trace):
             "tasks": len(program.tasks),
             "messages": len(program.messages),
             "makespan": utilisation.makespan(program, self.end),
-            "period": said(rest.period),
+            "period": json_number(rest.period),
             "period_is": rest.period_is,
             "bubble": rest.bubble,
             "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
@@ -124,7 +127,7 @@ class Run(Trace):
     @cached_property
     def peaks(self) -> Ints:
         """The most that each device holds: a row per device, a column per category and one for the total."""
-        return memory.peaks(self.program, self.start, self.end)
+        return memory.peak_memory(self.program, self.start, self.end)
 
     @property
     def room(self) -> Times:
@@ -134,9 +137,9 @@ class Run(Trace):
     @cached_property
     def on_hosts(self) -> Ints | None:
         """The most bytes on each device's host; None where nothing is offloaded."""
-        model = self.request.counted[0]
+        model = self.request.timed_model
         sizes = [np.array([getattr(stage, name) for stage in model.stages]) for name in ("offloaded", "host_optimizer")]
-        return memory.host_peaks(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
+        return memory.peak_host_memory(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
 
     @cached_property
     def settled(self) -> bool:
@@ -147,7 +150,9 @@ class Run(Trace):
         disorder, cluster, devices = self.request.disorder, self.request.cluster, self.program.devices
         if disorder.is_random or disorder.stop or self.costs.wires is not None:
             return False
-        return not steady.turns(self.program) or (not disorder.slow and cluster.sized(devices).is_alike(devices))
+        return not steady.changes_devices(self.program) or (
+            not disorder.slow and cluster.sized(devices).is_alike(devices)
+        )
 
     @property
     def listed(self) -> bool:
@@ -155,13 +160,13 @@ class Run(Trace):
         return self.request.schedule.order.lists is not None
 
     @cached_property
-    def at_rest(self) -> "Rest":
+    def at_rest(self) -> "SteadyState":
         """The run as it goes on once all is under way, whatever number of steps was asked for."""
         if self.listed and self.settled and not self._disturbed:
             one = self if self.program.steps <= FEW_STEPS or self.longer is None else self.longer(1)
-            period = steady.apart(one.program, one.start, one.end)
+            period = steady.period_of_separate_steps(one.program, one.start, one.end)
             if period is not None:
-                return Rest(one, period, True, range(1), steady.needed_in(one.program), 0, period)
+                return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
         found = self
         for steps in self._lengths():
             try:
@@ -183,7 +188,7 @@ class Run(Trace):
         most, room = max(MOST_STEPS, 4 * (program.fill + 1)), MOST_TASKS * program.steps // program.compute
         if not self.settled:
             least, room = max(MEASURED_STEPS, 2 * least), MOST_SHARED * program.steps // program.nodes
-        return [*steady.lengths(least, max(least, min(most, room)))]
+        return [*steady.step_counts(least, max(least, min(most, room)))]
 
     @property
     def _disturbed(self) -> bool:
@@ -193,7 +198,7 @@ class Run(Trace):
 
 
 @dataclass(frozen=True, eq=False)
-class Rest:
+class SteadyState:
     """Training steps of a run at rest, and a time of them.
 
     The period is certified where every later step is known to repeat these; otherwise it is their mean. From `low` to
@@ -235,39 +240,39 @@ class Rest:
 
     def per_step(self, total: int | float | Fraction) -> Number:
         """Share something of these steps among them; exactly where it is exact."""
-        return total / len(self.steps) if isinstance(total, float) else plain(Fraction(total, len(self.steps)))
+        return total / len(self.steps) if isinstance(total, float) else simplified(Fraction(total, len(self.steps)))
 
 
-def _repeated(run: Run, *, certain: bool) -> Rest | None:
+def _repeated(run: Run, *, certain: bool) -> SteadyState | None:
     """The steps of a run that repeat, where it is long enough to show a whole repetition; certain to go on, or not."""
     program, start, end = run.program, run.start, run.end
-    step = steady.needed_in(program)
+    step = steady.steps_of_nodes(program)
     found = steady.certify(program, step, start, end)
-    if found is None or (span := steady.undisturbed(program, step, found, start, end)) is None:
+    if found is None or (span := steady.find_rest(program, step, found, start, end)) is None:
         return None
-    last = min(found.last, steady.last_read(program))
+    last = min(found.last, steady.last_read_step(program))
     steps = range(last + 1 - found.every, last + 1)
     if steps.start < max(found.first, program.fill + 1):
         return None
-    return Rest(run, _quotient(found.later, found.every), certain, steps, step, *span)
+    return SteadyState(run, _quotient(found.later, found.every), certain, steps, step, *span)
 
 
-def _measured(run: Run, *, disturbed: bool) -> Rest:
+def _measured(run: Run, *, disturbed: bool) -> SteadyState:
     """The mean over the last half of a run, before devices run dry at its end."""
-    program, step = run.program, steady.needed_in(run.program)
+    program, step = run.program, steady.steps_of_nodes(run.program)
     if disturbed:
-        last = steady.last_followed(program, step)
+        last = steady.last_followed_step(program, step)
     else:
-        complete = steady.last_complete(program, step, run.start, steady.back(program, step)[1])
-        last = max((program.steps - 1) // 2, min(complete, steady.last_read(program)))
-    ends = steady.step_ends(program, run.end)
-    steps = steady.half(last)
+        complete = steady.last_complete_step(program, step, run.start, steady.reach(program, step)[1])
+        last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
+    ends = steady.ends_of_steps(program, run.end)
+    steps = steady.last_half(last)
     if not ends[last] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
         steps = range(last + 1)
     low = ends[steps.start - 1].item() if steps.start else 0
-    return Rest(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
+    return SteadyState(run, _quotient(ends[last].item() - low, len(steps)), False, steps, step, low, ends[last].item())
 
 
 def _quotient(span: Any, steps: int) -> Number:
-    period: Number = plain(Fraction(span, steps)) if isinstance(span, int) else span / steps
+    period: Number = simplified(Fraction(span, steps)) if isinstance(span, int) else span / steps
     return period

@@ -123,3 +123,10 @@ def toy(tmp_path: Path) -> Path:
     (tmp_path / "toy.toml").write_text(TOY_MODEL)
     (tmp_path / "box.toml").write_text(TOY_CLUSTER)
     return tmp_path
+
+
+@pytest.fixture
+def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy folder as the current one, so that requests can be written as on a shell."""
+    monkeypatch.chdir(toy)
+    return toy

@@ -26,8 +26,8 @@ from cdpsim import (
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.cluster.topology import Cable, Topology
-from cdpsim.front import retimed
-from cdpsim.request import Collective
+from cdpsim.front import runner_on_clusters
+from cdpsim.request.options import CollectiveName
 from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
 
@@ -92,7 +92,8 @@ def test_collectives_that_swap_algorithms_are_another_program() -> None:
     with pytest.raises(RequestError, match=r"^cluster: has other algorithms of collectives"):
         price(program, model, fast)
     assert np.array_equal(
-        retimed(Request("multi-dp", cluster=slow, **words))(fast).end, simulate("multi-dp", cluster=fast, **words).end
+        runner_on_clusters(Request("multi-dp", cluster=slow, **words))(fast).end,
+        simulate("multi-dp", cluster=fast, **words).end,
     )
 
 
@@ -150,7 +151,7 @@ def test_expanded_collectives_keep_their_algorithms() -> None:
     with pytest.raises(RequestError, match=r"^cluster: has other algorithms of collectives than"):
         price(program, MODEL, wide)
     other = simulate(real("multi-dp", wide, expand_collectives=True))
-    assert np.array_equal(retimed(request)(wide).end, other.end)
+    assert np.array_equal(runner_on_clusters(request)(wide).end, other.end)
 
 
 def test_disturbances_are_objects_or_texts() -> None:
@@ -187,7 +188,7 @@ def test_a_request_says_all_of_itself() -> None:
     """Beside one, no words are taken; what is no word is refused, with the nearest one."""
     request = Request("multi-cdp", 4)
     assert repr(request) == "Request('multi-cdp', n=4, m=4, steps=3, model='unit', cluster='unit')"
-    assert simulate(request).request == request.settled(sends=True, sums=False, devices=4)
+    assert simulate(request).request == request.resolved(sends=True, sums=False, devices=4)
     with pytest.raises(RequestError, match=r"^request: says all of itself"):
         simulate(request, steps=4)
     with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
@@ -211,7 +212,7 @@ def test_what_a_cluster_decides_is_decided_by_the_other_one() -> None:
         fresh = simulate("multi-dp", 8, model="gpt2", cluster=second)
         found = run(program, price(program, request.model, second))
         assert np.array_equal(found.end, fresh.end) and np.array_equal(
-            retimed(request)(second_of(second)).end, fresh.end
+            runner_on_clusters(request)(second_of(second)).end, fresh.end
         )
         assert found.request["collective"] == fresh.request["collective"]
         assert np.array_equal(simulate(found.request.of(request.model, first)).end, simulate(request).end)
@@ -253,7 +254,7 @@ def test_a_model_by_its_name_is_trained_as_asked() -> None:
 
 
 @pytest.mark.parametrize("collective", ["ring", "double-tree", "hierarchical", "hierarchical-rails", "best"])
-def test_a_program_from_another_process_is_priced(collective: Collective) -> None:
+def test_a_program_from_another_process_is_priced(collective: CollectiveName) -> None:
     """Its collectives run by the same algorithms, though these are other objects."""
     request = Request(
         "multi-dp", 12, model="gpt2", cluster="a100-nodes", collective=collective, expand_collectives=True

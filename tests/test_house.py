@@ -16,7 +16,6 @@ PROJECT = Path(__file__).parent.parent
 # A module imports only from its own room and from rooms above it.
 ROOMS = [
     "version",
-    "display",
     "errors",
     "files",
     "numeric",
@@ -28,10 +27,8 @@ ROOMS = [
     "timing",
     "trace",
     "limits",
-    "experiment",
     "request",
     "runs",
-    "setting",
     "invariants",
     "front",
     "studies",
@@ -56,7 +53,7 @@ MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJEC
 
 
 def module_named(dotted: str) -> str:
-    """The module that a dotted name leads to: `cdpsim.errors.nearest` to `errors`."""
+    """The module that a dotted name leads to: `cdpsim.errors.suggestion` to `errors`."""
     parts = dotted.split(".")[1:]
     while parts and ".".join(parts) not in MODULES:
         parts.pop()
@@ -141,8 +138,30 @@ def test_design_shows_the_rooms_in_this_order() -> None:
     assert drawing is not None
     beginnings = [re.match(r"    ((?:[a-z0-9_]+(?:\.py|/) ?)+)", line) for line in drawing[1].splitlines()]
     shown = [re.sub(r"\.py|/", "", word) for words in beginnings if words for word in words[1].split()]
-    assert len(shown) > 20
+    assert len(shown) > 15
     assert shown == [name for name in ROOMS if not name.startswith("__")]
+
+
+TESTS = PROJECT / "tests"
+# Folders of tests that are no room's: of several rooms together, of the harness, and of the tests themselves.
+NO_ROOM = {"across_rooms", "validation", "mutation"}
+
+
+def test_folders_of_tests_mirror_the_rooms() -> None:
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py") if path.parent != TESTS}
+    packages = {name for name in ROOMS if (PROJECT / "cdpsim" / name / "__init__.py").exists()}
+    assert folders == packages | NO_ROOM, "see tests/README.md"
+
+
+def imported_tests(tree: ast.AST) -> list[str]:
+    """Dotted names of the test modules that a module imports."""
+    return [dotted for dotted in imports(tree) if re.match(r"tests\.(\w+\.)*test_", dotted)]
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_nothing_is_imported_from_a_test(path: Path) -> None:
+    """Helpers have modules of their own, in `tests/helpers` and `tests/validation`."""
+    assert not imported_tests(ast.parse(path.read_text()))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -247,3 +266,5 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
     assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"
+    tree = ast.parse("from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front")
+    assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_front"]

@@ -9,8 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from cdpsim.display import one_line
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

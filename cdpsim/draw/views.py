@@ -1,20 +1,18 @@
 """Views of a trace that pictures and exports share: devices, lanes, links, codes, spans, its title."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cdpsim.display import one_line
 from cdpsim.draw.canvas import label
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, one_line
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op
-from cdpsim.request import recorded_disorder
+from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
-from cdpsim.setting import setting
 from cdpsim.trace import Trace, names_of
 
 KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
@@ -223,15 +221,7 @@ def title_words(trace: Trace) -> list[str]:
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
-    return words + setting(request) + _disturbances(request)
-
-
-def _disturbances(request: Mapping[str, Any]) -> list[str]:
-    """Return what disturbs a run, by its request, which in a loaded trace is unchecked."""
-    try:
-        return recorded_disorder(request).words()
-    except RequestError:
-        return ["disturbed"]
+    return words + describe_request(request) + describe_disorder(request)
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:

@@ -9,7 +9,7 @@ from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.progress import ticker
 from cdpsim.files.writing import check_writable, write_file
-from cdpsim.front import order_of
+from cdpsim.front import step_actions
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.breakeven import BreakEven
@@ -186,7 +186,7 @@ def write_breakeven(
 def _order(trace: Trace) -> Actions:
     """Return the order of a trace; the request of a loaded one may be anything."""
     try:
-        return order_of(trace)
+        return step_actions(trace)
     except RequestError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError):

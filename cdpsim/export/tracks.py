@@ -11,7 +11,7 @@ import numpy as np
 from cdpsim.draw.views import Channel, Views, lane_counts, lanes
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import EdgeKind, Kind
 
 SLOT = 1000  # nanoseconds that stand for a slot
@@ -204,4 +204,4 @@ def _ranks(source: Ints, target: Ints, count: int) -> Ints:
         if not behind.any():
             return rank
         np.maximum.at(rank, target[behind], rank[source[behind]] + 1)
-    return longest(source, target, np.ones_like(rank), np.zeros_like(rank))[0]
+    return longest_paths(source, target, np.ones_like(rank), np.zeros_like(rank))[0]

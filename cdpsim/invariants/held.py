@@ -14,7 +14,7 @@ from cdpsim.trace.metrics import memory
 
 def _spans(run: Recount, *categories: Category) -> tuple[Ints, Times, Times]:
     """The buffers of some categories, and from when until when they are held."""
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     rows = np.flatnonzero(np.isin(run.program.buffers.category, categories))
     return rows, begin[rows], end[rows]
 
@@ -119,7 +119,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
     program = run.program
     rows, device = program.stashes, program.tasks.device
     size = program.buffers.size[rows]
-    begin, finish = (times[rows] for times in memory.held(program.buffers, run.start, run.end))
+    begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, run.start, run.end))
     held = memory.step_function(program.buffers.device[rows], begin, finish, size)
     # A stage's passes weigh the same, but for those whose input the stage before has on the same device.
     forward = program.tasks_of_kind(Kind.F)
@@ -141,7 +141,7 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
 
 def what_is_held_is_freed(run: Recount) -> Iterator[str]:
     """No device holds less than nothing, and none holds anything in the end."""
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     for row in np.flatnonzero(end < begin).tolist():
         category = Category(int(run.program.buffers.category[row])).name.lower()
         device = run.program.buffers.device[row]

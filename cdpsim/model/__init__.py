@@ -7,20 +7,20 @@ from itertools import chain, groupby, pairwise, repeat
 from math import lcm
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.files.units import MOST_SECONDS, Work
 from cdpsim.model.partition import Cuts, balanced, check_stages
-from cdpsim.model.stage import SIZES, Stage, Tie, merged, without
+from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, without_tied
 
-__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "SIZES", "Model", "Recipe", "Stage", "Tie"]
+__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "STAGE_SIZES", "Model", "Recipe", "Stage", "Tie"]
 
 UNIT_MODELS = ("unit", "unit-split")  # the slot model, and the one in which backwards are split and take two slots
 MOST_STAGES = 1_000_000
@@ -29,15 +29,16 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact, also in 
 
 # What a number weighs; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
-OPTIMIZERS = ("sgd", "momentum", "adam", "adafactor")
-RECOMPUTE = ("none", "full", "sqrt")
-OFFLOAD = ("none", "optimizer", "activations", "all")
+Optimizer = Literal["sgd", "momentum", "adam", "adafactor"]
+Recomputation = Literal["none", "full", "sqrt"]
+Offload = Literal["none", "optimizer", "activations", "all"]
+OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 
 
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
-class Recipe(fileform.Table, frozen=True, kw_only=True):
+class Recipe(config.ConfigTable, frozen=True, kw_only=True):
     """How a model is trained, as far as that costs bytes and time; `cdpsim.model.recipe` says what it costs."""
 
     optimizer: str | None = None  # one of OPTIMIZERS; None: what the stages themselves say
@@ -46,7 +47,7 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
     offload: str = "none"  # what the devices' hosts hold for them
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
@@ -62,23 +63,23 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
         return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
 
 
-class _Run(Stage, frozen=True, kw_only=True):
+class _RepeatedStage(Stage, frozen=True, kw_only=True):
     repeat: Annotated[int, msgspec.Meta(ge=1, le=MOST_STAGES)] = 1
 
     def stage(self) -> Stage:
         return Stage(**{name: getattr(self, name) for name in Stage.__struct_fields__})
 
 
-class _ModelFile(fileform.Table, frozen=True, kw_only=True):
+class _ModelFile(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
     precision: str = ""
     samples: Samples | None = None
     training: Recipe = Recipe()
     tied: tuple[Tie, ...] = ()
-    stages: Annotated[tuple[_Run, ...], msgspec.Meta(min_length=1)]
+    stages: Annotated[tuple[_RepeatedStage, ...], msgspec.Meta(min_length=1)]
 
 
-class Model(fileform.Table, frozen=True, kw_only=True):
+class Model(config.ConfigTable, frozen=True, kw_only=True):
     """Stages in the order in which a micro-batch goes forward."""
 
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
@@ -90,7 +91,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
         if any(stage.on_host for stage in self.stages) and any(stage.update for stage in self.stages):
@@ -98,7 +99,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
         _check_ties(self.tied, self.stages)
-        for kind in SIZES:
+        for kind in STAGE_SIZES:
             if self._column(kind, np.float64).sum() > MOST_BYTES_IN_ALL:
                 raise RequestError("stages", f"{kind} sums to more than 9 PB; check the units and `repeat`")
         if (small := self.size("activation")[1:] < self.size("kept_output")[:-1]).any():
@@ -178,7 +179,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
             seen: set[int] = set()
             for j in tie.stages:
                 place = 0 if places is None else places[j]
-                stages[j] = without(stages[j], tie) if place in seen else stages[j]
+                stages[j] = without_tied(stages[j], tie) if place in seen else stages[j]
                 seen.add(place)
         others = tuple(tie for tie in self.tied if tie not in ties)
         return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
@@ -226,7 +227,8 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def weights(self) -> tuple[tuple[int | None, ...], ...]:
         """All that its stages weigh, on devices and on hosts."""
         return tuple(
-            tuple(getattr(stage, kind) for kind in (*SIZES, "offloaded", "host_optimizer")) for stage in self.stages
+            tuple(getattr(stage, kind) for kind in (*STAGE_SIZES, "offloaded", "host_optimizer"))
+            for stage in self.stages
         )
 
     @property
@@ -247,11 +249,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a model file, .toml or .json."""
-        return cls.from_builtins(fileform.load(path), str(path))
+        return cls.from_builtins(config.read_config(path), str(path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; a unit model becomes, for good, one of seconds and bytes."""
-        fileform.save(path, self.table(), force=force)
+        config.write_config(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Give what a file says of this model, or the name of one of slots."""
@@ -260,7 +262,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Make a model of a file's content; errors begin with `subject`."""
-        form = fileform.decode(content, _ModelFile, subject, (_Run, _ModelFile, Tie))
+        form = config.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
         if sum(run.repeat for run in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
@@ -273,11 +275,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def table(self) -> dict[str, object]:
         """Give what a file says of this model."""
         said: dict[str, object] = {"name": self.name, "precision": self.precision, "samples": self.samples}
-        said["training"] = fileform.encode(self.training)
-        said["tied"] = [fileform.encode(tie) for tie in self.tied]
+        said["training"] = config.encode(self.training)
+        said["tied"] = [config.encode(tie) for tie in self.tied]
         top = {key: value for key, value in said.items() if value}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
-        return top | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}
+        return top | {"stages": [_repeat(count) | config.encode(stage) for stage, count in runs]}
 
     def _column(self, kind: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         def weigh(stage: Stage) -> int:
@@ -321,7 +323,7 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
                 problem = f"stage {j} does not exist; the model's stages are 0 to {len(stages) - 1}"
                 raise RequestError(f"tied[{k}].stages", problem)
             try:
-                left[j] = without(left[j], tie)
+                left[j] = without_tied(left[j], tie)
             except RequestError as error:
                 kind = "summed" if error.subject == "gradients" else error.subject
                 has, wants = (getattr(one, kind) for one in (left[j], tie))
@@ -332,7 +334,7 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
 
 @lru_cache(maxsize=32)  # asked for every request of one model
 def _grouped(model: Model, n: int) -> Any:
-    stages = tuple(merged(layers, given) for given, layers in model.groups(n))
+    stages = tuple(merge_stages(layers, given) for given, layers in model.groups(n))
     return msgspec.structs.replace(model, stages=stages, tied=model.tied_groups(n))
 
 

@@ -23,7 +23,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import Stage
 
 
-def timed(model: Model, host: Link | None) -> Model:
+def with_transfer_times(model: Model, host: Link | None) -> Model:
     """Give a model whose times say what offloading takes over the link between a device and its host.
 
     Times that stages state themselves stand: a `transfer` instead of what the link makes of it; a `host_update` without

@@ -34,13 +34,13 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.model.stage import Stage, Tie, merged, total
+from cdpsim.model.stage import Stage, Tie, add_costs, merge_stages
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 
 
 @lru_cache(maxsize=32)  # asked for every request of one model
-def apply(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
+def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
     """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
 
     Its name says the recipe. Cuts are the model's own, whatever the recipe.
@@ -137,13 +137,13 @@ def _widening(model: Model) -> int:
 
 def _stage(layers: Sequence[Stage], given: int, how: str, j: int) -> Stage:
     """One stage of these layers, and what it computes again."""
-    whole = merged(layers, given)
+    whole = merge_stages(layers, given)
     if how == "none":
         return whole
     count = 1 if how == "full" else _root(len(layers))
     ends = [k * len(layers) // count for k in range(count + 1)]
     inputs = [given, *(layers[begin - 1].boundary for begin in ends[1:-1])]
-    segments = [merged(layers[begin:end], own) for (begin, end), own in zip(pairwise(ends), inputs, strict=True)]
+    segments = [merge_stages(layers[begin:end], own) for (begin, end), own in zip(pairwise(ends), inputs, strict=True)]
     for segment, own in zip(segments, inputs, strict=True):
         if segment.activation < own + segment.data:
             problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
@@ -175,7 +175,7 @@ def _recomputed(whole: Stage, segments: Sequence[Stage], inputs: Sequence[int]) 
         before += own
     return replace(
         whole,
-        backward=total([whole.backward, whole.forward]),
+        backward=add_costs([whole.backward, whole.forward]),
         activation=kept,
         kept_output=0,
         forward_transient=forward - kept,

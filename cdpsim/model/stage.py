@@ -7,11 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Cost, Seconds, Size
 from cdpsim.files.units import Work
 
-SIZES = (
+STAGE_SIZES = (
     "activation",
     "kept_output",
     "forward_transient",
@@ -25,7 +25,7 @@ SIZES = (
 )
 
 
-class Stage(fileform.Table, frozen=True, kw_only=True):
+class Stage(config.ConfigTable, frozen=True, kw_only=True):
     """One micro-batch through one stage: seconds or `Work`, and bytes."""
 
     forward: Cost
@@ -54,7 +54,7 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     factored: Size = 0  # what sums over its matrices' rows and columns weigh, in the type of its parameters
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.kept_output > min(self.activation, self.boundary):
             raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
         if self.data > self.activation:
@@ -93,7 +93,7 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
         return self.activation + self.forward_transient if self.inference is None else self.inference
 
 
-class Tie(fileform.Table, frozen=True, kw_only=True):
+class Tie(config.ConfigTable, frozen=True, kw_only=True):
     """One tensor that several stages have as a part of their parameters, and what it weighs in each of them."""
 
     stages: tuple[int, ...]
@@ -109,7 +109,7 @@ class Tie(fileform.Table, frozen=True, kw_only=True):
         return self.parameters if self.gradients is None else self.gradients
 
 
-def without(stage: Stage, tie: Tie) -> Stage:
+def without_tied(stage: Stage, tie: Tie) -> Stage:
     """Take a tied tensor off a stage, because another stage counts it."""
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", "optimizer", "host_optimizer", "factored")
@@ -117,7 +117,7 @@ def without(stage: Stage, tie: Tie) -> Stage:
     return replace(stage, gradients=None if alike else stage.summed - tie.summed, **less)
 
 
-def merged(layers: Sequence[Stage], given: int) -> Stage:
+def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     """Make one stage of consecutive ones, as one device runs it; `given` is what the stage before sends it.
 
     What layers keep adds up, but for an output that its layer keeps and that the next one has as its input. A transient
@@ -127,18 +127,18 @@ def merged(layers: Sequence[Stage], given: int) -> Stage:
     if len(layers) == 1:
         return layers[0]
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
-    backward = total([layer.backward for layer in layers])
+    backward = add_costs([layer.backward for layer in layers])
     updates = [layer.update for layer in layers if layer.update is not None]
     return Stage(
-        forward=total([layer.forward for layer in layers]),
+        forward=add_costs([layer.forward for layer in layers]),
         backward=backward,
-        weight_backward=None if not weights else total(weights) if layers[0].hands_back else backward,
+        weight_backward=None if not weights else add_costs(weights) if layers[0].hands_back else backward,
         kept_output=layers[-1].kept_output,
         boundary=layers[-1].boundary,
         parameters=sum(layer.parameters for layer in layers),
         gradients=None if all(layer.gradients is None for layer in layers) else sum(layer.summed for layer in layers),
         optimizer=sum(layer.optimizer for layer in layers),
-        update=total(updates) if updates else None,
+        update=add_costs(updates) if updates else None,
         offloaded=sum(layer.offloaded for layer in layers),
         transfer=fsum(layer.transfer for layer in layers),
         host_optimizer=sum(layer.host_optimizer for layer in layers),
@@ -192,7 +192,7 @@ def _inference(layers: Sequence[Stage], given: int) -> int:
     return max(levels[0], *(given + level for level in levels[1:]))
 
 
-def total(costs: Sequence[Cost]) -> Cost:
+def add_costs(costs: Sequence[Cost]) -> Cost:
     """Add times, or work; one cannot be added to the other."""
     work = {isinstance(cost, Work) for cost in costs}
     if len(work) > 1:

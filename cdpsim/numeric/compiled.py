@@ -9,19 +9,19 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from cdpsim.numeric import filling_arrays
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric import fair_shares
+from cdpsim.numeric.columns import Ints, Times
 
-for _part in filling_arrays.PARTS:
-    register_jitable(_part)
+for _loop in fair_shares.LOOPS:
+    register_jitable(_loop)
 
 
-def kept(loop: Callable[..., Any]) -> Callable[..., Any]:
+def compile_and_cache(loop: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a loop when it is first called, and keep the outcome in a file, for later processes.
 
     Where that file is damaged, or cannot be written, it is emptied and the loop compiled for this process alone.
     """
-    swift, alone = numba.njit(cache=True, nogil=True)(loop), numba.njit(nogil=True)(loop)
+    swift, uncached = numba.njit(cache=True, nogil=True)(loop), numba.njit(nogil=True)(loop)
 
     @wraps(loop)
     def call(*arguments: Any) -> Any:
@@ -30,52 +30,41 @@ def kept(loop: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:  # reading a damaged pickle may raise any; what is wrong with the arguments comes up again
             with suppress(Exception):
                 swift._cache.flush()
-            return alone(*arguments)
+            return uncached(*arguments)
 
     return call
 
 
-FairRates = partial(filling_arrays.FairRates, share=kept(filling_arrays.share))
+CompiledFairRates = partial(fair_shares.FairRates, compiled=compile_and_cache(fair_shares.share))
 
 
-@kept
-def longest(
-    before: Ints,
-    after: Ints,
-    lane_tasks: Ints,
-    lane_start: Ints,
-    duration: Any,
-    start: Any,
-    waits_for: Ints,
-    first: Ints,
-    reach: Ints,
-) -> int:
-    """Do what `cdpsim.numeric.paths.longest` does, one node after another, in the array of earliest starts itself.
-
-    The last three arrays are room to work in: of as many rows as nodes (zeros), nodes and one more (zeros), and edges.
-    Returns how many nodes were reached.
-    """
-    nodes = len(duration)
+@register_jitable  # type: ignore[untyped-decorator]
+def _find_followers(before: Ints, after: Ints, waits_for: Ints, first: Ints, reach: Ints) -> None:
+    """Fill in the last three arrays as `cdpsim.numeric.paths.successors` does; the first two of them are zeros."""
     for edge in range(len(before)):
         first[before[edge]] += 1
         waits_for[after[edge]] += 1
-    for lane in range(len(lane_start) - 1):
-        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
-            first[lane_tasks[place - 1]] += 1
-            waits_for[lane_tasks[place]] += 1
-    for node in range(nodes):
+    for node in range(len(waits_for)):
         first[node + 1] += first[node]
     # From here on `first` is where a node's followers end; as they are filled in from the back, where they begin.
     for edge in range(len(before)):
         first[before[edge]] -= 1
         reach[first[before[edge]]] = after[edge]
-    for lane in range(len(lane_start) - 1):
-        for place in range(lane_start[lane] + 1, lane_start[lane + 1]):
-            first[lane_tasks[place - 1]] -= 1
-            reach[first[lane_tasks[place - 1]]] = lane_tasks[place]
+
+
+@compile_and_cache
+def sweep_nodes(
+    before: Ints, after: Ints, duration: Times, start: Times, waits_for: Ints, first: Ints, reach: Ints
+) -> int:
+    """Do what `cdpsim.numeric.paths.longest_paths` does, one node after another, in the array of earliest starts.
+
+    The last three arrays are room to work in: of as many rows as nodes (zeros), nodes and one more (zeros), and edges.
+    Returns how many nodes were reached.
+    """
+    _find_followers(before, after, waits_for, first, reach)
     # A stack of nodes that may start: `waits_for`, which is 0 of these, names the one below.
     top = -1
-    for node in range(nodes - 1, -1, -1):
+    for node in range(len(duration) - 1, -1, -1):
         if waits_for[node] == 0:
             waits_for[node] = top
             top = node
@@ -96,9 +85,9 @@ def longest(
     return done
 
 
-@kept
-def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
-    """The times, below 2^31, of moments: of the start of a node, of its end, or of the start of the run."""
+@compile_and_cache
+def times_of_moments(moments: Ints, starts: Times, ends: Times) -> Ints:
+    """Return the times, below 2^31, of moments: of the start of a node, of its end, or of the start of the run."""
     times = np.zeros(len(moments), dtype=np.int32)
     for row in range(len(moments)):
         moment = moments[row]
@@ -107,8 +96,10 @@ def times_of(moments: Ints, starts: Any, ends: Any) -> Any:
     return times
 
 
-@kept
-def step_function(key: Ints, size: Ints, begin: Ints, finish: Any, starts: Any, ends: Any, changes: Any) -> Any:
+@compile_and_cache
+def step_function_of_slots(
+    key: Ints, size: Ints, begin: Ints, finish: Ints, starts: Ints, ends: Ints, changes: Ints
+) -> tuple[Ints, Ints, Ints]:
     """Do what `cdpsim.trace.metrics.memory.step_function` does, for whole times.
 
     Buffers are held from their `begin` moments, whose times are looked up here, to their `finish` times. `changes` is

@@ -14,7 +14,7 @@ import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Op, Program
 from cdpsim.program.check import refuse_deadlock
 from cdpsim.program.streams import find_endpoints
@@ -72,23 +72,23 @@ def posting_turns(program: Program) -> Ints:
 
 def _unit_run(program: Program) -> tuple[Ints, Ints]:
     """When each node begins if a task takes a slot and nothing else any time, and after how many messages of then."""
-    compute, edges = program.compute, program.edges
+    compute = program.compute
     waits = [share * program.phases for _, share in program.releases]
     slot = lcm(*(wait.denominator for wait in waits))  # so that all moments are whole
     duration, earliest = np.zeros(program.nodes, dtype=np.int64), np.zeros(program.nodes, dtype=np.int64)
     duration[:compute] = slot
     for (task, _), wait in zip(program.releases, waits, strict=True):
         earliest[task] = int(wait * slot)
-    time, _, reached = longest(edges.before, edges.after, duration, earliest, program.lane_tasks, program.lane_start)
+    before, after = program.waits()
+    time, _, reached = longest_paths(before, after, duration, earliest)
     if reached < program.nodes:
         refuse_deadlock(program)
-    before, after = program.waits()
     inside = (before >= compute) & (after >= compute) & (time[before] == time[after])
     counted = np.zeros(program.nodes, dtype=np.int64)
     # An update is no post of its own; with a place in a lane it comes behind what it waits for all the same.
     counted[len(program.tasks) :] = 2
     counted[compute : len(program.lane_tasks)] = 1
-    depth, _, _ = longest(before[inside], after[inside], counted, np.zeros_like(counted))
+    depth, _, _ = longest_paths(before[inside], after[inside], counted, np.zeros_like(counted))
     depth[:compute] = depth.max(initial=0) + 1
     return time, depth
 

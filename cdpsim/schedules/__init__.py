@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from cdpsim.errors import RequestError, is_unicode, shown
+from cdpsim.errors import RequestError, choose, is_unicode, short_repr
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Lists, Order, WrittenOut, listed, newest
@@ -57,7 +57,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and is_unicode(self.name)):
-            raise RequestError("schedule", f"{shown(self.name)} cannot name one; give it a name of Unicode text")
+            raise RequestError("schedule", f"{short_repr(self.name)} cannot name one; give it a name of Unicode text")
         object.__setattr__(self, "name", str(self.name))  # a text of numpy's, too
 
     @property
@@ -129,7 +129,7 @@ def _as_read(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
 def _written_out(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
     actions = lists.written(devices, m, chunks)
     if not isinstance(actions, Actions):
-        raise RequestError("actions", f"gives {shown(actions)}; let it return Actions")
+        raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")
     if getattr(lists.actions, "__module__", "").startswith(_OURS):
         return actions
     check_actions(actions)
@@ -149,7 +149,9 @@ def pipeline(
     Otherwise devices repeat their lists without a pause, and each task reads the newest version that its device has.
     """
     if not callable(actions):
-        raise RequestError("actions", f"{shown(actions)} is no function of devices, micro-batches and chunks; give one")
+        raise RequestError(
+            "actions", f"{short_repr(actions)} is no function of devices, micro-batches and chunks; give one"
+        )
     order = listed(name, actions, chunks=chunks, any_chunks=any_chunks, together=together)
     return Schedule(name, about, order, LISTED, rules.DP if together else newest(order))
 
@@ -198,3 +200,14 @@ _PIPELINES = (
 _ALL = (*_OF_TABLE_1, *_PIPELINES)
 TABLE_1 = tuple(schedule.name for schedule in _OF_TABLE_1)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
+
+
+def find_schedule(schedule: str | Schedule) -> Schedule:
+    """Return a schedule by its name or from a CSV file of torch's, or a schedule itself."""
+    if isinstance(schedule, Schedule):
+        if SCHEDULES.get(schedule.name, schedule) != schedule:
+            raise RequestError("schedule", f"another one is named {schedule.name}; give this one a name of its own")
+        return schedule
+    if isinstance(schedule, str) and schedule.endswith(".csv"):
+        return imported(schedule)
+    return SCHEDULES[choose("schedule", schedule, SCHEDULES)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import lane_edges, longest_paths
 
 
 class Action(IntEnum):
@@ -217,8 +217,9 @@ def _waits(actions: Actions, order: Ints, first: Ints) -> tuple[Ints, Ints]:
 def _deadlock(actions: Actions, before: Ints, after: Ints) -> Iterator[str]:
     """All devices come to the end of their orders."""
     lasting = np.ones(len(actions), dtype=np.int64)
-    rows = np.arange(len(actions), dtype=np.int32)
-    *_, reached = longest(before, after, lasting, np.zeros_like(lasting), rows, actions.first)
+    lanes = lane_edges(np.arange(len(actions), dtype=np.int32), actions.first)
+    before, after = (np.concatenate(ends) for ends in zip((before, after), lanes, strict=True))
+    *_, reached = longest_paths(before, after, lasting, np.zeros_like(lasting))
     if reached < len(actions):
         names = [actions.named(row) for row in _cycle(actions, before, after)]
         more = [f"... {len(names) - 8} more"] if len(names) > 8 else []

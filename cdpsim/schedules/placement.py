@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.shape import Shape, Widths
 
-Device = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t
+DeviceOf = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t
 
 
 def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
@@ -43,7 +43,7 @@ class Placement:
     """
 
     name: str
-    device: Device
+    device: DeviceOf
     devices: Callable[[Shape], int]  # of one replica
     replicas: bool = True
     lanes: bool = False

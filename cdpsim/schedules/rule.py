@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.errors import RequestError, nearest, shown
+from cdpsim.errors import RequestError, short_repr, suggestion
 from cdpsim.files.writing import read_csv
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.shape import Shape
@@ -20,7 +20,7 @@ Lag = Callable[[Ints, Ints, Shape], Ints]  # of i and j: how many steps older th
 MOST_LAG = 10**9  # more steps than any run has
 
 
-Numbers = Callable[[Ints], Ints]
+IntFunction = Callable[[Ints], Ints]
 
 
 def _before(version: Ints) -> Ints:
@@ -39,7 +39,7 @@ def _none_has(version: Ints) -> Fresh:
     return version < 0
 
 
-class Line(NamedTuple):
+class UpdateSources(NamedTuple):
     """What each step's update starts from and sums, of as many steps as a run has."""
 
     base: Ints  # the version that it starts from
@@ -61,13 +61,13 @@ class Versions:
     Several versions of a step, averages (`sums` 0) and versions that devices have for themselves are refused so far.
     """
 
-    step: Numbers = _before  # after whose last gradient a version is made
-    base: Numbers = _before  # whose parameters and optimizer state it starts from
-    sums: Numbers = _one  # how many steps' gradients it takes, up to its own step's
-    newest: Numbers = _itself  # of a step: the newest version with which a task of it could begin
+    step: IntFunction = _before  # after whose last gradient a version is made
+    base: IntFunction = _before  # whose parameters and optimizer state it starts from
+    sums: IntFunction = _one  # how many steps' gradients it takes, up to its own step's
+    newest: IntFunction = _itself  # of a step: the newest version with which a task of it could begin
     own: Callable[[Ints], Fresh] = _none_has  # whether each device has its own
 
-    def line(self, steps: int) -> Line | None:
+    def line(self, steps: int) -> UpdateSources | None:
         """Evaluate them for a run of some steps; None where each starts from the one before and sums its own step."""
         if self == Versions():
             return None
@@ -96,7 +96,7 @@ class Versions:
             problem = f"version {late} is kept and takes the gradients of {sums[late - 1]} steps"
             remedy = f"the one kept before it is version {kept[missed[0]]}, so let it take {late - kept[missed[0]]}"
             raise RequestError("versions", f"{problem}; {remedy}")
-        return Line(base[:steps], (version - sums)[:steps])
+        return UpdateSources(base[:steps], (version - sums)[:steps])
 
     def recorded(self) -> dict[str, list[int]]:
         """Give how far back each version starts, and how many steps it sums, of as many as repeat."""
@@ -169,7 +169,7 @@ class Rule:
 
         Lags are rows of micro-batches with a column for each stage; a table, where there is more to say.
         """
-        if NAMED.get(self.name) == self:
+        if ALL_RULES.get(self.name) == self:
             return self.name
         lags = self.lags(shape).tolist()
         more = {"backward": self.backward_lags(shape).tolist()} if self.backward else {}
@@ -225,7 +225,7 @@ RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}
 NEWEST = Rule("newest", _newest)
 VERTICAL_SYNC = Rule("vertical-sync", _newest_at_first_stage)
 NEWEST_EACH = Rule("newest-each", _newest, backward=_none)
-NAMED = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH)}
+ALL_RULES = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH)}
 
 
 def matrix_rule(matrix: Fresh, name: str = "custom") -> Rule:
@@ -235,7 +235,7 @@ def matrix_rule(matrix: Fresh, name: str = "custom") -> Rule:
 
 def recorded_rule(said: object) -> Rule:
     """Make the rule of which `Rule.recorded` gave the name, or the lags."""
-    return NAMED[said] if isinstance(said, str) and said in NAMED else lag_rule(said)
+    return ALL_RULES[said] if isinstance(said, str) and said in ALL_RULES else lag_rule(said)
 
 
 def lag_rule(said: object) -> Rule:
@@ -286,12 +286,14 @@ def _as_listed(lags: Ints, name: str, i: Ints, j: Ints, shape: Shape) -> Ints:
 def find_rule(name: str | Path) -> Rule:
     """A rule by its name, or from a CSV file of 0 and 1 (row i, column j: 1 reads the fresh parameters)."""
     if not isinstance(name, str | Path):
-        raise RequestError("rule", f"{shown(name)} is no rule; give a name, a CSV file of 0 and 1, or a Rule")
+        raise RequestError("rule", f"{short_repr(name)} is no rule; give a name, a CSV file of 0 and 1, or a Rule")
     name = str(name)
     if name in RULES:
         return RULES[name]
     if not (os.path.lexists(name) or name.endswith(".csv") or "/" in name):
-        raise RequestError("rule", f"unknown rule {shown(name)}; {nearest(name, RULES)} (or a CSV file of 0 and 1)")
+        raise RequestError(
+            "rule", f"unknown rule {short_repr(name)}; {suggestion(name, RULES)} (or a CSV file of 0 and 1)"
+        )
     rows = [row for row in read_csv(name) if row]
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):

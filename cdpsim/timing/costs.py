@@ -10,11 +10,11 @@ import numpy as np
 from cdpsim.cluster import Cluster
 from cdpsim.files.units import Work
 from cdpsim.model import Model
+from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.alone import fastest
+from cdpsim.timing.collective_times import fastest
 
 CONTENTION = ("none", "fair", "queue")
 

@@ -17,7 +17,7 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, concatenate_columns, take_rows
 from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.alone import durations
+from cdpsim.timing.collective_times import durations
 from cdpsim.timing.costs import Costs, in_order
 
 

@@ -1,4 +1,4 @@
-"""A trace: the columns of a run, and the files that they are saved in and loaded from."""
+"""Traces: the columns of a run, and the files that they are saved in and loaded from."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,31 +25,31 @@ MESSAGES = (
 )
 MEMORY = ("device", "category", "time", "size")
 TABLES = {"tasks": TASKS, "messages": MESSAGES, "memory": MEMORY}
-SEAL = "summary.json"  # is written last, so that the other files of its folder are whole
+SEAL = "summary.json"  # is written last: where it is, the other files of its folder are complete
 FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
 RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
-_WHOLE = re.compile("[0-9]{1,18}")
-_TIME = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+_INTEGER = re.compile("[0-9]{1,18}")
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _MEMBERS = re.compile(r"[0-9]+(\|[0-9]+)*")
-_REMEDY = "write the trace again"
-_LARGEST_BYTES = 2**34
-_MAY_BE_NONE = {"micro_batch", "stage", "src"}  # -1 in these columns, nothing in their files
-_ROWS_AT_ONCE = 50_000
+_WRITE_AGAIN = "write the trace again"
+_LARGEST_FILE = 2**34
+_OPTIONAL = {"micro_batch", "stage", "src"}  # -1 in these columns is an empty cell in their files
+_ROWS_OF_A_CHUNK = 50_000
 _TIMES = ("start", "end", "time")
-_MOST_MISSING = 100_000  # pictures and exports give a row to each number, whether it is there or not
+_MOST_MISSING = 100_000  # pictures and exports give a row to each number up to the highest
 
 
 def names_of(kinds: type[IntEnum]) -> np.ndarray:
-    """Give the words of a column, by their numbers."""
+    """Return the words of a column, by their numbers."""
     return np.array([member.name if kinds is Kind else member.name.lower() for member in kinds])
 
 
 _WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
-_NUMBERS = {name: {word: k for k, word in enumerate(names_of(kinds).tolist())} for name, kinds in _WORDS.items()}
+_NUMBER_OF_WORD = {name: {word: k for k, word in enumerate(names_of(kinds).tolist())} for name, kinds in _WORDS.items()}
 
 
 class Trace:
-    """When each task ran, when each message went and what devices held, under the names of the files' columns.
+    """When each task ran, when each message went and what was in memory, under the names of the files' columns.
 
     >>> from cdpsim import simulate
     >>> trace = simulate("multi-cdp", 2).trace
@@ -57,15 +57,15 @@ class Trace:
     ([0, 0, 0], 14)
     """
 
-    request: Mapping[str, Any]  # what was asked for; of a loaded trace anything that its file says, or nothing
+    request: Mapping[str, Any]  # what the run was asked for; of a loaded trace anything that its file says, or nothing
 
     def __init__(
         self, tasks: Columns, messages: Columns, memory: Columns, summary: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self._tables = {"tasks": tasks, "messages": messages, "memory": memory}
         self._summary = dict(summary)
-        asked = summary.get("request")
-        self.request = asked if isinstance(asked, Mapping) else {}
+        request = summary.get("request")
+        self.request = request if isinstance(request, Mapping) else {}
 
     @property
     def tasks(self) -> Columns:
@@ -82,16 +82,16 @@ class Trace:
 
     @property
     def memory(self) -> Columns:
-        """What each device holds of each category from each time on, one row per change."""
+        """Memory of each device by category: the size from each time on, one row per change."""
         return self._tables["memory"]
 
     @property
     def in_slots(self) -> bool:
-        """Whether times are slots and sizes stages' worth; else they are seconds and bytes."""
+        """Whether times are slots and sizes stage-activations; else they are seconds and bytes."""
         return bool(self.tasks["start"].dtype.kind == "i")
 
     def summary(self) -> dict[str, Any]:
-        """Give the content of summary.json."""
+        """Return the content of summary.json."""
         return self._summary
 
     def save(
@@ -101,130 +101,130 @@ class Trace:
         force: bool = False,
         more: Mapping[str, Iterable[str]] = MappingProxyType({}),
     ) -> None:
-        """Write tasks.csv, messages.csv, memory.csv, summary.json, and `more`, into a folder, whole or not at all.
+        """Write tasks.csv, messages.csv, memory.csv, summary.json, and the files `more`, into a folder: all or none.
 
         summary.json comes last, and `load` refuses a folder without it. The runs.csv of an earlier trace is removed.
         """
-        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _lines(getattr(self, name)) for name in TABLES}
-        files |= more
-        obsolete = [RUNS] if RUNS not in more and _is_of_runs(Path(directory) / RUNS) else []
-        write_folder(directory, files | {SEAL: self._summary_text()}, force=force, obsolete=obsolete)
-
-    def _summary_text(self) -> Iterator[str]:
-        yield msgspec.json.format(msgspec.json.encode(self.summary()), indent=1).decode() + "\n"
+        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _encode_rows(getattr(self, name)) for name in TABLES}
+        files |= {**more, SEAL: [msgspec.json.format(msgspec.json.encode(self.summary()), indent=1) + b"\n"]}
+        obsolete = [RUNS] if RUNS not in more and _is_runs_file(Path(directory) / RUNS) else []
+        write_folder(directory, files, force=force, obsolete=obsolete)
 
 
 def load(directory: str | Path) -> Trace:
-    """Load what `Trace.save` wrote."""
-    path = Path(directory) / SEAL
-    if not path.exists() and any((Path(directory) / name).exists() for name in FILES):
-        raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_REMEDY} (--force)")
-    tables = {name: _read(Path(directory) / f"{name}.csv", header) for name, header in TABLES.items()}
-    rows = sum(len(table[header[0]]) for table, header in zip(tables.values(), TABLES.values(), strict=True))
+    """Load the trace that `Trace.save` wrote into a folder."""
+    folder = Path(directory)
+    path = folder / SEAL
+    if not path.exists() and any((folder / name).exists() for name in FILES):
+        raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_WRITE_AGAIN} (--force)")
+    tables = {name: _read(folder / f"{name}.csv", header) for name, header in TABLES.items()}
+    rows = sum(len(next(iter(table.values()))) for table in tables.values())
     for name, table in tables.items():
-        _check(Path(directory) / f"{name}.csv", table, rows)
+        _check(folder / f"{name}.csv", table, rows)
     try:
-        summary = msgspec.json.decode(read_text(path, largest_bytes=_LARGEST_BYTES), type=dict)
+        summary = msgspec.json.decode(read_text(path, largest_bytes=_LARGEST_FILE), type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(str(path), f"not a summary: {error}; {_REMEDY}") from None
+        raise RequestError(str(path), f"not a summary: {error}; {_WRITE_AGAIN}") from None
     return Trace(**_by_one_clock(tables), summary=summary)
 
 
-def _is_of_runs(path: Path) -> bool:
-    """Tell a runs.csv of ours from a user's file of that name."""
+def _is_runs_file(path: Path) -> bool:
+    """Tell a runs.csv that this package wrote from a user's file of that name."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as opened:
         return opened.readline(len(RUNS_HEADER)) == RUNS_HEADER
     return False
 
 
 def _check(path: Path, table: Columns, rows: int) -> None:
-    """Refuse what no run has: an end before its start, and numbers so large that most of those below are not there."""
+    """Refuse a table that no run has: an end before its start, or numbers far beyond the rows of all tables."""
     for name in ("stage", "micro_batch", "step", "device", "src"):
         most = int(table[name].max(initial=0)) if name in table else 0
         if most > rows + _MOST_MISSING:
             raise RequestError(str(path), f"{name} {most} is far beyond its {rows} rows; number them from 0 on")
     if "start" in table and (table["end"] < table["start"]).any():
         row = int((table["end"] < table["start"]).argmax())
-        raise RequestError(str(path), f"line {row + 2} ends before it starts; {_REMEDY}")
+        raise RequestError(str(path), f"line {row + 2} ends before it starts; {_WRITE_AGAIN}")
 
 
 def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Times as seconds in all columns if they are so in one; else they are slots."""
-    clocks = [table[name].dtype for table in tables.values() for name in _TIMES if name in table]
-    one = np.result_type(*clocks)
+    """Return tables whose times are seconds in all columns if they are in one; else they are slots."""
+    clock = np.result_type(*(table[name].dtype for table in tables.values() for name in _TIMES if name in table))
     return {
-        key: {name: column.astype(one, copy=False) if name in _TIMES else column for name, column in table.items()}
+        key: {name: column.astype(clock, copy=False) if name in _TIMES else column for name, column in table.items()}
         for key, table in tables.items()
     }
 
 
-def _lines(columns: Columns) -> Iterator[bytes]:
-    """The text of a CSV file, some rows at a time.
+def _encode_rows(columns: Columns) -> Iterator[bytes]:
+    """Yield the text of a CSV file, some rows at a time.
 
-    Encoding rows as JSON and taking its punctuation away is twice as fast as writing cell by cell; no text in
-    these columns has punctuation of its own.
+    Encoding rows as JSON and removing its punctuation is twice as fast as writing cell by cell; no text in these
+    columns has punctuation of its own.
     """
     yield (",".join(columns) + "\n").encode()
     encode = msgspec.json.Encoder().encode
-    for low in progress(range(0, len(next(iter(columns.values()))), _ROWS_AT_ONCE), "write"):
-        part = [_cells(name, column[low : low + _ROWS_AT_ONCE]) for name, column in columns.items()]
+    for low in progress(range(0, len(next(iter(columns.values()))), _ROWS_OF_A_CHUNK), "write"):
+        part = [_cells(name, column[low : low + _ROWS_OF_A_CHUNK]) for name, column in columns.items()]
         rows = encode(list(zip(*part, strict=True)))
         yield rows[2:-2].replace(b"],[", b"\n").replace(b'"', b"").replace(b"null", b"") + b"\n"
 
 
 def _cells(name: str, column: np.ndarray) -> list[object]:
+    """Return the cells of a column, None for one that is empty in its file."""
     cells: list[object] = column.tolist()
-    if name in _MAY_BE_NONE and (column < 0).any():
+    if name in _OPTIONAL and (column < 0).any():
         return [None if cell == -1 else cell for cell in cells]
     return cells
 
 
 def _read(path: Path, header: tuple[str, ...]) -> Columns:
-    lines = read_text(path, largest_bytes=_LARGEST_BYTES).splitlines()
+    """Read a CSV file of that header into columns, some rows at a time."""
+    lines = read_text(path, largest_bytes=_LARGEST_FILE).splitlines()
     if lines[0] != ",".join(header):
-        raise RequestError(str(path), f"its header is {lines[0][:100]!r} instead of {','.join(header)!r}; {_REMEDY}")
-    starts = range(1, max(len(lines), 2), _ROWS_AT_ONCE)
-    parts = [_parse_rows(path, header, lines[low : low + _ROWS_AT_ONCE], low + 1) for low in starts]
-    return {name: _join([part[name] for part in parts]) for name in header}
+        raise RequestError(
+            str(path), f"its header is {lines[0][:100]!r} instead of {','.join(header)!r}; {_WRITE_AGAIN}"
+        )
+    starts = range(1, max(len(lines), 2), _ROWS_OF_A_CHUNK)
+    parts = [_parse_rows(path, header, lines[low : low + _ROWS_OF_A_CHUNK], low + 1) for low in starts]
+    return {name: _concatenate([part[name] for part in parts]) for name in header}
 
 
 def _parse_rows(path: Path, header: tuple[str, ...], lines: list[str], first: int) -> Columns:
-    """Some rows of a file as columns; `first` is the number of the first line."""
+    """Return some rows of a file as columns; `first` is the number of the first line."""
     width = len(header)
     for number, line in enumerate(lines, start=first):
-        if line.count(",") != width - 1:
-            found = line.count(",") + 1
-            raise RequestError(str(path), f"line {number} has {found} cells instead of {width}; {_REMEDY}")
-    cells = ",".join(lines).split(",") if lines else []
+        if (cells := line.count(",") + 1) != width:
+            raise RequestError(str(path), f"line {number} has {cells} cells instead of {width}; {_WRITE_AGAIN}")
+    row_cells = ",".join(lines).split(",") if lines else []
     columns = {}
     for c, name in enumerate(header):
-        column = cells[c::width]
-        values = {cell: _value(name, cell) for cell in set(column)}  # most cells are there many times
+        column = row_cells[c::width]
+        values = {cell: _parse_cell(name, cell) for cell in set(column)}  # most cells are there many times
         if None in values.values():
             wrong = next(k for k, cell in enumerate(column) if values[cell] is None)
-            raise RequestError(str(path), f"line {first + wrong}: {name} is {column[wrong][:40]!r}; {_REMEDY}")
+            raise RequestError(str(path), f"line {first + wrong}: {name} is {column[wrong][:40]!r}; {_WRITE_AGAIN}")
         kind = object if any(isinstance(value, str) for value in values.values()) else None if column else np.int64
-        columns[name] = np.array(list(map(values.__getitem__, column)), dtype=kind)
+        columns[name] = np.array([values[cell] for cell in column], dtype=kind)
         if name in _WORDS:
             columns[name] = names_of(_WORDS[name])[columns[name]]
     return columns
 
 
-def _value(name: str, cell: str) -> int | float | str | None:
-    """What a cell says, a word as its number; None if it cannot belong into that column."""
+def _parse_cell(name: str, cell: str) -> int | float | str | None:
+    """Return the value of a cell, of a word its number; None if it cannot belong into that column."""
     if name in _WORDS:
-        return _NUMBERS[name].get(cell)
-    if _WHOLE.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
+        return _NUMBER_OF_WORD[name].get(cell)
+    if _INTEGER.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
         return int(cell)
-    if (name in _MAY_BE_NONE and not cell) or (name == "step" and cell == "-1"):
+    if (name in _OPTIONAL and not cell) or (name == "step" and cell == "-1"):
         return -1
-    if name in _TIMES and _TIME.fullmatch(cell) and isfinite(float(cell)):
+    if name in _TIMES and _DECIMAL.fullmatch(cell) and isfinite(float(cell)):
         return float(cell)
     return cell if name == "dst" and _MEMBERS.fullmatch(cell) else None
 
 
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    """One column of its parts; destinations are all text if some are."""
+def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
+    """Return one column of its parts; destinations are all text if some are."""
     if any(part.dtype == object for part in parts):
-        parts = [np.array(list(map(str, part.tolist())), dtype=object) for part in parts]
+        parts = [np.array([str(cell) for cell in part.tolist()], dtype=object) for part in parts]
     return np.concatenate(parts)

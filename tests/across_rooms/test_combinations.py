@@ -11,18 +11,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cdpsim import Cluster, RequestError, Trace, presets, simulate
+from cdpsim import Cluster, RequestError, presets, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program.collectives import COLLECTIVES
-from cdpsim.request import RENDEZVOUS
+from cdpsim.request.options import RENDEZVOUS
 from cdpsim.runs import Run
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.studies.compare import measure
 from tests.conftest import examples
+from tests.helpers.saved_files import files
 from tests.helpers.strategies import disorders, schedules, streamed_requests, taken
 
 _GPT2 = presets.model("gpt2")
@@ -82,12 +83,6 @@ def weighed() -> Iterator[None]:
     except RequestError as error:
         assume("which the slot model cannot weigh" not in str(error))
         raise
-
-
-def files(trace: Trace, folder: Path) -> dict[str, bytes]:
-    """What it writes."""
-    trace.save(folder)
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def run(asked: dict[str, Any], **more: Any) -> Run:

@@ -85,7 +85,7 @@ def test_a_reader_holds_what_it_reads(request: dict[str, Any]) -> None:
     """While a task runs, its device holds the version that it reads, if a version weighs anything."""
     run = simulate(**request)
     tasks, buffers = run.program.tasks, run.program.buffers
-    begin, end = memory.held(buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(buffers, run.start, run.end)
     spans: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for b in np.flatnonzero(buffers.category == Category.PARAMETERS).tolist():
         key = int(buffers.device[b]), int(buffers.stage[b]), int(buffers.version[b])
@@ -112,7 +112,7 @@ def test_what_is_held_is_freed(request: dict[str, Any]) -> None:
 def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
     """Every holding is an interval."""
     run = simulate(**request)
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()
 
 
@@ -197,8 +197,8 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     replica, device = np.divmod(run.program.tasks.device[compute], own)
     assert np.array_equal(own * replica + np.array(label)[device], other.program.tasks.device[compute])
     assert np.array_equal(run.start[compute], other.start[compute])
-    assert sorted(map(tuple, memory.peaks(run.program, run.start, run.end).tolist())) == sorted(
-        map(tuple, memory.peaks(other.program, other.start, other.end).tolist())
+    assert sorted(map(tuple, memory.peak_memory(run.program, run.start, run.end).tolist())) == sorted(
+        map(tuple, memory.peak_memory(other.program, other.start, other.end).tolist())
     )
 
 

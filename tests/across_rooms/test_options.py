@@ -9,7 +9,7 @@ import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
-from cdpsim.request import Collective
+from cdpsim.request.options import CollectiveName
 from cdpsim.schedules.rule import RULES
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
@@ -139,7 +139,7 @@ def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
 def test_the_best_collective_is_what_a_topology_gets_and_links_do_not() -> None:
     """Recorded as what was used, so that the record asks for it again; without collectives nothing is chosen."""
     joined, links = base("multi-dp", "slow"), base("multi-dp", "slow") | {"cluster": Cluster(link=Link(bandwidth=1e3))}
-    cases: list[tuple[dict[str, Any], Collective, Collective]]
+    cases: list[tuple[dict[str, Any], CollectiveName, CollectiveName]]
     cases = [(joined, "best", "recursive-doubling"), (links, "recursive-doubling", "best")]
     for given, used, other in cases:
         plain = simulate(**given)

@@ -18,7 +18,6 @@ from cdpsim.program.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
-    OTHER_DOUBLE_TREES,
     PAIRWISE_EXCHANGE,
     REDUCE,
     REDUCE_SCATTER,
@@ -29,11 +28,11 @@ from cdpsim.program.collectives import (
 )
 from cdpsim.schedules import imported, pipeline
 from cdpsim.schedules.pipelines import alternating
-from cdpsim.schedules.rule import NAMED, matrix_rule
+from cdpsim.schedules.rule import ALL_RULES, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.compare import measure
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import TABLES
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -90,7 +89,7 @@ def test_every_schedule_and_rule(way: str) -> None:
     """The named ones equal themselves; those from a matrix or of an own list say the same."""
     for schedule in SCHEDULES.values():
         assert passed(way, schedule) == schedule
-    for rule in NAMED.values():
+    for rule in ALL_RULES.values():
         assert passed(way, rule) == rule
     fresh = np.array([[True, False], [False, True], [True, True]])
     again = passed(way, matrix_rule(fresh, "mine"))
@@ -159,7 +158,7 @@ def test_a_loaded_trace(way: str, tmp_path: Path) -> None:
 
 @in_every_way
 def test_many_runs(way: str) -> None:
-    runs = spread(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
+    runs = sample_runs(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
     assert passed(way, runs).summary() == runs.summary()
 
 
@@ -167,7 +166,7 @@ def test_many_runs(way: str) -> None:
 def test_every_collective(way: str) -> None:
     """It sends the same afterwards, in as many rounds; six members, of which four are a power of two."""
     known: list[Algorithm] = [BROADCAST, REDUCE, SCATTER_ALL_GATHER, REDUCE_SCATTER_GATHER, PAIRWISE_EXCHANGE]
-    known += [*ALL_REDUCE.values(), *ALL_GATHER.values(), *REDUCE_SCATTER.values(), *OTHER_DOUBLE_TREES]
+    known += [*ALL_REDUCE.values(), *ALL_GATHER.values(), *REDUCE_SCATTER.values()]
     for how in (*known, hierarchical_all_reduce(((0, 1, 2), (3, 4, 5)))):
         again = passed(way, how)
         for name in ("rounds", "parts", "carried", "sends", "schedule"):

@@ -21,46 +21,19 @@ import pytest
 import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
-from cdpsim.cli import console
-from cdpsim.display import one_line
+from cdpsim.cli import console, parser
+from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
+from tests.helpers.command_line import FILES, assert_refused, content, refuse
 from tests.helpers.strategies import fitting
 
-FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
 TABLE1 = importlib.import_module("cdpsim.studies.table1")
-
-
-def content(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; None for a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
-
-
-def assert_refused(outcome: Outcome, *fragments: str) -> None:
-    """One line on stderr, exit 2, no data."""
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert re.fullmatch(r"cdpsim: error: \S[^\n]*: [^\n]*\S\n", outcome.err), outcome.err
-    for fragment in fragments:
-        assert fragment in outcome.err, outcome.err
-
-
-def refuse(command: Command, folder: Path, line: str, *fragments: str) -> None:
-    """Refuse a request, given as on a shell, and leave the folder as it was."""
-    before = content(folder)
-    assert_refused(command(*line.split()), *fragments)
-    assert content(folder) == before
-
-
-@pytest.fixture
-def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy folder as the current one, so that requests can be written as on a shell."""
-    monkeypatch.chdir(toy)
-    return toy
 
 
 # Numbers
@@ -177,7 +150,7 @@ def test_a_word_that_means_nothing_is_refused_with_the_one_that_was_meant(
 def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
     """As argparse words it where options exclude each other."""
     with pytest.raises(RequestError, match=r"^arguments: one of -a -b is required; see x --help$"):
-        console.Parser(prog="x").error("one of -a -b is required")
+        parser.Parser(prog="x").error("one of -a -b is required")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +370,7 @@ def test_an_output_without_a_name_is_refused(output: str, command: Command, here
 
 
 def test_an_output_is_refused_before_any_work(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", lambda *_, **__: pytest.fail("worked for nothing"))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", lambda *_, **__: pytest.fail("worked for nothing"))
     refuse(command, here, "simulate mp-cdp -n 3 -o missing/out", "there is no folder")
 
 
@@ -529,7 +502,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_an_interruption_exits_with_130(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(KeyboardInterrupt()))
     assert command("simulate", "mp-cdp", "-n", 3, "-o", "out") == (130, "", "cdpsim: interrupted\n")
 
 
@@ -554,7 +527,7 @@ def test_an_interruption_while_writing_leaves_nothing_behind(
 def test_a_failure_of_the_machine_is_one_line(
     error: Exception, problem: str, command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(error))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(error))
     refuse(command, here, "simulate mp-cdp -n 3 -o out", problem)
 
 
@@ -570,7 +543,7 @@ def simulate(*_, **__):
 # A shell's background jobs ignore the first of them, and those of nohup the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules["cdpsim.front"].simulate = simulate
+sys.modules["cdpsim.cli.commands.requests"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 
@@ -605,7 +578,7 @@ def _handlers_while_serving() -> list[object]:
         found.extend(_handlers())
         return 0
 
-    assert console.run(serve, []) == 0
+    assert console.exit_code_of(serve, []) == 0
     return found
 
 
@@ -628,7 +601,7 @@ def test_handlers_of_a_program_around_it_stay(monkeypatch: pytest.MonkeyPatch) -
         for number, handler in zip(ENDINGS, before, strict=True):
             signal.signal(number, handler)  # type: ignore[arg-type]
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(console.run(lambda _: 0, [])))
+    thread = threading.Thread(target=lambda: codes.append(console.exit_code_of(lambda _: 0, [])))
     thread.start()
     thread.join()
     assert codes == [0]

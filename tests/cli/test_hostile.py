@@ -19,14 +19,12 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, cli, load, simulate, table1
-from cdpsim.cli import help
-from cdpsim.cli.console import parser_of
 from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
-from cdpsim.studies.table1 import compute
-from tests.cli.test_cli import assert_refused
+from cdpsim.studies.table1 import compute_table1
 from tests.conftest import Command, need
+from tests.helpers.command_line import assert_refused
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 
@@ -65,10 +63,10 @@ TEXTS = [
 
 def options_of(name: str) -> list[str]:
     """The options of a command that take a value, as help shows them."""
-    _, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
-    for add in cli.COMMANDS:
-        add(commands)
-    actions: list[argparse.Action] = commands.choices[name]._actions
+    parser = argparse.ArgumentParser()
+    for add in next(command for command in cli.COMMANDS if command.name == name).arguments:
+        add(parser)
+    actions = [action for action in parser._actions if action.dest != "help"]
     return [action.option_strings[-1] for action in actions if action.option_strings and action.nargs != 0]
 
 
@@ -83,10 +81,7 @@ def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_is_tried() -> None:
-    _, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
-    for add in cli.COMMANDS:
-        add(commands)
-    assert set(SERVED) == set(commands.choices)
+    assert set(SERVED) == {command.name for command in cli.COMMANDS}
 
 
 @pytest.mark.no_cover
@@ -316,7 +311,7 @@ def test_times_are_of_one_kind(command: Command, here: Path) -> None:
 
 def test_exact_values_need_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the whole table, and nothing is simulated for them."""
-    whole = compute(4, collective="ring")
+    whole = compute_table1(4, collective="ring")
     monkeypatch.setattr(importlib.import_module("cdpsim.studies.table1"), "simulate", None)
     for row, simulated in zip(table1(4, collective="ring", exact=True), whole.rows, strict=True):
         assert "agree" not in row
@@ -343,7 +338,7 @@ def test_exact_values_are_printed_for_any_n(command: Command) -> None:
 
 def python(program: str, **environment: str) -> str:
     """The output of a program in a process of its own, in the current folder."""
-    project = str(Path(cli.__file__).parent.parent)
+    project = str(Path(cli.__file__).parents[2])
     every = os.environ | {"PYTHONPATH": project} | environment
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=every, check=False)
     assert done.returncode == 0, done.stderr
@@ -369,11 +364,11 @@ def test_a_damaged_cache_of_numba_is_no_obstacle(content: bytes, tmp_path: Path)
     need(find_spec("numba"), "numba")
     program = """
 import numpy as np
-from cdpsim.numeric.paths import compiled
+from cdpsim.numeric.paths import compiled_loops
 ints = lambda *numbers: np.array(numbers, dtype=np.int32)
-graph, start = (ints(0), ints(1), ints(0, 1), ints(0, 1, 2)), np.array([0, 0])
-room = ints(0, 0), ints(0, 0, 0), ints(0, 0)
-done = compiled().longest(*graph, np.array([2, 3]), start, *room)
+graph, start = (ints(0), ints(1)), np.array([0, 0])
+room = ints(0, 0), ints(0, 0, 0), ints(0)
+done = compiled_loops().sweep_nodes(*graph, np.array([2, 3]), start, *room)
 print(start.tolist(), done)
 """
     for _ in range(3):  # which writes it, repairs it, and reads what was repaired

@@ -17,11 +17,10 @@ from cdpsim.errors import RequestError
 from cdpsim.export.pictures import EXPORTS, PLOTS, TIMELINES, write_figure, write_plot, write_snapshot, write_timeline
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
-from tests.cli.test_cli import content, here, refuse
 from tests.conftest import Command
+from tests.helpers.command_line import content, refuse
 from tests.helpers.strategies import fitting
 
-__all__ = ["here"]  # a fixture
 SIMULATE = importlib.import_module("cdpsim.front")
 BEGINNINGS = {
     ".png": b"\x89PNG",

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cdpsim import Model, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.model.offload import timed
-from cdpsim.request import Contention
-from cdpsim.studies.breakeven import scaled
+from cdpsim.model.offload import with_transfer_times
+from cdpsim.request.options import Contention
+from cdpsim.studies.breakeven import scale_links
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -357,13 +357,13 @@ def test_a_link_that_achieves_a_share_is_so_much_narrower(schedule: str, content
         assert one.messages["end"].tolist() == other.messages["end"].tolist()
         assert some.group_link(np.arange(4)) == less.group_link(np.arange(4))
         assert Cluster.from_builtins(some.to_builtins(), "some") == some
-        assert not scaled(some, inf).group_link(np.arange(4))[1] < inf
+        assert not scale_links(some, inf).group_link(np.arange(4))[1] < inf
 
 
 def test_what_crosses_to_a_host_reaches_a_share_too() -> None:
     """By hand: 100 bytes at half of 10 B/s."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, activation=100, offloaded=100),))
-    assert timed(model, Link(bandwidth=10, achieved=0.5)).stages[0].transfer == 20
+    assert with_transfer_times(model, Link(bandwidth=10, achieved=0.5)).stages[0].transfer == 20
 
 
 def test_a_pair_s_share_is_of_its_own_bandwidth_or_of_every_pair_s() -> None:

@@ -19,7 +19,7 @@ from cdpsim.draw.gantt import gantt
 from cdpsim.files.units import Work
 from cdpsim.program import Content
 from cdpsim.trace import load
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 from tests.helpers.figures import saved
 from tests.helpers.made_traces import changed, empty, some_rows
 from tests.helpers.strategies import requests
@@ -206,7 +206,7 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
     assert [len(picture.boxes(half)) for half in halves] == [(kinds == "W").sum()] * len(halves)
     areas: dict[int, list[tuple[float, float]]] = {}
     in_lanes = ["update"] if len(trace.program.lane_tasks) > trace.program.compute else []
-    for gid in ("forward", "backward", *halves, *in_lanes, *(f"idle-{reason.name.lower()}" for reason in Reason)):
+    for gid in ("forward", "backward", *halves, *in_lanes, *(f"idle-{reason.name.lower()}" for reason in IdleReason)):
         for path in picture.groups[gid].iter(f"{SVG}path") if gid in picture.groups else ():
             if "clip-path" in path.attrib:  # else it is of a texture
                 left, right, top, bottom = picture.corners(path)

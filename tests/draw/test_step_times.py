@@ -11,11 +11,8 @@ from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.curves import step_times
 from cdpsim.export import pictures
-from tests.cli.test_cli import here
 from tests.helpers.figures import BOX, HOSTILE, at, model, one, saved, words
 from tests.helpers.svg import drawn
-
-__all__ = ["here"]  # a fixture
 
 ASKED: dict[str, Any] = {"jitter": "lognormal:0.3", "slow": ["1:2"], "steps": 5}
 

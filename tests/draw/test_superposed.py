@@ -8,15 +8,14 @@ import pytest
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.superposed import MOST_STEPS, PAPER_N, figure_4, superposed
-from cdpsim.studies.superpose import Curve, superpose, worker_curve
-from tests.cli.test_cli import content, here, refuse
+from cdpsim.studies.superpose import WorkerCurve, superpose, worker_curve
 from tests.conftest import Command
+from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE, at, marked, one, words
 from tests.helpers.svg import drawn
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 
-__all__ = ["here"]  # a fixture
 NAMES = ("resnet50", "vit-b16")
 TIMED = Model(
     name="timed",
@@ -27,7 +26,7 @@ TIMED = Model(
 )
 
 
-def mean_at(curve: Curve, n: int, share: float) -> float:
+def mean_at(curve: WorkerCurve, n: int, share: float) -> float:
     """What n workers hold on average when the first is at that share: each looked up on one worker's curve."""
     ends = np.cumsum(curve.duration) / curve.duration.sum()
     return float(np.mean([curve.size[np.searchsorted(ends, (share + i / n) % 1, side="right")] for i in range(n)]))

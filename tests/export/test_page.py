@@ -23,13 +23,10 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.export import page as module
 from cdpsim.export.page import page
 from cdpsim.trace import TABLES, Trace
+from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import changed, empty, some_rows
 from tests.helpers.strategies import fitting, requests
 
-HOSTILE = (
-    "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)> \"'`&amp;\n\r\x00\x1b\u2028\u202e$x^$"
-    + "x" * 10_000
-)
 SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}
 FOUR = tuple(Stage(forward=0.01 + 0.003 * k, backward=0.02, weight_backward=0.01, **SIZES) for k in range(4))
 TOY = Model(name="toy", stages=FOUR[:3])
@@ -264,7 +261,7 @@ def test_only_its_own_script_and_style_may_run() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    run = simulate("pp-cdp", model=msgspec.structs.replace(TOY, name=HOSTILE), cluster=BOX)
+    run = simulate("pp-cdp", model=msgspec.structs.replace(TOY, name=HOSTILE_NAME), cluster=BOX)
     text = b"".join(page(run)).decode()
     tame = b"".join(page(simulate("pp-cdp", model=TOY, cluster=BOX))).decode()
     parts = Parts(text)

@@ -19,7 +19,7 @@ from cdpsim.program import Content, Kind
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import TABLES, Trace
 from tests.conftest import need
-from tests.export.test_page import HOSTILE
+from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import changed, some_rows
 from tests.helpers.strategies import fitting
 
@@ -578,7 +578,7 @@ def test_dark_and_light(opened: Opener) -> None:
 
 
 def test_hostile_names_are_text(opened: Opener) -> None:
-    run = simulate("multi-cdp", model=Model(name=HOSTILE, stages=MODEL.stages))
+    run = simulate("multi-cdp", model=Model(name=HOSTILE_NAME, stages=MODEL.stages))
     tab = opened(run)
     shown = tab.locator("h1").inner_text()
     assert "</script><script>alert(1)</script><!--<img" in shown

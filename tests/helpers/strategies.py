@@ -14,8 +14,8 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.program.assembly.causal import check_causal
-from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.request import RENDEZVOUS, Untaken
+from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
+from cdpsim.request.options import RENDEZVOUS, InapplicableOption
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
@@ -75,7 +75,7 @@ def _untaken(
         }
     try:
         simulate(schedule, shape.n, **asked, **dict(options))
-    except Untaken as error:
+    except InapplicableOption as error:
         return error.subject.replace("-", "_")
     return None
 
@@ -264,3 +264,42 @@ def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
             kind = draw(st.sampled_from([None, "uniform:0.5", "exponential:1", "lognormal:0.3"]))
             found |= {} if kind is None else {name: kind}
     return found
+
+
+DIVISIBLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
+REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
+
+
+def evenly(n: int, times: list[float]) -> Model:
+    """A model of uneven stages whose payloads are cut without a rest."""
+    stages = (
+        Stage(
+            forward=f,
+            backward=2 * f,
+            weight_backward=f,
+            activation=10,
+            boundary=7,
+            parameters=DIVISIBLE * (j + 1),
+            gradients=DIVISIBLE * 8,
+        )
+        for j, f in enumerate(times[:n])
+    )
+    return Model(stages=tuple(stages))
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> dict[str, Any]:
+    """Keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    wanted = fitting(name, draw(st.integers(1, 7)))
+    n = wanted["n"]
+    link = Link(latency=draw(st.just(0.0) | st.floats(1e-6, 10.0)), bandwidth=draw(st.floats(1e6, 1e12)))
+    wanted |= {"steps": draw(st.integers(1, 3)), "replicas": draw(st.integers(1, REPLICAS[name]))}
+    wanted["model"] = evenly(n, draw(st.lists(seconds, min_size=n, max_size=n)))
+    wanted["cluster"] = Cluster(
+        devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link
+    )
+    wanted["collective"] = draw(st.sampled_from(COLLECTIVES))
+    if "prefetch" in SCHEDULES[name].options:
+        wanted["prefetch"] = draw(st.integers(0, 2))
+    return taken(wanted)

@@ -14,7 +14,7 @@ from cdpsim import presets, simulate
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
-from cdpsim.model import SIZES, Model, Stage
+from cdpsim.model import STAGE_SIZES, Model, Stage
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -51,7 +51,7 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
     assert toy.forward_time(1e12).tolist() == [1, 1, 2.5]
     assert toy.backward_time(1e12).tolist() == [2, 2, 5]
     assert toy.weight_backward_time(1e12).tolist() == [1, 1, 0]
-    assert {kind: toy.size(kind).tolist() for kind in SIZES} == {
+    assert {kind: toy.size(kind).tolist() for kind in STAGE_SIZES} == {
         "activation": [1_500_000_000, 1_500_000_000, 20_000_000],
         "kept_output": [16_000_000, 16_000_000, 0],
         "forward_transient": [0, 0, 0],
@@ -87,9 +87,9 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
     assert [model.forward_time(None).tolist(), model.backward_time(1e12).tolist()] == [[1, 1, 1], [1, 1, 1]]
     assert model.weight_backward_time(None).tolist() == [0, 0, 0]
-    ones = {kind for kind in SIZES if model.size(kind).tolist() == [1] * 3}
+    ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
     assert ones == {"activation", "boundary", "parameters", "gradients"}
-    assert all(model.size(kind).tolist() == [0] * 3 for kind in set(SIZES) - ones)
+    assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
     assert (model.moved_optimizer.tolist(), model.boundary_held.tolist()) == ([1, 1, 1], [0, 0, 0])
     columns = [model.forward_time(None), model.weight_backward_time(None), model.moved_optimizer]
     assert {column.dtype for column in columns} == {np.dtype(np.int64)}

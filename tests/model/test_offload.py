@@ -14,8 +14,8 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.model import Recipe
-from cdpsim.model.offload import timed
-from cdpsim.model.recipe import apply
+from cdpsim.model.offload import with_transfer_times
+from cdpsim.model.recipe import apply_recipe
 from tests.conftest import Command
 
 HOST = Link(latency=0.25, bandwidth=10.0)
@@ -49,39 +49,47 @@ def test_zero_offloads_four_bytes_a_parameter_cross_for_an_update() -> None:
     ten = 10 * BILLION
     plain = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=2 * ten),), precision="fp16")
     recipe = Recipe(optimizer="adam", mixed_precision=True, offload="optimizer")
-    (stage,) = apply(plain, recipe).stages
+    (stage,) = apply_recipe(plain, recipe).stages
     assert (stage.optimizer, stage.host_optimizer) == (0, 12 * ten)
-    (stage,) = timed(apply(plain, recipe), Link(bandwidth=16 * BILLION)).stages
+    (stage,) = with_transfer_times(apply_recipe(plain, recipe), Link(bandwidth=16 * BILLION)).stages
     assert stage.host_update == pytest.approx(2.5)
 
 
 def test_an_update_takes_both_ways_and_the_hosts_step() -> None:
     """0.25 + 30/10 for gradients, 2 on the host, 0.25 + 10/10 for parameters: 6.5 s."""
-    (stage, _) = timed(apply(model(gradients=30, host_update=2.0), Recipe(offload="optimizer")), HOST).stages
+    (stage, _) = with_transfer_times(
+        apply_recipe(model(gradients=30, host_update=2.0), Recipe(offload="optimizer")), HOST
+    ).stages
     assert stage.host_update == 6.5
 
 
 def test_a_task_takes_the_longer_of_computing_and_crossing() -> None:
     """20 bytes cross in 0.25 + 2 s: longer than a forward of 1 s, not than a backward of 3 s."""
-    crossing = timed(apply(model(), Recipe(offload="activations")), HOST)
+    crossing = with_transfer_times(apply_recipe(model(), Recipe(offload="activations")), HOST)
     assert crossing.forward_time(None).tolist() == [2.25, 2.25]
     assert crossing.backward_time(None).tolist() == [3.0, 3.0]
     assert crossing.update_time(None).tolist() == [0.0, 0.0]
     work = model(forward=Work(8), backward=Work(24))
-    assert timed(apply(work, Recipe(offload="activations")), HOST).forward_time(2.0).tolist() == [4.0, 4.0]
+    assert with_transfer_times(apply_recipe(work, Recipe(offload="activations")), HOST).forward_time(2.0).tolist() == [
+        4.0,
+        4.0,
+    ]
 
 
 def test_times_that_a_stage_states_stand() -> None:
     """A transfer instead of the link's; and without a link, all that an update takes."""
-    stated = apply(model(transfer=4.0, host_update=2.0), Recipe(offload="all"))
-    assert timed(stated, HOST).backward_time(None).tolist() == [4.0, 4.0]
-    assert timed(stated, None).update_time(None).tolist() == [2.0, 2.0]
-    assert timed(model(host_update=2.0), None).update_time(None).tolist() == [0.0, 0.0]  # nothing is offloaded
+    stated = apply_recipe(model(transfer=4.0, host_update=2.0), Recipe(offload="all"))
+    assert with_transfer_times(stated, HOST).backward_time(None).tolist() == [4.0, 4.0]
+    assert with_transfer_times(stated, None).update_time(None).tolist() == [2.0, 2.0]
+    assert with_transfer_times(model(host_update=2.0), None).update_time(None).tolist() == [
+        0.0,
+        0.0,
+    ]  # nothing is offloaded
 
 
 def test_activations_are_on_the_device_while_their_tasks_run() -> None:
     """A pipeline of two: each device holds the 20 bytes of its task while that runs, and none of the other's."""
-    trace = simulate("pp-cdp", steps=1, model=apply(model(2), Recipe(offload="activations")), cluster=BOX)
+    trace = simulate("pp-cdp", steps=1, model=apply_recipe(model(2), Recipe(offload="activations")), cluster=BOX)
     program, start, end = trace.program, trace.start, trace.end
     for device in (0, 1):
         rows = (trace.memory["device"] == device) & (trace.memory["category"] == "activations")
@@ -148,7 +156,7 @@ def test_a_cluster_keeps_its_host_link(tmp_path: Path) -> None:
 
 
 def test_a_models_file_keeps_what_it_offloads(tmp_path: Path) -> None:
-    kept = apply(model(host_update=2.0, transfer=1.0), Recipe(offload="all"))
+    kept = apply_recipe(model(host_update=2.0, transfer=1.0), Recipe(offload="all"))
     kept.save(tmp_path / "toy.toml")
     assert Model.load(tmp_path / "toy.toml") == kept
 
@@ -165,7 +173,7 @@ def test_what_cannot_be_offloaded_is_refused(
     options: list[str], subject: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    apply(model(optimizer=0), Recipe(optimizer="adam")).save("adam.toml")
+    apply_recipe(model(optimizer=0), Recipe(optimizer="adam")).save("adam.toml")
     model(optimizer=0).save("toy.toml")
     BOX.save("box.toml")
     which = "toy.toml" if "--optimizer" in options else "adam.toml"
@@ -184,8 +192,8 @@ def test_slots_have_nothing_to_offload() -> None:
 def test_checkpoints_are_what_is_offloaded_of_a_stage_that_recomputes(n: int, recompute: str) -> None:
     """Bytes are kept on one side or the other; a task's highest moment is the same on the device."""
     layers = model(4, forward=Work(1), backward=Work(2))
-    here = apply(layers, Recipe(recompute=recompute), n).stages
-    there = apply(layers, Recipe(recompute=recompute, offload="activations"), n).stages
+    here = apply_recipe(layers, Recipe(recompute=recompute), n).stages
+    there = apply_recipe(layers, Recipe(recompute=recompute, offload="activations"), n).stages
     for own, other in zip(here, there, strict=True):
         assert (other.activation, other.offloaded) == (0, own.activation)
         assert other.forward_transient == own.activation + own.forward_transient
@@ -195,18 +203,18 @@ def test_checkpoints_are_what_is_offloaded_of_a_stage_that_recomputes(n: int, re
 
 
 def test_parts_of_a_backward_hold_what_comes_back_too() -> None:
-    (stage,) = apply(model(1, input_transient=5, weight_transient=7), Recipe(offload="activations")).stages
+    (stage,) = apply_recipe(model(1, input_transient=5, weight_transient=7), Recipe(offload="activations")).stages
     (plain,) = model(1).stages
     assert (stage.input_transient, stage.weight_transient) == (plain.activation + 5, plain.activation + 7)
 
 
 def test_stages_that_are_grouped_offload_and_update_together() -> None:
     host = model(4, optimizer=0, host_optimizer=7, host_update=2.0, offloaded=5, transfer=0.5)
-    (stage, _) = apply(host, n=2).stages
+    (stage, _) = apply_recipe(host, n=2).stages
     assert (stage.host_optimizer, stage.host_update, stage.offloaded, stage.transfer) == (14, 4.0, 10, 1.0)
-    assert apply(model(4, update=0.25), n=2).stages[0].update == 0.5
-    assert apply(model(4, update=Work(3)), n=2).stages[0].update == Work(6)
-    assert apply(model(4), n=2).stages[0].update is None
+    assert apply_recipe(model(4, update=0.25), n=2).stages[0].update == 0.5
+    assert apply_recipe(model(4, update=Work(3)), n=2).stages[0].update == Work(6)
+    assert apply_recipe(model(4), n=2).stages[0].update is None
 
 
 @pytest.mark.parametrize("name", ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "v100-node"])

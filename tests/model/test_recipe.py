@@ -14,7 +14,7 @@ from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage
-from cdpsim.model.recipe import apply
+from cdpsim.model.recipe import apply_recipe
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -30,8 +30,8 @@ def of_parameters(parameters: int, precision: str) -> Model:
 def test_mixed_precision_with_adam_takes_sixteen_bytes_a_parameter(precision: str) -> None:
     """Rajbhandari et al. 2020, section 3.1: the 1.5 billion parameters of GPT-2 take 24 GB."""
     model = of_parameters(15 * BILLION // 10, precision)
-    (stage,) = apply(model, Recipe(optimizer="adam", mixed_precision=True)).stages
-    sizes = apply(model, Recipe(optimizer="adam", mixed_precision=True))
+    (stage,) = apply_recipe(model, Recipe(optimizer="adam", mixed_precision=True)).stages
+    sizes = apply_recipe(model, Recipe(optimizer="adam", mixed_precision=True))
     assert stage.optimizer == 12 * 15 * BILLION // 10
     assert sum(int(sizes.size(kind)[0]) for kind in ("parameters", "gradients", "optimizer")) == 24 * BILLION
 
@@ -49,21 +49,23 @@ def test_mixed_precision_with_adam_takes_sixteen_bytes_a_parameter(precision: st
 )
 def test_optimizers_keep_so_many_bytes_for_each_parameter_in_bf16(optimizer: str, mixed: bool, expected: int) -> None:
     recipe = Recipe(optimizer=optimizer, mixed_precision=mixed)
-    assert apply(of_parameters(7, "bf16"), recipe).stages[0].optimizer == 7 * expected
+    assert apply_recipe(of_parameters(7, "bf16"), recipe).stages[0].optimizer == 7 * expected
 
 
 def test_adafactor_keeps_rows_and_columns() -> None:
     """Of a matrix of 30 by 50 and a vector of 50 in bf16: 80 sums and 50 numbers; and a master copy of all 1,550."""
     stage = Stage(forward=1, backward=2, parameters=2 * (30 * 50 + 50), factored=2 * (30 + 50 + 50))
     model = Model(stages=(stage,), precision="bf16")
-    assert apply(model, Recipe(optimizer="adafactor")).stages[0].optimizer == 2 * 130
-    assert apply(model, Recipe(optimizer="adafactor", mixed_precision=True)).stages[0].optimizer == 4 * (1550 + 130)
+    assert apply_recipe(model, Recipe(optimizer="adafactor")).stages[0].optimizer == 2 * 130
+    assert apply_recipe(model, Recipe(optimizer="adafactor", mixed_precision=True)).stages[0].optimizer == 4 * (
+        1550 + 130
+    )
 
 
 def test_an_optimizer_takes_the_place_of_the_models_own() -> None:
     model = Model(stages=(Stage(forward=1, backward=2, parameters=8, optimizer=5),))
-    assert apply(model, Recipe(optimizer="adam")).stages[0].optimizer == 16
-    assert apply(model, Recipe(recompute="full")).stages[0].optimizer == 5
+    assert apply_recipe(model, Recipe(optimizer="adam")).stages[0].optimizer == 16
+    assert apply_recipe(model, Recipe(recompute="full")).stages[0].optimizer == 5
 
 
 # Recomputation
@@ -129,7 +131,7 @@ def played(layers: tuple[Stage, ...], given: int, segments: list[tuple[int, int]
 @given(networks(), st.sampled_from(["full", "sqrt"]), st.data())
 def test_recomputed_stages_hold_what_a_step_by_step_count_says(model: Model, how: str, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, model.n))
-    stages = apply(model, Recipe(recompute=how), n).stages
+    stages = apply_recipe(model, Recipe(recompute=how), n).stages
     ends = (0, *model.cuts(n), model.n)
     for j, stage in enumerate(stages):
         layers = model.stages[ends[j] : ends[j + 1]]
@@ -153,29 +155,29 @@ def test_the_square_root_is_the_least_of_even_segments() -> None:
     """
     layer = Stage(forward=1, backward=2, activation=10**6, boundary=10**6)
     for n in (4, 9, 16, 36):
-        (stage,) = apply(Model(stages=(layer,) * n), Recipe(recompute="sqrt"), 1).stages
+        (stage,) = apply_recipe(Model(stages=(layer,) * n), Recipe(recompute="sqrt"), 1).stages
         peak = (stage.activation + stage.backward_transient) / 10**6
         assert peak == min(n // k + max(k - 2, 1) for k in range(2, n) if n % k == 0)
 
 
 def test_one_layer_has_one_segment() -> None:
     model = presets.model("gpt2")
-    assert apply(model, Recipe(recompute="sqrt")).stages == apply(model, Recipe(recompute="full")).stages
+    assert apply_recipe(model, Recipe(recompute="sqrt")).stages == apply_recipe(model, Recipe(recompute="full")).stages
 
 
 def test_no_recipe_changes_nothing() -> None:
     model = presets.model("vit-b16")
-    assert apply(model) is model
-    assert apply(model, Recipe(), 4) == model.grouped(4)
-    assert apply(Model.unit(5)) == Model.unit(5)
+    assert apply_recipe(model) is model
+    assert apply_recipe(model, Recipe(), 4) == model.grouped(4)
+    assert apply_recipe(Model.unit(5)) == Model.unit(5)
 
 
 def test_a_model_says_itself_how_it_is_trained() -> None:
     model = presets.model("gpt2")
     recipe = Recipe(optimizer="adam", mixed_precision=True, recompute="sqrt")
     own = msgspec.structs.replace(model, training=recipe)
-    assert apply(own, n=4) == apply(model, recipe, 4)
-    assert apply(own, n=4).training == Recipe()
+    assert apply_recipe(own, n=4) == apply_recipe(model, recipe, 4)
+    assert apply_recipe(own, n=4).training == Recipe()
     assert Model.from_builtins(own.to_builtins(), "x") == own
     assert own.table()["training"] == {"optimizer": "adam", "mixed_precision": True, "recompute": "sqrt"}
 
@@ -225,7 +227,7 @@ def test_a_wrong_recipe_is_refused(recipe: dict[str, object], problem: str) -> N
 
 def refused(model: Model, **recipe: object) -> str:
     with pytest.raises(RequestError) as refusal:
-        apply(model, Recipe(**recipe))  # type: ignore[arg-type]
+        apply_recipe(model, Recipe(**recipe))  # type: ignore[arg-type]
     return str(refusal.value)
 
 

@@ -22,7 +22,7 @@ PROJECT = Path(__file__).parents[2]
 # Tests of pictures and texts, tests that take minutes, and those that start other programs; mutants have tests, too.
 LEFT_OUT = "curves gantt house long mutants notebooks page page_browser palette paper perfetto readme views snapshot"
 # Coverage does not see compiled lines; the lines that call them stand for them.
-CALLED_AS = {"cdpsim/numeric/compiled.py": "swift.", "cdpsim/numeric/filling_arrays.py": "swift."}
+CALLED_AS = {"cdpsim/numeric/compiled.py": "loops."}
 # Seconds that a test may take; processor's seconds that a mutant's tests took when measured; bytes that they may have.
 STUCK, BUDGET, MEMORY = 120, 60, 8 * 2**30
 OPTIONS = ["-q", "--tb=no", "--numprocesses=0", "-p", "no:cacheprovider", "-p", "no:cov"]

@@ -42,7 +42,7 @@ def by_hand(before: Any, after: Any, duration: Any, earliest: Any) -> list[Any]:
 @given(graphs())
 def test_starts_are_those_of_relaxing_every_edge(graph: tuple[Any, ...]) -> None:
     """To the last bit, in numpy."""
-    start, end, done = paths.longest_by_fronts(*graph)
+    start, end, done = paths.longest_paths_by_fronts(*graph)
     assert start.tolist() == by_hand(*graph)
     assert (end == start + graph[2]).all()
     assert done == len(start)
@@ -51,7 +51,7 @@ def test_starts_are_those_of_relaxing_every_edge(graph: tuple[Any, ...]) -> None
 @given(graphs())
 def test_one_node_at_a_time_is_the_same(graph: tuple[Any, ...]) -> None:
     """To the last bit, and of the same types."""
-    fronts, nodes = paths.longest_by_fronts(*graph), paths.longest_by_nodes(*graph)
+    fronts, nodes = paths.longest_paths_by_fronts(*graph), paths.longest_paths_by_nodes(*graph)
     for one, other in zip(fronts[:2], nodes[:2], strict=True):
         assert one.dtype == other.dtype
         assert one.tolist() == other.tolist()
@@ -61,11 +61,11 @@ def test_one_node_at_a_time_is_the_same(graph: tuple[Any, ...]) -> None:
 @given(graphs(), st.integers(1, 3))
 def test_going_over_to_one_node_at_a_time_is_the_same(graph: tuple[Any, ...], patience: int) -> None:
     """To the last bit, and of the same types, wherever fronts are left: after so many of them."""
-    expected = paths.longest_by_nodes(*graph)
+    expected = paths.longest_paths_by_nodes(*graph)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "PATIENCE", patience)
-        patch.setattr(paths, "NARROW", len(graph[2]) + 1)
-        start, end, done = paths.longest_by_fronts(*graph)
+        patch.setattr(paths, "NARROW_FRONT", len(graph[2]) + 1)
+        start, end, done = paths.longest_paths_by_fronts(*graph)
     assert (start.dtype, end.dtype) == (expected[0].dtype, expected[1].dtype)
     assert (start.tolist(), end.tolist(), done) == (expected[0].tolist(), expected[1].tolist(), expected[2])
 
@@ -79,12 +79,12 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
         left.append(one_by_one(*rest))
         return left[-1]
 
-    monkeypatch.setattr(paths, "compiled_for", lambda rows: None)
+    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
     monkeypatch.setattr(paths, "_one_by_one", counted)
-    monkeypatch.setattr(paths, "NARROW", 0)
+    monkeypatch.setattr(paths, "NARROW_FRONT", 0)
     by_fronts = simulate("gems", 8, m=64, steps=1)
     assert not left
-    monkeypatch.setattr(paths, "NARROW", 2)
+    monkeypatch.setattr(paths, "NARROW_FRONT", 2)
     trace = simulate("gems", 8, m=64, steps=1)
     nodes = trace.program.nodes
     assert len(left) == 1
@@ -92,38 +92,38 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
     assert trace.tasks["start"].tolist() == by_fronts.tasks["start"].tolist()
 
 
-@pytest.mark.parametrize(("name", "narrow"), [("single-dp", True), ("pp-cdp", True), ("mp-dp", False)])
-def test_who_has_long_lanes_is_swept_one_node_at_a_time(
-    name: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One device has all 384 tasks in its lane, each of eight has 48, each of sixty-four 6."""
+@pytest.mark.parametrize("name", ["single-dp", "pp-cdp", "mp-dp"])
+def test_few_nodes_are_swept_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small program is done before numpy has begun; by fronts its times are the same."""
     asked = []
-    by_nodes = paths.longest_by_nodes
+    by_nodes = paths.longest_paths_by_nodes
 
     def counted(*graph: Any) -> Any:
         asked.append(graph)
         return by_nodes(*graph)
 
-    monkeypatch.setattr(paths, "compiled_for", lambda rows: None)
-    monkeypatch.setattr(paths, "longest_by_nodes", counted)
+    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
+    monkeypatch.setattr(paths, "longest_paths_by_nodes", counted)
     cluster = Cluster(devices=(Devices(),))  # a lane each
-    trace = simulate(name, 8, cluster=cluster)
-    assert bool(asked) == narrow
-    monkeypatch.setattr(paths, "NARROW", 0 if narrow else 10**9)
-    assert simulate(name, 8, cluster=cluster).tasks["start"].tolist() == trace.tasks["start"].tolist()
+    trace = simulate(name, 3, cluster=cluster)
+    assert asked
+    asked.clear()
+    monkeypatch.setattr(paths, "FEW_ROWS", 0)
+    monkeypatch.setattr(paths, "NARROW_FRONT", 0)
+    assert simulate(name, 3, cluster=cluster).tasks["start"].tolist() == trace.tasks["start"].tolist()
+    assert not asked
 
 
 @given(graphs())
 def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
     compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
-    expected = paths.longest_by_fronts(*graph)
+    expected = paths.longest_paths_by_fronts(*graph)
     before, after, duration, earliest = graph
-    lanes = (np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
-    for sweep in (compiled.longest, unwrap(compiled.longest)):
+    for sweep in (compiled.sweep_nodes, unwrap(compiled.sweep_nodes)):
         nodes, start = len(duration), earliest.copy()
         room = (np.zeros(rows, dtype=np.int32) for rows in (nodes, nodes + 1, len(before)))
-        done = sweep(before, after, *lanes, duration, start, *room)
+        done = sweep(before, after, duration, start, *room)
         assert start.tolist() == expected[0].tolist()
         assert (start + duration).tolist() == expected[1].tolist()
         assert done == expected[2]
@@ -132,8 +132,8 @@ def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
 def test_a_cycle_is_not_reached() -> None:
     """Nodes 1 and 2 wait for each other, 3 for them; 0 is free."""
     before, after = np.array([1, 2, 2], dtype=np.int32), np.array([2, 1, 3], dtype=np.int32)
-    assert paths.longest_by_fronts(before, after, np.ones(4), np.zeros(4))[2] == 1
-    assert paths.longest_by_nodes(before, after, np.ones(4), np.zeros(4))[2] == 1
+    assert paths.longest_paths_by_fronts(before, after, np.ones(4), np.zeros(4))[2] == 1
+    assert paths.longest_paths_by_nodes(before, after, np.ones(4), np.zeros(4))[2] == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), max_size=20))
@@ -157,7 +157,7 @@ def test_moments_are_starts_and_ends_of_nodes() -> None:
     """2 k is the start of node k, 2 k + 1 its end, and -1 the start of the run; the first node, too, may start late."""
     compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     starts, ends = np.array([3, 7], dtype=np.int64), np.array([5, 8], dtype=np.int64)
-    for times_of in (compiled.times_of, unwrap(compiled.times_of)):
+    for times_of in (compiled.times_of_moments, unwrap(compiled.times_of_moments)):
         assert times_of(np.array([-1, 0, 1, 2, 3], dtype=np.int32), starts, ends).tolist() == [0, 3, 5, 7, 8]
 
 
@@ -168,12 +168,12 @@ def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
 ) -> None:
     """The threshold changes who sweeps, not what comes out; nor does compiling change what the Python there says."""
     module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
-    monkeypatch.setattr(paths, "COMPILED_FROM", 10**9)
+    monkeypatch.setattr(paths, "FEW_ROWS", 10**9)
     trace = simulate(name, 6)
     plain = {table: getattr(trace, table) for table in ("tasks", "messages", "memory")}  # found now, not when asked for
-    monkeypatch.setattr(paths, "COMPILED_FROM", 0)
+    monkeypatch.setattr(paths, "FEW_ROWS", 0)
     if not compiled:
-        for function in ("longest", "times_of", "step_function"):
+        for function in ("sweep_nodes", "times_of_moments", "step_function_of_slots"):
             monkeypatch.setattr(module, function, unwrap(getattr(module, function)))
     swift = simulate(name, 6)
     for table, columns in plain.items():
@@ -217,32 +217,32 @@ def test_without_compiled_code_everything_is_swept_in_numpy(
                 raise problem("no numba here")
 
     expected = simulate("multi-cdp", 5).tasks["start"].tolist()
-    monkeypatch.setattr(paths, "COMPILED_FROM", 0)
-    monkeypatch.setattr(paths, "LOADED_FROM", 0)
+    monkeypatch.setattr(paths, "FEW_ROWS", 0)
+    monkeypatch.setattr(paths, "LOAD_NUMBA_FROM_ROWS", 0)
     monkeypatch.delitem(sys.modules, "cdpsim.numeric.compiled", raising=False)
     monkeypatch.delattr("cdpsim.numeric.compiled", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    paths.compiled.cache_clear()
+    paths.compiled_loops.cache_clear()
     try:
-        assert paths.compiled() is None
+        assert paths.compiled_loops() is None
         trace = simulate("multi-cdp", 5)
         assert trace.tasks["start"].tolist() == expected
         assert trace.summary()["devices"] == 5
     finally:
-        paths.compiled.cache_clear()
+        paths.compiled_loops.cache_clear()
 
 
 def test_numba_is_loaded_once_as_much_was_done_without_it_as_loading_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work leaves it alone and does not count; work that comes after numba was loaded, by anyone, uses it."""
-    monkeypatch.setattr(paths, "_swept", 0)
-    monkeypatch.setattr(paths, "compiled", lambda: "compiled")
+    monkeypatch.setattr(paths, "_swept_rows", 0)
+    monkeypatch.setattr(paths, "compiled_loops", lambda: "compiled")
     monkeypatch.delitem(sys.modules, "numba", raising=False)
-    most = paths.LOADED_FROM
-    assert [paths.compiled_for(rows) for rows in (most // 2, 1, most // 2 - 1, paths.COMPILED_FROM - 1)] == [None] * 4
-    assert paths.compiled_for(paths.COMPILED_FROM) == "compiled"
-    monkeypatch.setattr(paths, "_swept", 0)
+    most = paths.LOAD_NUMBA_FROM_ROWS
+    assert [paths.compiled_loops_for(rows) for rows in (most // 2, 1, most // 2 - 1, paths.FEW_ROWS - 1)] == [None] * 4
+    assert paths.compiled_loops_for(paths.FEW_ROWS) == "compiled"
+    monkeypatch.setattr(paths, "_swept_rows", 0)
     monkeypatch.setitem(sys.modules, "numba", sys)
-    assert [paths.compiled_for(paths.COMPILED_FROM - rows) for rows in (0, 1)] == ["compiled", None]
+    assert [paths.compiled_loops_for(paths.FEW_ROWS - rows) for rows in (0, 1)] == ["compiled", None]
 
 
 @given(graphs(), st.integers(1, 3))
@@ -250,17 +250,17 @@ def test_sweeping_runs_at_once_gives_the_ends_of_each(graph: tuple[Any, ...], ru
     """To the last bit those of one run after another, whose durations and earliest starts differ."""
     before, after, duration, earliest = graph
     several, starts = (np.stack([times * (1 + run) for run in range(runs)], axis=1) for times in (duration, earliest))
-    laid = paths.levels(before, after, len(duration))
+    laid = paths.sort_into_levels(before, after, len(duration))
     ends = laid.sweep(several[laid.order], starts[laid.order])
     for run in range(runs):
-        _, expected, _ = paths.longest_by_fronts(before, after, several[:, run], starts[:, run])
+        _, expected, _ = paths.longest_paths_by_fronts(before, after, several[:, run], starts[:, run])
         assert ends[np.argsort(laid.order), run].tolist() == expected.tolist()
 
 
 def test_levels_wait_only_for_lower_ones() -> None:
     """A diamond with a tail: 0, then 1 and 2, then 3, which waits for both, then 4."""
     before, after = (np.array(ends, dtype=np.int32) for ends in ([0, 0, 1, 2, 3], [1, 2, 3, 3, 4]))
-    laid = paths.levels(before, after, 5)
+    laid = paths.sort_into_levels(before, after, 5)
     assert laid.order.tolist() == [0, 1, 2, 3, 4]
     assert laid.first.tolist() == [0, 1, 3, 4, 5]
     assert [[column.tolist() for column in level] for level in laid.waits] == [[], [[0, 0]], [[1], [2]], [[3]]]

@@ -19,25 +19,25 @@ CLUSTERS = ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "v
 
 
 def test_names() -> None:
-    assert presets.names("clusters") == CLUSTERS
-    assert set(presets.names("models")) >= {"gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16"}
+    assert presets.preset_names("clusters") == CLUSTERS
+    assert set(presets.preset_names("models")) >= {"gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16"}
 
 
 def test_what_ships_is_read_and_grouped_once() -> None:
     """Whoever changes the list of names changes a copy."""
     assert presets.model("gpt2").grouped(4) is presets.find_model("gpt2").grouped(4)
     assert presets.cluster("h100-node") is presets.find_cluster("h100-node")
-    presets.names("clusters").clear()
-    assert presets.names("clusters") == CLUSTERS
+    presets.preset_names("clusters").clear()
+    assert presets.preset_names("clusters") == CLUSTERS
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_says_its_sources(name: str) -> None:
-    about = presets.about("clusters", name)
+    about = presets.preset_comment("clusters", name)
     assert re.search(r"NVIDIA \w+ data sheet \(.*20\d\d\)", about)
     for subject in ("Speeds", "Memory", "Links", "Latency", "Achieved", "Reached of links"):
         assert f"\n{subject}: " in about
-    assert max(map(len, presets.text("clusters", name).splitlines())) <= 120
+    assert max(map(len, presets.preset_text("clusters", name).splitlines())) <= 120
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -46,7 +46,7 @@ def test_a_cluster_is_named_as_its_file_and_survives_it(name: str, tmp_path: Pat
     assert cluster.name == name
     cluster.save(tmp_path / "again.toml")
     assert Cluster.load(tmp_path / "again.toml") == cluster
-    (tmp_path / "copy.toml").write_text(presets.text("clusters", name))
+    (tmp_path / "copy.toml").write_text(presets.preset_text("clusters", name))
     assert Cluster.load(tmp_path / "copy.toml") == cluster
 
 
@@ -139,10 +139,10 @@ def test_a_run_has_the_nodes_that_it_needs(tmp_path: Path) -> None:
 
 def test_lists_in_every_form(command: Command) -> None:
     for kind in ("models", "clusters"):
-        names = presets.names(kind)
+        names = presets.preset_names(kind)
         rows = json.loads(command(kind, "--format", "json").out)
         assert [row["name"] for row in rows] == names
-        assert all(row["about"] == presets.about(kind, row["name"]) for row in rows)
+        assert all(row["about"] == presets.preset_comment(kind, row["name"]) for row in rows)
         table = list(csv.DictReader(StringIO(command(kind, "--format", "csv").out)))
         assert [row["name"] for row in table] == names
         code, out, err = command(kind)
@@ -180,7 +180,7 @@ def test_a_models_row_sums_its_stages(command: Command) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("clusters", "a100-nodes"), ("models", "gpt2")])
 def test_one_is_printed_as_its_file(command: Command, kind: str, name: str) -> None:
-    assert command(kind, name) == (0, presets.text(kind, name), "")
+    assert command(kind, name) == (0, presets.preset_text(kind, name), "")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
 from cdpsim.program.check import check_program
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
 from tests.conftest import examples
 from tests.helpers.run_times import makespan, named
-from tests.helpers.strategies import streamed_requests, taken
+from tests.helpers.strategies import alike, streamed_requests, taken
 from tests.helpers.stream_queue_player import play
 from tests.helpers.svg import drawn
-from tests.timing.test_expand import alike
 
 HALF = Link(latency=0.5)
 EVEN = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=1),) * 2)

@@ -16,13 +16,13 @@ from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import EdgeKind
 from cdpsim.program.check import check_program
-from cdpsim.request import RENDEZVOUS, Rendezvous
+from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
-from cdpsim.studies.breakeven import scaled
+from cdpsim.studies.breakeven import scale_links
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
-from tests.cli.test_cli import refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import refuse
 from tests.helpers.message_turn_player import play
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import fitting, streamed_requests, taken
@@ -45,7 +45,7 @@ def overlapping(cluster: Cluster, overlap: str) -> Cluster:
 
 def free(cluster: Cluster) -> Cluster:
     """A cluster whose messages take no time."""
-    return scaled(cluster, float("inf"), latency=0)
+    return scale_links(cluster, float("inf"), latency=0)
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:

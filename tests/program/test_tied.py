@@ -15,8 +15,8 @@ from cdpsim.cli import main
 from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
-from cdpsim.model.recipe import apply
-from cdpsim.request import Contention
+from cdpsim.model.recipe import apply_recipe
+from cdpsim.request.options import Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.superpose import worker_curve
@@ -270,15 +270,15 @@ def test_groups_of_stages_keep_ties_and_count_within_a_group_once() -> None:
 )
 def test_a_recipe_weighs_the_state_of_the_tensor_once(recipe: Recipe, factor: int) -> None:
     gpt2 = presets.model("gpt2")
-    trained = apply(gpt2, recipe, 4)
+    trained = apply_recipe(gpt2, recipe, 4)
     assert trained.tied[0].optimizer == factor * 50_257 * 768 * 2
-    assert apply(gpt2, recipe, 1).stages[0].optimizer == factor * 2 * GPT2
+    assert apply_recipe(gpt2, recipe, 1).stages[0].optimizer == factor * 2 * GPT2
 
 
 def test_adafactor_keeps_rows_and_columns_of_the_tensor_once() -> None:
     gpt2 = presets.model("gpt2")
     rows = sum(stage.factored for stage in gpt2.stages) - (50_257 + 768) * 2
-    assert apply(gpt2, Recipe(optimizer="adafactor"), 1).stages[0].optimizer == rows
+    assert apply_recipe(gpt2, Recipe(optimizer="adafactor"), 1).stages[0].optimizer == rows
 
 
 def test_hosts_hold_the_state_of_the_tensor_once() -> None:
@@ -376,7 +376,7 @@ def test_a_run_says_that_stages_are_untied(capsys: pytest.CaptureFixture[str], t
 def test_models_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = printed(capsys, "models")
     assert {line.split()[0]: " 124.4 M  " in line for line in out.splitlines()[2:]} == {
-        name: name == "gpt2" for name in presets.names("models")
+        name: name == "gpt2" for name in presets.preset_names("models")
     }
     rows = {row["name"]: row for row in json.loads(printed(capsys, "models", "--format", "json")[0])}
     assert (rows["gpt2"]["parameter_count"], rows["gpt2"]["parameters_bytes"]) == (GPT2, 2 * GPT2)

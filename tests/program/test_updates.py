@@ -16,11 +16,11 @@ from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program.check import check_columns
-from cdpsim.request import Engine
+from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import load
-from cdpsim.trace.metrics.waiting import Reason, idle, waits_for
+from cdpsim.trace.metrics.waiting import IdleReason, idle_spans, waits_for
 
 ROWS = [(name, rule) for name in TABLE_1 for rule in (("dp",) if name.endswith("-dp") else ("cdp-v1", "cdp-v2"))]
 
@@ -214,10 +214,10 @@ def test_an_idle_device_waits_for_its_hosts_update() -> None:
     """Of one device: 3 s of work, then the host's 2 s, in which the device can do nothing: 2 of 5."""
     trace = simulate("single-dp", 1, steps=2, model=model(1, None, optimizer=0, host_optimizer=20, host_update=2.0))
     run = trace
-    found = idle(run.program, run.start, run.end)
+    found = idle_spans(run.program, run.start, run.end)
     assert list(zip(found["begin"], found["end"], found["reason"], strict=True)) == [
-        (3.0, 5.0, Reason.DEPENDENCY),
-        (8.0, 10.0, Reason.NOTHING),
+        (3.0, 5.0, IdleReason.DEPENDENCY),
+        (8.0, 10.0, IdleReason.NOTHING),
     ]
     second = run.program.phases
     assert run.program.describe(int(waits_for(run.program, run.start, run.end)[second])) == "U(t=0,j=0) on device 0"
@@ -260,7 +260,7 @@ def test_files_bring_updates_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [{"update": 2.0}, {"optimizer": 0, "host_optimizer": 1, "host_update": 2.0}])
 @pytest.mark.parametrize("engine", ["fast", "simpy"])
-def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: Engine) -> None:
+def test_a_device_that_stands_still_makes_no_update(where: dict[str, Any], engine: EngineName) -> None:
     """Three seconds of work, then an update from 3 on, of 2 s; the device stops from 4 to 5, its host with it."""
     single = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1, **where),))
     trace = simulate("single-dp", model=single, steps=1, engine=engine, stop=["0:4 s:1 s"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,29 +13,11 @@ from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bf
 from cdpsim.schedules.pipelines.both_ways import chimera, gems
 from tests.conftest import examples
 from tests.helpers.action_player import DOUBLE, UNIT, Played, in_flight, order_of, play
+from tests.helpers.declared_orders import ORDERS
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
 
 
-class Declared(NamedTuple):
-    """An order, and of how many devices, micro-batches and chunks it has a meaning."""
-
-    of: Callable[[int, int, int], Actions]
-    is_meant: Callable[[int, int, int], bool]
-
-
-def one_chunk(devices: int, m: int, chunks: int) -> bool:
-    return chunks == 1
-
-
-ORDERS = {
-    "gpipe": Declared(gpipe, one_chunk),
-    "1f1b": Declared(one_f_one_b, one_chunk),
-    "interleaved": Declared(interleaved, lambda devices, m, chunks: m % max(1, m // devices) == 0),
-    "looped-bfs": Declared(looped_bfs, lambda devices, m, chunks: True),
-    "chimera": Declared(chimera, lambda devices, m, chunks: chunks == 1 and devices % 2 == 0),
-    "gems": Declared(gems, one_chunk),
-}
 BOTH_WAYS = ("chimera", "gems")
 
 many = settings(max_examples=examples(500))

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, Trace, simulate
 from cdpsim.invariants import violations
-from cdpsim.schedules.rule import NAMED, Rule, find_rule, recorded_rule
+from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule, recorded_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
-from tests.cli.test_cli import content, here
 from tests.conftest import Command, examples
-
-__all__ = ["here"]  # a fixture
+from tests.helpers.command_line import content
 
 OLD = Rule("two", lambda i, j, shape: 0 * i + 2)
 PULLED = ("multi-cdp", "mp-cdp", "pp-cdp", "zero-cdp", "single-cdp", "pipemare")  # which go with any older rule
@@ -54,10 +52,10 @@ def test_a_rule_of_lag_two_is_recorded_and_asked_again(name: str) -> None:
     assert measure(trace).rule == "custom"
 
 
-@pytest.mark.parametrize("name", sorted(NAMED))
+@pytest.mark.parametrize("name", sorted(ALL_RULES))
 def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) -> None:
     """Whatever somebody calls another one, and whether it has a barrier or backwards of their own."""
-    shape, rule = Shape(3, 3), NAMED[name]
+    shape, rule = Shape(3, 3), ALL_RULES[name]
     assert rule.recorded(shape) == name
     assert recorded_rule(name) == rule
     borrowed = Rule(name, lambda i, j, shape: i + j)

@@ -15,7 +15,7 @@ from cdpsim.schedules.pipelines.alternating import interleaved, one_f_one_b
 from cdpsim.schedules.table import read_actions, write_actions
 from tests.conftest import examples
 from tests.helpers.action_player import Named, needs, order_of, pairs_of, play
-from tests.schedules.test_orders import ORDERS
+from tests.helpers.declared_orders import ORDERS
 
 
 def assert_same(one: Actions, other: Actions) -> None:

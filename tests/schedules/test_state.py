@@ -154,5 +154,5 @@ def test_travelling_states_need_no_message_to_stay() -> None:
 def test_memory_is_freed() -> None:
     """What is held at the end of a run of any policy are its last versions and states."""
     run = sound(simulate(redundant, model=weighed(3), steps=4))
-    begin, end = memory.held(run.program.buffers, run.start, run.end)
+    begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()

@@ -18,7 +18,7 @@ from cdpsim.schedules.rule import Rule, Versions, recorded_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
-from cdpsim.trace.metrics.staleness import ages
+from cdpsim.trace.metrics.staleness import version_ages
 
 
 def one_late(i: Any, j: Any, shape: Shape) -> Any:
@@ -48,7 +48,7 @@ def test_acco_counted_by_hand() -> None:
     assert program.base[of_one].tolist() == [0, 0, 2, 2, 4, 4]
     assert program.first_step[of_one].tolist() == [0, 0, 2, 2, 4, 4]
     assert program.estimates.tolist() == [False, True, False, True, False, True, False]
-    assert ages(program).tolist() == [0, 1, 1, 2, 2, 3, 3]
+    assert version_ages(program).tolist() == [0, 1, 1, 2, 2, 3, 3]
     assert program.describe(program.compute) == "estimate(t=0,j=0) on device 0"
     assert program.describe(program.compute + 4) == "U(t=1,j=0) on device 0"
 
@@ -80,7 +80,7 @@ def test_gradients_and_bases_are_held_as_long_as_they_are_taken() -> None:
     stage = Stage(forward=1.0, backward=1.0, update=1.0, parameters=100, gradients=10)
     run = run_of(acco, "gpipe", model=Model(stages=(stage,)), n=1, m=1, steps=4)
     buffers, held = run.program.buffers, {}
-    start, until = memory.held(buffers, run.start, run.end)
+    start, until = memory.buffer_spans(buffers, run.start, run.end)
     for category in (Category.PARAMETERS, Category.GRADIENTS):
         rows = np.flatnonzero(buffers.category == category)
         held[category] = {int(buffers.version[row]): (start[row], until[row]) for row in rows.tolist()}

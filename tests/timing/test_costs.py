@@ -10,7 +10,7 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.files.units import Work
 from cdpsim.program import Kind
-from cdpsim.request import Collective
+from cdpsim.request.options import CollectiveName
 
 SHORT = Link(latency=1e-5, bandwidth=1e9)
 SLOW = Link(latency=0.5, bandwidth=100.0)
@@ -66,7 +66,7 @@ def test_a_pipeline_of_two_uneven_stages_by_hand() -> None:
         ("recursive-doubling", 3 * (0.5 + 300 / 100)),  # floor(log2 3) + 2
     ],
 )
-def test_an_all_reduce_takes_its_rounds(collective: Collective, expected: float) -> None:
+def test_an_all_reduce_takes_its_rounds(collective: CollectiveName, expected: float) -> None:
     """Three members and 300 bytes; a round is latency and its part of the payload over the bandwidth."""
     stage = Stage(forward=1.0, backward=1.0, parameters=300)
     model = Model(stages=(stage,) * 3)
@@ -121,7 +121,7 @@ def test_the_best_collective_is_the_cheapest_for_its_size(size: int, cluster: Cl
     """No other name takes less time."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=size),) * 8)
     wanted: dict[str, Any] = {"model": model, "cluster": cluster, "steps": 1}
-    traces = {name: simulate("multi-dp", 8, **wanted, collective=name) for name in get_args(Collective)}
+    traces = {name: simulate("multi-dp", 8, **wanted, collective=name) for name in get_args(CollectiveName)}
     taken = {name: float((t.messages["end"] - t.messages["start"]).max()) for name, t in traces.items()}
     assert taken["best"] == min(taken.values()) == taken[like]
     assert traces["best"].summary()["bytes_sent"] == traces[like].summary()["bytes_sent"]

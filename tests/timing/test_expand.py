@@ -20,48 +20,11 @@ from cdpsim.program.collectives import COLLECTIVES, algorithm
 from cdpsim.schedules import TABLE_1
 from cdpsim.timing.expand import expand, unroll
 from tests.conftest import examples
-from tests.helpers.strategies import fitting, lanes, requests, seconds, taken
+from tests.helpers.strategies import DIVISIBLE, REPLICAS, alike, evenly, fitting, requests, taken
 
-WHOLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
-REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
 COLLECTIVE = [
     name for name in SCHEDULES if (SCHEDULES[name].order.together and name != "single-dp") or REPLICAS[name] > 1
 ]
-
-
-def evenly(n: int, times: list[float]) -> Model:
-    """A model of uneven stages whose payloads are cut without a rest."""
-    stages = (
-        Stage(
-            forward=f,
-            backward=2 * f,
-            weight_backward=f,
-            activation=10,
-            boundary=7,
-            parameters=WHOLE * (j + 1),
-            gradients=WHOLE * 8,
-        )
-        for j, f in enumerate(times[:n])
-    )
-    return Model(stages=tuple(stages))
-
-
-@st.composite
-def alike(draw: st.DrawFn) -> dict[str, Any]:
-    """Keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    wanted = fitting(name, draw(st.integers(1, 7)))
-    n = wanted["n"]
-    link = Link(latency=draw(st.just(0.0) | st.floats(1e-6, 10.0)), bandwidth=draw(st.floats(1e6, 1e12)))
-    wanted |= {"steps": draw(st.integers(1, 3)), "replicas": draw(st.integers(1, REPLICAS[name]))}
-    wanted["model"] = evenly(n, draw(st.lists(seconds, min_size=n, max_size=n)))
-    wanted["cluster"] = Cluster(
-        devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link
-    )
-    wanted["collective"] = draw(st.sampled_from(COLLECTIVES))
-    if "prefetch" in SCHEDULES[name].options:
-        wanted["prefetch"] = draw(st.integers(0, 2))
-    return taken(wanted)
 
 
 def bytes_sent(trace: Trace) -> list[int]:
@@ -140,7 +103,7 @@ def test_stages_of_a_hierarchy_follow_one_another() -> None:
     size = parts.messages["size"][between]
     ways = {(int(m), int(n)) for m, n in zip(*(parts.messages[c][between] for c in ("src", "dst")), strict=True)}
     assert ways == {(0, 3), (3, 0)}
-    assert set(size.tolist()) == {WHOLE * 4}  # two halves there, two back
+    assert set(size.tolist()) == {DIVISIBLE * 4}  # two halves there, two back
 
 
 @pytest.mark.parametrize("collective", ["tree", "recursive-doubling"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Content
-from cdpsim.request import Collective
+from cdpsim.request.options import CollectiveName
 from cdpsim.trace.metrics import communication, memory
 from tests.helpers.strategies import fitting, requests
 
@@ -59,7 +59,7 @@ def test_the_period_is_a_training_step() -> None:
 )
 def test_bytes_sent_by_hand(name: str, expected: list[int]) -> None:
     """Two steps, three stages, unit sizes."""
-    collective: Collective = "ring" if name == "multi-dp" else "recursive-doubling"
+    collective: CollectiveName = "ring" if name == "multi-dp" else "recursive-doubling"
     sent = simulate(name, 3, steps=2, collective=collective).summary()["bytes_sent"]
     assert [row["bytes"] for row in sent] == expected
 
@@ -221,8 +221,8 @@ def test_rounds_count_every_chain() -> None:
     """With a message that has to wait for two others between two slots, three rounds fall there."""
     run = simulate("multi-cdp", 4)
     program = run.program
-    assert communication.rounds(program, run.costs.rounds, run.start, run.end) == 1
-    assert communication.rounds(program, 3 * run.costs.rounds, run.start, run.end) == 3
+    assert communication.rounds_between_slots(program, run.costs.rounds, run.start, run.end) == 1
+    assert communication.rounds_between_slots(program, 3 * run.costs.rounds, run.start, run.end) == 3
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -233,9 +233,9 @@ def test_rounds_count_through_updates(stage: int) -> None:
     first = (messages.content == Content.PARAMETERS) & (messages.stage == stage) & (messages.step == 0)
     needs = program.edges.after[program.edges.before == len(program.tasks) + np.flatnonzero(first)[0]]
     start, end = np.full_like(run.start, 1000), np.zeros_like(run.end)
-    assert communication.rounds(program, run.costs.rounds, start, end) == 1
+    assert communication.rounds_between_slots(program, run.costs.rounds, start, end) == 1
     start[needs[needs < program.compute]] = 0
-    assert communication.rounds(program, run.costs.rounds, start, end) == 2
+    assert communication.rounds_between_slots(program, run.costs.rounds, start, end) == 2
 
 
 rising = st.lists(st.integers(0, 12), unique=True, min_size=1, max_size=5).map(sorted)
@@ -250,13 +250,13 @@ def test_the_peak_within_a_window_is_the_most_at_any_moment_of_it(times: list[li
     for key, begins in enumerate(times):
         held = [*(data.draw(st.integers(0, 9)) for _ in begins[1:]), 0]
         rows += [(key, *row) for row in zip(begins, held, strict=True)]
-    keys, moments, sizes = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
+    moments, sizes = (np.array([row[k] for row in rows], dtype=np.int64) for k in (1, 2))
 
     def at(key: int, moment: float) -> int:
         return next((row[2] for row in reversed(rows) if row[0] == key and row[1] <= moment), 0)
 
     expected = max(at(key, low + half / 2) for key in range(len(times)) for half in range(2 * (high - low)))
-    assert memory.peak_within(keys, moments, sizes, low, high) == expected
+    assert memory.peak_within(moments, sizes, low, high) == expected
 
 
 def test_the_steady_window_by_hand() -> None:
@@ -271,11 +271,11 @@ def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any], at_once: i
     trace = simulate(**request)
     program, start, end = trace.program, trace.start, trace.end
     wanted = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
-    curve, total = memory.curves(program, start, end), memory.totals(program, start, end)
+    curve, total = memory.memory_by_category(program, start, end), memory.memory_by_device(program, start, end)
     for device, category, size in zip(curve["device"], curve["category"], curve["size"], strict=True):
         wanted[device, category] = max(wanted[device, category], size)
     for device, _, size in zip(*total, strict=True):
         wanted[device, -1] = max(wanted[device, -1], size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_AT_ONCE", at_once)
-        assert memory.peaks(program, start, end).tolist() == wanted.tolist()
+        patch.setattr(memory, "_BUFFERS_AT_ONCE", at_once)
+        assert memory.peak_memory(program, start, end).tolist() == wanted.tolist()

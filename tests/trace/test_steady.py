@@ -162,7 +162,7 @@ def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: d
     trace = simulate(**request, ignore_memory=True)
     found = measure(trace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steady, "apart", lambda *_: None)
+        patch.setattr(steady, "period_of_separate_steps", lambda *_: None)
         longer = measure(simulate(**request, ignore_memory=True))
     for name in found.__dataclass_fields__:
         one, other = getattr(found, name), getattr(longer, name)
@@ -176,7 +176,7 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     assert (run.at_rest.period, run.at_rest.certified) == (2 * (6 + 4 - 1), True)
     assert run.at_rest.run.program.steps == (1 if steps == 5 else steps)
     assert run.at_rest.bubble == pytest.approx((4 - 1) / (6 + 4 - 1))
-    apart = steady.apart(run.program, run.start, run.end)
+    apart = steady.period_of_separate_steps(run.program, run.start, run.end)
     assert apart == 2 * (6 + 4 - 1)
 
 
@@ -192,7 +192,7 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
 def test_other_steps_touch(name: str, asked: dict[str, Any]) -> None:
     """One step says nothing of the next then, and a run of several is looked at."""
     run = run_of(name, 4, steps=1, **asked)
-    assert steady.apart(run.program, run.start, run.end) is None
+    assert steady.period_of_separate_steps(run.program, run.start, run.end) is None
     assert run.at_rest.run.program.steps > 1
 
 
@@ -208,15 +208,15 @@ def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:
 def test_the_first_step_that_repeats_has_one_before_it() -> None:
     """Two stages take four slots for each step, from the start on: step 1 is the first that repeats another."""
     run = run_of("multi-dp", 2, steps=5)
-    step = steady.needed_in(run.program)
+    step = steady.steps_of_nodes(run.program)
     assert steady.certify(run.program, step, run.start, run.end) == steady.Certificate(1, 4, 1, 4)
 
 
 def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
     """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
     run = simulate("multi-cdp", 2, steps=12)
-    program, step = run.program, steady.needed_in(run.program)
-    assert steady.back(program, step)[0] == 2
+    program, step = run.program, steady.steps_of_nodes(run.program)
+    assert steady.reach(program, step)[0] == 2
     end = run.end.copy()
     end[np.flatnonzero(program.tasks.step == 10)[0]] -= 1
     assert steady.certify(program, step, run.start, run.end) is not None
@@ -229,20 +229,20 @@ def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: 
     model = Model(stages=tuple(Stage(forward=forward, backward=1.0, update=0.5) for forward in (5.0, 1.0)))
     run, longer = (run_of("pipedream", model=model, steps=count) for count in (steps, steps + 3))
     assert [one == other for one, other in zip(ends(run), ends(longer), strict=False)] == [True] * (steps - 1) + [False]
-    step = steady.needed_in(run.program)
-    assert steady.last_complete(run.program, step, run.start, forward=1) == steps - 2
+    step = steady.steps_of_nodes(run.program)
+    assert steady.last_complete_step(run.program, step, run.start, forward=1) == steps - 2
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_nodes_have_one_name_if_they_are_the_same_of_two_steps(name: str) -> None:
     """Tasks by kind, stage and micro-batch, messages by content, operation and the age of what they carry as well."""
     program = run_of(**fitting(name, 4), steps=4).program
-    tasks, messages, step = program.tasks, program.messages, steady.needed_in(program)
+    tasks, messages, step = program.tasks, program.messages, steady.steps_of_nodes(program)
     what: list[tuple[Any, ...]] = list(zip(tasks.kind, tasks.stage, tasks.micro_batch, strict=True))
     age = step[len(tasks) :][: len(messages)] - messages.step
     columns = messages.op, messages.content, messages.stage, messages.micro_batch, age
     what += zip(*columns, strict=True)
-    names = steady._names(program, step)[: len(what)].tolist()
+    names = steady._identities(program, step)[: len(what)].tolist()
     assert len(set(zip(names, what, strict=True))) == len(set(names)) == len(set(what))
 
 
@@ -298,9 +298,9 @@ def test_unlike_links_that_devices_meet_in_turn_are_measured() -> None:
 
 def test_a_fraction_of_slots_is_a_text() -> None:
     """Two steps of 7 slots together: steps that take turns at 3 and 4 slots, as no schedule of ours does."""
-    from cdpsim.files.units import plain, said
+    from cdpsim.files.units import json_number, simplified
 
-    assert [said(plain(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
+    assert [json_number(simplified(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

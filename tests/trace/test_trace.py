@@ -127,7 +127,7 @@ def test_rows_are_written_and_read_in_parts_of_any_size(
     trace = trace_of(name, toy, real)
     files = saved(trace, toy / "whole")
     for size in (1, 7):
-        monkeypatch.setattr("cdpsim.trace._ROWS_AT_ONCE", size)
+        monkeypatch.setattr("cdpsim.trace._ROWS_OF_A_CHUNK", size)
         assert saved(trace, toy / str(size)) == files
         assert_same(trace, load(toy / str(size)))
 

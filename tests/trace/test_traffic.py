@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import simulate
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.trace.metrics.traffic import copied, shares
+from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
 from tests.helpers.figures import BOX, PAPER, model
 from tests.helpers.strategies import taken
 
@@ -28,8 +28,8 @@ def column(op: str, src: int = -1) -> dict[str, np.ndarray]:
 )
 def test_what_must_leave_a_device(op: str, copies: int) -> None:
     """Four members; a member ends with its part of what is scattered, so 48 are cut into four parts of 12."""
-    assert copied(column(op)).tolist() == [12 * copies, 5]
-    assert copied(column("p2p")).tolist() == [12, 5]
+    assert copied_bytes(column(op)).tolist() == [12 * copies, 5]
+    assert copied_bytes(column("p2p")).tolist() == [12, 5]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_must_leave_a_device(op: str, copies: int) -> None:
     ],
 )
 def test_who_sends(op: str, src: int, sent: dict[int, int]) -> None:
-    message, device, size = shares(column(op, src), "ring")
+    message, device, size = sent_shares(column(op, src), "ring")
     total = dict.fromkeys(sent, 0.0)
     for k, number, amount in zip(message.tolist(), device.tolist(), size.tolist(), strict=True):
         if k == 0:
@@ -58,7 +58,7 @@ def test_who_sends(op: str, src: int, sent: dict[int, int]) -> None:
 def test_shares_add_up_to_the_bytes_of_the_summary(name: str, collective: str) -> None:
     for options in ({"n": 3}, {"model": model(4), "cluster": BOX}):
         trace = simulate(**taken({"schedule": name, "n": 4, "collective": collective} | options))
-        _, device, size = shares(trace.messages, collective)
+        _, device, size = sent_shares(trace.messages, collective)
         sent = np.bincount(device, size, minlength=trace.summary()["devices"])
         assert sent == pytest.approx(
             [float(Fraction(row["bytes"])) for row in trace.summary()["bytes_sent"]], rel=1e-12

@@ -16,17 +16,17 @@ from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 from cdpsim.trace.metrics import utilisation, waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
 
-MESSAGE, STREAM, DEPENDENCY, NOTHING = Reason
+MESSAGE, STREAM, DEPENDENCY, NOTHING = IdleReason
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=1, parameters=3, activation=1),) * 2)
 
 
 def idle(run: Run) -> dict[str, np.ndarray]:
     """The idle parts of a run."""
-    return waiting.idle(run.program, run.start, run.end)
+    return waiting.idle_spans(run.program, run.start, run.end)
 
 
 def rows(trace: Run) -> list[tuple[float, ...]]:
@@ -309,7 +309,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     run = simulate(**request)
     costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
     start, end = fast.run(run.program, costs)
-    grown, parts = waiting.idle(run.program, start, end), idle(run)
+    grown, parts = waiting.idle_spans(run.program, start, end), idle(run)
     for name in ("lane", "device", "reason"):
         assert np.array_equal(grown[name], parts[name])
     assert np.array_equal(grown["begin"], parts["begin"] * factor)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.validation.test_battery import tiny
+from tests.validation.cases import tiny
 from validation.trial import battery
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ import torch
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules import TABLE_1
-from tests.validation.test_faults import alive, descendants, ended
-from tests.validation.test_report import Made
+from tests.validation.cases import tiny
+from tests.validation.made_reports import Made
+from tests.validation.processes import alive, descendants, ended
 from validation.__main__ import main
 from validation.modules import Unfit
 from validation.replay.case import Case
@@ -35,12 +36,6 @@ from validation.trial.trials import LEADING, PIPELINES, Group, Trial, named, onl
 from validation.trial.worker import Answer, Calibrated, Failed, Replayed, Worker, failed
 
 DEVICES = ("cpu", "cuda")
-
-
-def tiny(name: str, *, model: str = "mlp", schedule: str = "single-cdp", alone: bool = True, lasts: float = 1) -> Trial:
-    """A trial that takes less than a second."""
-    case = Case(schedule, 2, steps=1, model=model, batch=1)
-    return Trial(Group(name, "that it runs", lasts), case, alone)
 
 
 def read(path: Path) -> Battery:

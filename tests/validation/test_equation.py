@@ -11,20 +11,13 @@ from torch import nn
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
 from cdpsim.schedules.shape import Shape
+from tests.validation.cases import OPTIMIZERS, every_model, every_optimizer
 from tests.validation.known import known
 from validation.replay.case import Case, prepare
 from validation.replay.equation import evaluate, grouping_of
 from validation.training.forms import Form, flatten, pack, packed, unpack
-from validation.training.models import MODELS, make_training
+from validation.training.models import make_training
 from validation.training.optimizer import Optimizer
-
-OPTIMIZERS = {
-    "sgd": Optimizer("sgd", {"lr": 0.1}),
-    "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-    "adam": Optimizer("adam", {"lr": 0.01}),
-}
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-every_model = pytest.mark.parametrize("model", MODELS)
 
 
 @every_optimizer

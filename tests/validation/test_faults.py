@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.validation.harm import replay_harmed
+from tests.validation.processes import descendants, ended
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
 from validation.replay.plan import ReplayError
@@ -23,32 +24,6 @@ from validation.replay.plan import ReplayError
 CASE = Case("multi-cdp", 3)
 SCRIPT = [sys.executable, "-m", "tests.validation.script"]
 TIMEOUT = 3
-
-
-def alive(pid: int) -> bool:
-    """Whether a process still runs: one that has ended and whom nobody has asked about yet does not."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that a process has started, and those that they have."""
-    try:
-        tasks = [(task / "children").read_text().split() for task in (Path("/proc") / str(pid) / "task").iterdir()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    children = [int(child) for own in tasks for child in own]
-    return children + [below for child in children for below in descendants(child)]
-
-
-def ended(pids: list[int], seconds: float = 10) -> bool:
-    """Whether processes end within some time."""
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from cdpsim.model import Model, Stage
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.rule import CDP_V2
+from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_schedule, rules_of, stages_of
 from tests.validation.known import known
-from tests.validation.test_equation import OPTIMIZERS, every_model
-from tests.validation.test_replay import cyclic, every_schedule, rules_of
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
 from validation.replay.case import Case, Prepared, play_together, prepare
@@ -36,13 +35,6 @@ from validation.trial import memory
 from validation.trial.memory import Held
 
 TOLERANCE = 0.01
-
-
-def stages_of(case: Case) -> tuple[Stage, ...]:
-    """What a case's stages hold and do."""
-    model = known(case).stages
-    assert model is not None
-    return model.stages
 
 
 def watched(case: Case) -> tuple[Prepared, list[list[Reading]]]:

@@ -11,50 +11,17 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from cdpsim.errors import RequestError
-from tests.validation.test_equation import every_model
-from tests.validation.test_replay import rules_of
+from tests.validation.cases import every_model, rules_of
+from tests.validation.networks import images, tokens
 from validation.replay.case import Case, difference, expected, play_together, prepare
 from validation.training.forms import Form
 from validation.training.models import MODELS, even_cuts, make_training
 from validation.training.stages import Architecture, Draw, cross_entropy, cut, mean_square
 
 VECTOR = Draw(Form((6, 4), torch.float32))
-
-
-class Scaled(nn.Module):
-    """A layer with a buffer, and another shape after it than before it."""
-
-    def __init__(self, width: int, to: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, to)
-        self.scale: Tensor
-        self.register_buffer("scale", torch.arange(1, to + 1) / to, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.linear(x)) * self.scale
-
-
-def tokens(n: int, *, batch: int, dtype: torch.dtype) -> Architecture:
-    """A model of n layers with tokens in, tokens out, and boundaries that all differ."""
-    widths = range(8, 8 + n)
-    layers = [nn.Embedding(11, 8), *(Scaled(a, b) for a, b in pairwise(widths))]
-    layers[-1] = nn.Sequential(layers[-1], nn.Linear(widths[-1], 11))
-    data = Draw(Form((batch, 5), torch.int64), 11)
-    return Architecture(layers, data, data, cross_entropy)
-
-
-def images(n: int, *, batch: int, dtype: torch.dtype) -> Architecture:
-    """A model of n layers with images in, labels out, and norms over the batch."""
-    blocks = [
-        nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU())
-        for _ in range(n)
-    ]
-    blocks[-1] = nn.Sequential(blocks[-1], nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
-    labels = Draw(Form((batch,), torch.int64), 10)
-    return Architecture(blocks, Draw(Form((batch, 3, 8, 8), dtype)), labels, cross_entropy)
 
 
 @pytest.mark.parametrize("build", [tokens, images], ids=lambda build: build.__name__)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.validation.test_report import Made
+from tests.validation.made_reports import Made
 from validation.__main__ import main
 from validation.report import form as reportform
 

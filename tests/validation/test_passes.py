@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import DP
 from cdpsim.schedules.shape import Shape
-from tests.validation.test_equation import OPTIMIZERS, every_model
+from tests.validation.cases import OPTIMIZERS, every_model
 from validation.profile.tracker import Tracker, is_alive, storage_of
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten, zeros

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 import numpy as np
 
+from tests.validation.cases import OPTIMIZERS
 from tests.validation.peers import SCHEDULES, Ended, data_parallel, pipelined, sharded
-from tests.validation.test_equation import OPTIMIZERS
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome
 

@@ -17,8 +17,8 @@ from cdpsim.schedules import SCHEDULES, TABLE_1, pipeline
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import NEWEST_EACH
 from cdpsim.schedules.shape import Shape
+from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.known import known
-from tests.validation.test_equation import OPTIMIZERS, every_model
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome, difference, expected, play_together, prepare
 from validation.replay.equation import evaluate

@@ -9,9 +9,8 @@ pytest.importorskip("torch")
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules import TABLE_1
+from tests.validation.cases import OPTIMIZERS, rules_of, tolerance
 from tests.validation.known import known
-from tests.validation.test_equation import OPTIMIZERS
-from tests.validation.test_replay import rules_of, tolerance
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, difference, expected, prepare
 from validation.replay.plan import ReplayError

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpsim import presets
 from cdpsim.model import OPTIMIZERS, Model, Recipe
-from cdpsim.model.recipe import apply
+from cdpsim.model.recipe import apply_recipe
 from validation.profile.command import profile, without_weights
 from validation.profile.peak import imitate_module
 from validation.profile.tracker import Tracker
@@ -105,7 +105,7 @@ def test_recomputed_stages_hold_what_torch_holds(name: str, dtype: str, how: str
     """
     model = layers_of(name, dtype)
     ends = (0, *model.cuts(3), model.n)
-    for (begin, end), stage in zip(pairwise(ends), apply(model, Recipe(recompute=how), 3).stages, strict=True):
+    for (begin, end), stage in zip(pairwise(ends), apply_recipe(model, Recipe(recompute=how), 3).stages, strict=True):
         count = 1 if how == "full" else next(k for k in range(1, 9) if k * k >= end - begin)
         cuts = [begin + k * (end - begin) // count for k in range(count + 1)]
         real = torchs(name, dtype, begin, end, list(pairwise(cuts)))
@@ -153,7 +153,7 @@ def test_an_optimizer_keeps_what_torchs_keeps(name: str, dtype: str, optimizer: 
         "adafactor": torch.optim.Adafactor,
     }
     built = make_architecture(name, 1, batch=2, dtype=getattr(torch, dtype))
-    stages = apply(layers_of(name, dtype), Recipe(optimizer=optimizer)).stages
+    stages = apply_recipe(layers_of(name, dtype), Recipe(optimizer=optimizer)).stages
     for layer, stage in zip(built.layers, stages, strict=True):
         parameters = list(layer.parameters())
         for parameter in parameters:

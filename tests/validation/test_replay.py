@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch")
 import numpy as np
 
 from cdpsim.program import Category, Content, Kind, Program
-from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.schedules.rule import CDP_V2
+from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_optimizer, every_schedule, rules_of, tolerance
 from tests.validation.known import known
-from tests.validation.test_equation import OPTIMIZERS, every_model, every_optimizer
 from validation.replay.case import Case, Prepared, difference, expected, play_together, prepare
 from validation.replay.interpreter import Device
 from validation.replay.plan import Message, Plan, ReplayError
@@ -23,19 +22,7 @@ from validation.replay.watch import Nobody
 from validation.training.models import MODELS
 from validation.training.optimizer import Optimizer
 
-every_schedule = pytest.mark.parametrize("schedule", TABLE_1)
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
-cyclic = [name for name in TABLE_1 if not SCHEDULES[name].order.together]
-
-
-def rules_of(schedule: str) -> list[str]:
-    """The rules with a name that a schedule takes."""
-    return ["cdp-v1", "cdp-v2"] if schedule in cyclic else ["dp"]
-
-
-def tolerance(schedule: str) -> float:
-    """Point to point additions have an order; torch chooses its own inside collectives."""
-    return 0.0 if schedule in cyclic or schedule.startswith("single") else 1e-12
 
 
 @every_schedule

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cdpsim.files.units import Work
 from cdpsim.model import Model
-from tests.validation.test_equation import OPTIMIZERS, every_model
-from tests.validation.test_models import images, tokens
+from tests.validation.cases import OPTIMIZERS, every_model
+from tests.validation.networks import images, tokens
 from validation.profile.flops import Flops
 from validation.profile.footprints import measure, profile_stages, with_unit_times
 from validation.training.forms import Form, zeros

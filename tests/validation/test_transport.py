@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from cdpsim.errors import RequestError
 from cdpsim.program import Content, Op
 from cdpsim.schedules import TABLE_1
+from tests.validation.cases import rules_of, tolerance
 from tests.validation.harm import CARRIERS, replay_carried
 from tests.validation.known import known
-from tests.validation.test_replay import rules_of, tolerance
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
 from validation.replay.case import Case, difference, expected, prepare

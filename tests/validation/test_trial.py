@@ -19,9 +19,7 @@ from torch import Tensor
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.model import Model, Stage
-from tests.validation.test_equation import OPTIMIZERS
-from tests.validation.test_memory import stages_of
-from tests.validation.test_replay import every_schedule
+from tests.validation.cases import OPTIMIZERS, every_schedule, stages_of
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter, watch
 from validation.replay.case import Case, Outcome, Prepared, expected, play_together, prepare

@@ -13,7 +13,7 @@ from cdpsim import SCHEDULES
 from cdpsim.schedules.rule import Rule, Versions
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Home, State
-from tests.validation.test_equation import OPTIMIZERS
+from tests.validation.cases import OPTIMIZERS
 from validation.replay.case import Case, difference, expected, play_together, prepare
 from validation.replay.equation import evaluate
 from validation.training.forms import flatten

@@ -7,7 +7,7 @@ from copy import deepcopy
 from torch import nn
 
 from cdpsim.model import Model, Tie
-from cdpsim.model.stage import without
+from cdpsim.model.stage import without_tied
 from validation.profile.footprints import factored_size
 from validation.training.forms import Form
 from validation.training.optimizer import Optimizer
@@ -36,7 +36,7 @@ def tie_up(model: Model, training: Training, tied: Sequence[Sequence[nn.Paramete
         places = [stage_of[id(parameter)] for parameter in group]
         tie = _weighed(group[0], optimizer)
         for k, j in enumerate(places):
-            stages[j] = without(stages[j], tie) if j in places[:k] else stages[j]
+            stages[j] = without_tied(stages[j], tie) if j in places[:k] else stages[j]
         ties[tuple(sorted(set(places)))].append(tie)
     across = tuple(_together(of, parts) for of, parts in sorted(ties.items()) if len(of) > 1)
     return Model(name=model.name, stages=tuple(stages), tied=across)

@@ -12,7 +12,7 @@ from cdpsim.errors import choose
 from cdpsim.model import Model
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
-from cdpsim.request import find_schedule
+from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 from validation.profile.footprints import profile_stages, with_unit_times

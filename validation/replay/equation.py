@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Program
-from cdpsim.schedules.rule import Line
+from cdpsim.schedules.rule import UpdateSources
 from validation.training.forms import flatten
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Training
@@ -36,7 +36,7 @@ def evaluate(
     steps: int,
     grouping: Grouping | None = None,
     backward_lags: Ints | None = None,
-    line: Line | None = None,
+    line: UpdateSources | None = None,
 ) -> list[Tensor]:
     """Give each stage's parameters after some steps as one vector; by default gradients are added one by one.
 

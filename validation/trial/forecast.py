@@ -6,7 +6,7 @@ import numpy as np
 
 from cdpsim.cluster import Cluster, Link
 from cdpsim.model import Model
-from cdpsim.request import find_schedule
+from cdpsim.schedules import find_schedule
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
 from validation.calibrate import results as calibration

@@ -17,7 +17,7 @@ Held = NDArray[np.int64]  # over device, slot, category: the most in that slot
 def simulated(plan: Plan) -> Held:
     """What the program's buffers come to where every task takes one slot and every message no time."""
     start, end = plan.slots
-    curve = memory.curves(plan.program, start, end)
+    curve = memory.memory_by_category(plan.program, start, end)
     held: Held = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
     # A step function: each row holds until the next one of its device and category.
     columns = (curve[name].tolist() for name in ("device", "category", "time", "size"))

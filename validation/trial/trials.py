@@ -5,7 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from cdpsim.errors import RequestError, nearest
+from cdpsim.errors import RequestError, suggestion
 from cdpsim.schedules import TABLE_1
 from validation.replay.case import Case
 from validation.report.form import CALIBRATION
@@ -114,7 +114,7 @@ def only(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
     for pattern in patterns:
         fits = {name for name in names if fnmatchcase(name, pattern)}
         if not fits:
-            raise RequestError("--only", f"no trial is called {pattern!r}; {nearest(pattern, names)}; see --list")
+            raise RequestError("--only", f"no trial is called {pattern!r}; {suggestion(pattern, names)}; see --list")
         chosen |= fits
     return [trial for trial in found if {trial.name, trial.group.name} & chosen]
 

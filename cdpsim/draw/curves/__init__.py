@@ -22,8 +22,8 @@ from cdpsim.draw.curves.step_times import step_times
 from cdpsim.draw.curves.versions import versions
 from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
+from cdpsim.request.description import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
-from cdpsim.setting import BUT
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _what(shared: Frame) -> str:
 
 def _all(words: str, shared: Frame) -> str:
     """Say what real memory that is not."""
-    return words if shared.in_slots else f"{words}, {BUT}"
+    return words if shared.in_slots else f"{words}, {MEMORY_LEAVES_OUT}"
 
 
 def levels(traces: Sequence[Trace]) -> dict[str, int]:

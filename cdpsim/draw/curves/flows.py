@@ -14,7 +14,7 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
-from cdpsim.trace.metrics.traffic import copied, shares
+from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,12 +67,12 @@ def _over_time(trace: Trace, message: Ints, size: np.ndarray, shared: Frame) -> 
 def by_content(trace: Trace, shared: Frame) -> Series:
     """What must leave a device, whatever algorithm carries it, by content."""
     every = np.arange(len(trace.messages["size"]))
-    return _over_time(trace, every, copied(trace.messages), shared)
+    return _over_time(trace, every, copied_bytes(trace.messages), shared)
 
 
 def by_sender(trace: Trace, shared: Frame) -> dict[int, Series]:
     """What each device sends by content; collectives as their algorithms have it."""
-    message, device, size = shares(
+    message, device, size = sent_shares(
         trace.messages, _collective(trace), trace.algorithms if isinstance(trace, Run) else None
     )
     found = {}
@@ -126,7 +126,7 @@ def _axes(part: "SubFigure", traces: Sequence[Trace], totals: Sequence[Series], 
     axes.set_ylabel("stages' worth at a moment" if shared.in_slots else "at a moment" if shared.at_once else "rate")
     if not any(len(each.time) for each in totals):
         axes.text(0.5, 0.5, "nothing is sent", transform=axes.transAxes, ha="center", color=GREY, fontsize=9)
-    rest = 0 if shared.at_once else sum(int(copied(each.messages)[~_timed(each)].sum()) for each in traces)
+    rest = 0 if shared.at_once else sum(int(copied_bytes(each.messages)[~_timed(each)].sum()) for each in traces)
     if rest:
         text = f"without {shared._replace(unit='B').amount(rest)} that take no time"
         axes.annotate(text, (1, 1), (0, -9), "axes fraction", "offset points", ha="right", fontsize=7.5, color=GREY)
@@ -149,6 +149,6 @@ def _algorithm(trace: Trace) -> str:
 
 def _mean(trace: Trace, shared: Frame) -> str:
     """All that a trace sends, and that over its own time."""
-    total = int(copied(trace.messages).sum())
+    total = int(copied_bytes(trace.messages).sum())
     mean = shared._replace(unit="B/s").amount(total / span(trace))
     return f"{shared._replace(unit='B').amount(total)} in all, mean {mean}{' per slot' if shared.in_slots else ''}"

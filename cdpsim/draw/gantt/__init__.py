@@ -17,7 +17,7 @@ from cdpsim.program import Content, EdgeKind, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     axes = figure.add_axes((left / size[0], (below + 0.55) / size[1], width / size[0], rows.height / size[1]))
     drawing = Drawing(axes, width * 72 / span, fine)
     _draw_axes(axes, trace, rows, span, width)
-    for reason in Reason:
+    for reason in IdleReason:
         some = idle.reason == reason
         bars.idle_boxes(axes, reason, rows.lane_top[idle.lane[some]], idle.begin[some], idle.end[some])
     _draw_tasks(drawing, views, rows)

@@ -13,7 +13,7 @@ from cdpsim.draw.palette import CONTENT_COLOURS, ink_on
 from cdpsim.draw.views import KIND_WORDS
 from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,10 +22,10 @@ HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's heig
 NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
 MARKS = dict(zip(Content, "^vosD", strict=True))
 IDLE = {
-    Reason.MESSAGE: ("waiting for a message", "....."),
-    Reason.STREAM: ("waiting for a stream", "-----"),
-    Reason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
-    Reason.NOTHING: ("nothing to do", ""),
+    IdleReason.MESSAGE: ("waiting for a message", "....."),
+    IdleReason.STREAM: ("waiting for a stream", "-----"),
+    IdleReason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
+    IdleReason.NOTHING: ("nothing to do", ""),
 }
 NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
 SLASH = 4.5  # points: its width
@@ -71,9 +71,9 @@ def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any)
         axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
 
 
-def idle_boxes(axes: "Axes", reason: Reason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
+def idle_boxes(axes: "Axes", reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
     """Draw idle time in the texture of its reason."""
-    pale = "#f1f1f1" if reason is Reason.NOTHING else "#ffffff"
+    pale = "#f1f1f1" if reason is IdleReason.NOTHING else "#ffffff"
     style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "hatch": IDLE[reason][1], "linewidth": 0}
     boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", zorder=0.8, **style)
 

@@ -13,7 +13,7 @@ from cdpsim.draw.palette import COLOURS
 from cdpsim.draw.views import KIND_WORDS, Views, words_of
 from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.program import Content, Kind
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 LegendEntry = tuple[Callable[[Drawing, Floats, Floats], None], str]  # draws itself at x and y; its meaning
 
@@ -49,7 +49,9 @@ def legend_entries(views: Views, reasons: Ints, dependencies: bool) -> dict[str,
         "task": kinds,
         "message": contents,
         "idle" if views.run else "device": [
-            (partial(_idle, reason), IDLE[reason][0] if views.run else "idle") for reason in Reason if reason in reasons
+            (partial(_idle, reason), IDLE[reason][0] if views.run else "idle")
+            for reason in IdleReason
+            if reason in reasons
         ],
         "dependency": waits if dependencies else [],
     }
@@ -67,7 +69,7 @@ def _message(content: Content, takes_time: bool, drawing: Drawing, left: Floats,
     bars.message_bars(drawing, content, top, *((left, left + 0.24) if takes_time else (left + 0.12, left + 0.12)))
 
 
-def _idle(reason: Reason, drawing: Drawing, left: Floats, top: Floats) -> None:
+def _idle(reason: IdleReason, drawing: Drawing, left: Floats, top: Floats) -> None:
     bars.idle_boxes(drawing.axes, reason, top - 0.01, left, left + 0.24, 0.18)
 
 

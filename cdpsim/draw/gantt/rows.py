@@ -12,7 +12,7 @@ from cdpsim.numeric.columns import Floats, Ints, Times, group_numbers
 from cdpsim.program import Op
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import waiting
-from cdpsim.trace.metrics.waiting import Reason
+from cdpsim.trace.metrics.waiting import IdleReason
 
 LANE, LINK, GAP = 0.26, 0.16, 0.1  # inches: a lane of a device, one of a link, and the space between them
 MOST_ROWS = 160
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 class IdleTimes(NamedTuple):
-    """The times in which lanes of devices run nothing, and the `Reason` of each."""
+    """The times in which lanes of devices run nothing, and the `IdleReason` of each."""
 
     lane: Ints
     begin: Times
@@ -122,12 +122,12 @@ def idle_times(views: Views, rows: Rows, span: float) -> IdleTimes:
         gaps = _gaps(rows.lane, views.tasks["start"][views.bars], views.tasks["end"][views.bars], span)
     else:
         gaps = _program_gaps(views.run, views.bars, rows)
-    whole = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), Reason.NOTHING)
+    whole = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), IdleReason.NOTHING)
     return IdleTimes(*map(np.append, gaps, whole))
 
 
 def _program_gaps(run: Run, bars: Ints, rows: Rows) -> IdleTimes:
-    gaps = waiting.idle(run.program, run.start, run.end)
+    gaps = waiting.idle_spans(run.program, run.start, run.end)
     in_lanes = run.task_nodes[bars] < len(run.program.lane_tasks)
     lane = np.unique(rows.lane[in_lanes])  # each has tasks; they come in the program's order
     return IdleTimes(lane[gaps["lane"]], gaps["begin"], gaps["end"], gaps["reason"])
@@ -143,4 +143,4 @@ def _gaps(lane: Ints, start: Times, end: Times, span: float) -> IdleTimes:
     lane, start, end = lane[order], start[order], end[order]
     rows = np.flatnonzero((lane[1:] == lane[:-1]) & (end[:-1] < start[1:]))
     rows = rows[np.argsort(start[rows + 1] == span, kind="stable")]  # those behind the last bars come last
-    return IdleTimes(lane[rows], end[rows], start[rows + 1], np.full(len(rows), Reason.NOTHING))
+    return IdleTimes(lane[rows], end[rows], start[rows + 1], np.full(len(rows), IdleReason.NOTHING))

@@ -32,9 +32,8 @@ from cdpsim.draw.sheet import (
     write_words,
 )
 from cdpsim.draw.views import KIND_WORDS, Views, title
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
-from cdpsim.request import whole
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class _Timeline(NamedTuple):
 
 def figure_1(n: int = 3, steps: int = 2) -> "Figure":
     """Draw the paper's Fig. 1 for any n: DP, CDP-v1 and CDP-v2."""
-    n, steps = whole("n", n, at_least=1), whole("steps", steps, at_least=1)
+    n, steps = whole_number("n", n, at_least=1), whole_number("steps", steps, at_least=1)
     _pace(2 * n * steps + 2 * (n - 1), 1.0, side_by_side(n))
     runs = [simulate(name, n, steps=steps, rule=rule) for _, name, rule in FIGURE_1]
     return paper(runs, [words for words, _, _ in FIGURE_1])

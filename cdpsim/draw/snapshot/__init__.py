@@ -9,9 +9,8 @@ from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_device
 from cdpsim.draw.snapshot.key import device_entry, moment_entries, stage_entry
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, read_moment
 from cdpsim.draw.views import Views, title
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
-from cdpsim.request import whole
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def figure_2(n: int = 3, slot: int | None = None) -> "Figure":
     Each is shown at the same slot of its second training step, by default at one at which most activations are held.
     Stages and micro-batches are counted from 1, as in the paper.
     """
-    n = whole("n", n, at_least=1)
+    n = whole_number("n", n, at_least=1)
     if n > _MOST_N:
         problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
         raise RequestError("n", problem)

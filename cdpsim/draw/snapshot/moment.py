@@ -6,11 +6,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from cdpsim.draw.views import Views
-from cdpsim.errors import RequestError
-from cdpsim.files.units import seconds, text
+from cdpsim.errors import RequestError, whole_number
+from cdpsim.files.units import quantity_text, seconds
 from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op
-from cdpsim.request import whole
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import memory
 
@@ -61,13 +60,15 @@ def read_moment(views: Views, slot: object) -> float:
     """Read a slot, or a moment in seconds; refuse one that the run does not have."""
     end = views.tasks["end"].max().item()
     if views.in_slots:
-        number = whole("slot", slot, at_least=0)
+        number = whole_number("slot", slot, at_least=0)
         if number >= end:
             raise RequestError("slot", f"slot={number} is not one of this run's {end} time steps; take 0 to {end - 1}")
         return number
     moment = seconds(slot)
     if moment >= end:
-        raise RequestError("slot", f"{text(moment, 's')} is not in this run, which takes {text(end, 's')}")
+        raise RequestError(
+            "slot", f"{quantity_text(moment, 's')} is not in this run, which takes {quantity_text(end, 's')}"
+        )
     return moment
 
 
@@ -130,7 +131,7 @@ def _parameters(run: Run) -> Ints:
 def _alive(run: Run, among: Ints, now: float) -> list[Place]:
     """Return the places of those buffers that are held now, once for each."""
     buffers = run.program.buffers
-    begin, end = (times[among] for times in memory.held(buffers, run.start, run.end))
+    begin, end = (times[among] for times in memory.buffer_spans(buffers, run.start, run.end))
     rows = among[(begin <= now) & (now < end)]
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 

@@ -15,7 +15,7 @@ from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_and_g
 from cdpsim.program import Kind
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.listing import Listing
-from cdpsim.schedules.rule import Line, Rule
+from cdpsim.schedules.rule import Rule, UpdateSources
 from cdpsim.schedules.shape import Shape
 
 
@@ -48,9 +48,19 @@ class Passes:
         return len(self.counts)
 
     @cached_property
-    def line(self) -> Line | None:
+    def line(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
         return self.rule.versions.line(self.steps)
+
+    @property
+    def base(self) -> Ints:
+        """The version that the updates of each step start from."""
+        return self.line.base if self.line else np.arange(self.steps)
+
+    @property
+    def first_step(self) -> Ints:
+        """The first step whose gradients the updates of each step take; the last is their own."""
+        return self.line.first if self.line else np.arange(self.steps)
 
     @cached_property
     def even(self) -> bool:

@@ -1,198 +1,131 @@
 """Textbook collectives: how many rounds they take, how long those last, how much each member sends, and to whom.
 
-Counts are closed forms where groups may be large, and equal what the rounds themselves say. With latency a and
-bandwidth b, a payload of s bytes takes rounds * a + carried / parts * s / b (Thakur, Rabenseifner & Gropp 2005,
-section 3; nothing is charged for adding up).
+With latency a and bandwidth b, a payload of s bytes takes rounds * a + carried / parts * s / b (Thakur, Rabenseifner &
+Gropp 2005, section 3; nothing is charged for adding up). An algorithm's counts are taken from its rounds. Rings and
+rails, which have as many rounds as members, state theirs in closed form.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdpsim.cluster import Cards
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
-from cdpsim.program.collectives import double_tree as two_trees
 from cdpsim.program.collectives import rounds as by_rounds
-from cdpsim.program.collectives.rounds import Rounds, ceil_log2, floor_log2, largest_power_of_two, reverse_rounds
+from cdpsim.program.collectives.double_tree import BLOCKS, MOST_MEMBERS, double_tree_rounds
+from cdpsim.program.collectives.rounds import RoundList, largest_power_of_two, reverse_rounds
 
 Nodes = tuple[tuple[int, ...], ...]  # the members of a group in each of its nodes, as their numbers in the group
 
 
+class Counts(NamedTuple):
+    """The cost of an algorithm over a group of one size."""
+
+    rounds: int
+    carried: int  # parts in the largest message of a round, summed over all rounds
+    sends: Ints  # parts that each member sends in all, the root first
+
+
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to run a collective over k members, as the rounds it takes and what each of them carries."""
+    """A way to run a collective over k members, as the messages of its rounds."""
 
-    rounds: Callable[[int], int]
+    schedule: Callable[[int], RoundList] = field(repr=False)
     parts: Callable[[int], int]  # into how many equal parts the payload is cut
-    carried: Callable[[int], int]  # parts in the largest message of a round, summed over all rounds
-    sends: Callable[[int], Ints]  # parts that each member sends in all, the root first
-    schedule: Callable[[int], Rounds] = field(repr=False)
+    closed_form: Callable[[int], Counts] | None = None  # None: the rounds are counted
     nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
     channels: int = 1  # that run side by side, each with an equal run of the parts
 
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What tells it from all others, in another process, too."""
-        return _identity(self.schedule), self.channels
+    def rounds(self, k: int) -> int:
+        """Return how many rounds it takes."""
+        return self._counts(k).rounds
 
-    def channel(self, k: int, first: Ints) -> Ints:
-        """Say in which channel messages go whose first parts these are."""
-        return first * self.channels // self.parts(k)
+    def carried(self, k: int) -> int:
+        """Return the parts in the largest message of each round, summed over all rounds."""
+        return self._counts(k).carried
+
+    def sends(self, k: int) -> Ints:
+        """Return the parts that each member sends in all, the root first."""
+        return self._counts(k).sends
 
     def seconds(self, k: int, size: int, latency: float, bandwidth: float) -> float:
-        """Say how long it takes where all links are alike."""
-        return self.rounds(k) * latency + self.carried(k) * size / self.parts(k) / bandwidth
+        """Return how long it takes where all links are alike."""
+        rounds, carried, _ = self._counts(k)
+        return rounds * latency + carried * size / self.parts(k) / bandwidth
+
+    def _counts(self, k: int) -> Counts:
+        return (self.closed_form or partial(_count_rounds, self.schedule))(k)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """A value that no other algorithm has, equal in all processes."""
+        return _describe(self.schedule), self.channels
+
+    def channel(self, k: int, first: Ints) -> Ints:
+        """Return the channel of each message, given its first part."""
+        return first * self.channels // self.parts(k)
 
 
-def _identity(value: Any) -> Any:
-    """Name a function, with what it is given if it is a part of one."""
+def _describe(value: Any) -> Any:
+    """Name a function, with its arguments if it is a partial."""
     if isinstance(value, partial):
-        return _identity(value.func), tuple(map(_identity, value.args)), tuple(sorted(value.keywords.items()))
+        return _describe(value.func), tuple(map(_describe, value.args)), tuple(sorted(value.keywords.items()))
     return getattr(value, "__qualname__", value)
 
 
-def _one(k: int) -> int:
-    return 1
+@lru_cache(maxsize=256)
+def _count_rounds(schedule: Callable[[int], RoundList], k: int) -> Counts:
+    rounds, sends = schedule(k), np.zeros(k, dtype=np.int64)
+    for each in rounds:
+        np.add.at(sends, each.src, each.parts)
+    return Counts(len(rounds), sum(int(each.parts.max()) for each in rounds), sends)
 
 
-def _others(k: int) -> int:
-    return k - 1
+def _ring_counts(times: int, channels: int, k: int) -> Counts:
+    """Count messages of one part in every round and channel, from each member to the next."""
+    rounds = times * (k - 1)
+    return Counts(rounds, rounds, np.full(k, channels * rounds))
+
+
+def _rails_counts(inside: int, across: int, k: int) -> Counts:
+    rounds, carried = 2 * (inside - 1) + 2 * (across - 1), 2 * (inside - 1) * across + 2 * (across - 1)
+    return Counts(rounds, carried, np.full(k, 2 * (inside * across - 1)))
+
+
+# Functions of the group's size, at module level: algorithms are pickled.
+def _constant(value: int, k: int) -> int:
+    return value
 
 
 def _of_all(k: int) -> int:
     return k
 
 
-def _constant(value: int, k: int) -> int:
-    return value
-
-
-def _others_twice(k: int) -> int:
-    return 2 * (k - 1)
-
-
-def _there_and_back(k: int) -> int:
-    return 2 * ceil_log2(k)
-
-
-def _children(k: int) -> Ints:
-    """How many members each member of a binomial tree hands the payload on to."""
-    rank = np.arange(k)
-    sends = np.zeros(k, dtype=np.int64)
-    for bit in range(ceil_log2(k)):
-        sends += (rank < 1 << bit) & (rank + (1 << bit) < k)
-    return sends
-
-
-def _to_parent(k: int) -> Ints:
-    return (np.arange(k) > 0).astype(np.int64)
-
-
-def _counted(schedule: Callable[[int], Rounds], k: int) -> Ints:
-    """Parts that each member sends, added up over the rounds."""
-    sends = np.zeros(k, dtype=np.int64)
-    for one in schedule(k):
-        np.add.at(sends, one.src, one.parts)
-    return sends
-
-
-def _around(k: int) -> Ints:
-    return np.full(k, 2 * (k - 1))
-
-
-def _both_tree_ways(k: int) -> Ints:
-    return _children(k) + _to_parent(k)
-
-
-def _doubled(k: int) -> Ints:
-    return _folded(k, floor_log2(k), 1)
-
-
-def _halved_and_doubled(k: int) -> Ints:
-    return _folded(k, 2 * (largest_power_of_two(k) - 1), largest_power_of_two(k))
-
-
-def _folded(k: int, sends: int, whole: int) -> Ints:
-    """What core members send, and, where k is no power of two, a whole payload from some to others and back."""
-    rank = np.arange(k)
-    return np.where(rank < largest_power_of_two(k), sends + whole * (rank < k - largest_power_of_two(k)), whole)
-
-
-def _fold(k: int) -> int:
-    """How many rounds go to members beyond the largest power of two."""
-    return 0 if k == largest_power_of_two(k) else 2
-
-
-def _doubling_rounds(k: int) -> int:
-    return floor_log2(k) + _fold(k)
-
-
-def _halving_rounds(k: int) -> int:
-    return 2 * floor_log2(k) + _fold(k)
-
-
-def _halving_carried(k: int) -> int:
-    return 2 * (largest_power_of_two(k) - 1) + _fold(k) * largest_power_of_two(k)
-
-
-def _reversed(schedule: Callable[[int], Rounds], k: int) -> Rounds:
+def _reversed(schedule: Callable[[int], RoundList], k: int) -> RoundList:
     return reverse_rounds(schedule(k))
 
 
-def _declared(
-    schedule: Callable[[int], Rounds], rounds: Callable[[int], int], carried: Callable[[int], int]
-) -> Algorithm:
-    """Of a payload in k parts; what each member sends is counted."""
-    return Algorithm(rounds, _of_all, carried, partial(_counted, schedule), schedule)
+def _for_members(rounds: Callable[[Nodes], RoundList], members: Nodes, k: int) -> RoundList:
+    return rounds(members)
 
 
 def _dual(how: Algorithm) -> Algorithm:
-    """What takes the same rounds in the opposite direction."""
-    return _declared(partial(_reversed, how.schedule), how.rounds, how.carried)
-
-
-def _double_tree(blocks: int) -> Algorithm:
-    """Each half of the payload in so many blocks, so that every round carries one of them."""
-    rounds = partial(_double_tree_rounds, blocks)
-    return Algorithm(
-        rounds=rounds,
-        parts=partial(_constant, 2 * blocks),
-        carried=rounds,
-        sends=partial(_double_tree_sends, blocks),
-        schedule=partial(two_trees.double_tree, blocks=blocks),
-    )
-
-
-def _double_tree_rounds(blocks: int, k: int) -> int:
-    return len(two_trees.double_tree(k, blocks))
-
-
-def _double_tree_sends(blocks: int, k: int) -> Ints:
-    return two_trees.sends(k) * blocks
+    """Make the algorithm that takes the same rounds in the opposite direction."""
+    closed_form = how.closed_form  # of a ring, in which all members send as much as they receive
+    return Algorithm(partial(_reversed, how.schedule), how.parts, closed_form)
 
 
 @lru_cache(maxsize=64)
 def hierarchical_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce for members in these nodes; the group must be theirs."""
-    parts, inside = len(nodes), ceil_log2(max(map(len, nodes)))
-    schedule = partial(_hierarchical_rounds, nodes)
-    return Algorithm(
-        rounds=partial(_constant, 2 * inside + 2 * (parts - 1)),
-        parts=partial(_constant, parts),
-        carried=partial(_constant, 2 * inside * parts + 2 * (parts - 1)),
-        sends=partial(_counted, schedule),
-        schedule=schedule,
-        nodes=nodes,
-    )
-
-
-def _hierarchical_rounds(nodes: Nodes, k: int) -> Rounds:
-    return by_rounds.hierarchical_rounds(nodes)
+    schedule = partial(_for_members, by_rounds.hierarchical_rounds, nodes)
+    return Algorithm(schedule, partial(_constant, len(nodes)), nodes=nodes)
 
 
 @lru_cache(maxsize=64)
@@ -200,20 +133,8 @@ def rails_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce by rails for members in these nodes; uneven nodes are cut into equal parts of nodes."""
     inside = gcd(*map(len, nodes))
     rows = tuple(node[low : low + inside] for node in nodes for low in range(0, len(node), inside))
-    across = len(rows)
-    schedule = partial(_rails_rounds, rows)
-    return Algorithm(
-        rounds=partial(_constant, 2 * (inside - 1) + 2 * (across - 1)),
-        parts=partial(_constant, inside * across),
-        carried=partial(_constant, 2 * (inside - 1) * across + 2 * (across - 1)),
-        sends=partial(_constants, 2 * (inside * across - 1)),
-        schedule=schedule,
-        nodes=rows,
-    )
-
-
-def _rails_rounds(nodes: Nodes, k: int) -> Rounds:
-    return by_rounds.rails_rounds(nodes)
+    schedule, counts = partial(_for_members, by_rounds.rails_rounds, rows), partial(_rails_counts, inside, len(rows))
+    return Algorithm(schedule, partial(_constant, inside * len(rows)), counts, nodes=rows)
 
 
 @lru_cache(maxsize=64)
@@ -229,122 +150,80 @@ def ring_all_reduce(cards: Cards) -> Algorithm:
     orders = tuple(
         tuple(member for node in cards for card in (*node[c:], *node[:c]) for member in card) for c in range(channels)
     )
-    k = len(orders[0])
-    return Algorithm(
-        rounds=_others_twice,
-        parts=partial(_constant, channels * k),
-        carried=_others_twice,
-        sends=partial(_constants, channels * 2 * (k - 1)),
-        schedule=partial(_ring_channels, orders),
-        channels=channels,
-    )
+    schedule, counts = partial(_for_members, by_rounds.ring_channels, orders), partial(_ring_counts, 2, channels)
+    return Algorithm(schedule, partial(_constant, channels * len(orders[0])), counts, channels=channels)
 
 
-def _ring_channels(orders: tuple[tuple[int, ...], ...], k: int) -> Rounds:
-    return by_rounds.ring_channels(orders)
-
-
-def _constants(value: int, k: int) -> Ints:
-    return np.full(k, value)
-
-
-BROADCAST = Algorithm(ceil_log2, _one, ceil_log2, _children, by_rounds.binomial_broadcast)
-REDUCE = Algorithm(ceil_log2, _one, ceil_log2, _to_parent, partial(_reversed, by_rounds.binomial_broadcast))
-SCATTER_ALL_GATHER = _declared(by_rounds.scatter_all_gather, _there_and_back, _others_twice)
+_WHOLE = partial(_constant, 1)
+BROADCAST = Algorithm(by_rounds.binomial_broadcast, _WHOLE)
+REDUCE = _dual(BROADCAST)
+SCATTER_ALL_GATHER = Algorithm(by_rounds.scatter_all_gather, _of_all)
 REDUCE_SCATTER_GATHER = _dual(SCATTER_ALL_GATHER)
-ALL_REDUCE: dict[str, Algorithm] = {
-    "recursive-doubling": Algorithm(
-        rounds=_doubling_rounds,
-        parts=_one,
-        carried=_doubling_rounds,
-        sends=_doubled,
-        schedule=by_rounds.recursive_doubling,
-    ),
-    "ring": Algorithm(
-        rounds=_others_twice,
-        parts=_of_all,
-        carried=_others_twice,
-        sends=_around,
-        schedule=by_rounds.ring,
-    ),
-    "tree": Algorithm(
-        rounds=_there_and_back,
-        parts=_one,
-        carried=_there_and_back,
-        sends=_both_tree_ways,
-        schedule=by_rounds.tree,
-    ),
-    "halving-doubling": Algorithm(
-        rounds=_halving_rounds,
-        parts=largest_power_of_two,
-        carried=_halving_carried,
-        sends=_halved_and_doubled,
-        schedule=by_rounds.halving_doubling,
-    ),
-    "double-tree": _double_tree(16),
+ALL_REDUCE = {
+    "recursive-doubling": Algorithm(by_rounds.recursive_doubling, _WHOLE),
+    "ring": Algorithm(by_rounds.ring, _of_all, partial(_ring_counts, 2, 1)),
+    "tree": Algorithm(by_rounds.tree, _WHOLE),
+    "halving-doubling": Algorithm(by_rounds.halving_doubling, largest_power_of_two),
+    "double-tree": Algorithm(double_tree_rounds, partial(_constant, 2 * BLOCKS)),
 }
-OTHER_DOUBLE_TREES = [_double_tree(blocks) for blocks in (2, 4, 64)]
 BY_NODE = {"hierarchical": hierarchical_all_reduce, "hierarchical-rails": rails_all_reduce}
 COLLECTIVES = (*ALL_REDUCE, *BY_NODE, "best")
 DEFAULT = "recursive-doubling"
 
-ALL_GATHER: dict[str, Algorithm] = {
-    "recursive-doubling": _declared(by_rounds.doubling_all_gather, ceil_log2, _others),
-    "ring": _declared(by_rounds.ring_all_gather, _others, _others),
+ALL_GATHER = {
+    "recursive-doubling": Algorithm(by_rounds.doubling_all_gather, _of_all),
+    "ring": Algorithm(by_rounds.ring_all_gather, _of_all, partial(_ring_counts, 1, 1)),
 }
 REDUCE_SCATTER = {
     "recursive-halving": _dual(ALL_GATHER["recursive-doubling"]),
     "ring": _dual(ALL_GATHER["ring"]),
 }
-PAIRWISE_EXCHANGE = _declared(by_rounds.pairwise_exchange, _others, _others)
+PAIRWISE_EXCHANGE = Algorithm(by_rounds.pairwise_exchange, _of_all, partial(_ring_counts, 1, 1))
+
+# Of each other operation: its algorithm, and those that it has beside certain all-reduces.
+_OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
+    Op.BROADCAST: (BROADCAST, {"halving-doubling": SCATTER_ALL_GATHER}),
+    Op.REDUCE: (REDUCE, {"halving-doubling": REDUCE_SCATTER_GATHER}),
+    Op.ALL_GATHER: (ALL_GATHER["recursive-doubling"], {"ring": ALL_GATHER["ring"]}),
+    Op.REDUCE_SCATTER: (REDUCE_SCATTER["recursive-halving"], {"ring": REDUCE_SCATTER["ring"]}),
+}
 
 
 def algorithm(op: Op, name: str) -> Algorithm:
-    """The algorithm of a collective, where all-reduces use the named one and the others what goes with it.
+    """Return the algorithm of a collective, where all-reduces use the named one and the others what goes with it.
 
     Broadcasts and reductions are binomial trees, but in parts with halving-doubling; gathering and scattering goes by
     doubling and halving, but around a ring with ring.
     """
     if op == Op.ALL_REDUCE:
         return ALL_REDUCE[name]
-    large, ring = name == "halving-doubling", name == "ring"
-    return {
-        Op.BROADCAST: SCATTER_ALL_GATHER if large else BROADCAST,
-        Op.REDUCE: REDUCE_SCATTER_GATHER if large else REDUCE,
-        Op.ALL_GATHER: ALL_GATHER["ring" if ring else "recursive-doubling"],
-        Op.REDUCE_SCATTER: REDUCE_SCATTER["ring" if ring else "recursive-halving"],
-    }[op]
+    usual, beside = _OTHER_ALGORITHMS[op]
+    return beside.get(name, usual)
 
 
 def differs_from_default(op: Op, name: str) -> bool:
-    """Whether a collective runs by another algorithm under that name than by default."""
-    return op == Op.ALL_REDUCE or name == "best" or _of_other(op, name) != algorithm(op, DEFAULT)
-
-
-def _of_other(op: Op, name: str) -> Algorithm:
-    """The algorithm of what is no all-reduce, where all-reduces may go by levels."""
-    return algorithm(op, "tree" if name in BY_NODE else name)
+    """Return whether a collective may run by another algorithm under that name than by default."""
+    return op == Op.ALL_REDUCE or name == "best" or algorithm(op, name) != algorithm(op, DEFAULT)
 
 
 def payload_factor(op: Op, k: int) -> int:
-    """How many times what a member ends with the whole payload is: after a reduce-scatter each has one of k parts."""
+    """Return the whole payload over what a member ends with: k after a reduce-scatter, which leaves one of k parts."""
     return k if op == Op.REDUCE_SCATTER else 1
 
 
 def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
-    """Every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them."""
+    """Return every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them."""
     if op != Op.ALL_REDUCE:
-        if name == "best":
-            return list(dict.fromkeys(algorithm(op, each) for each in ALL_REDUCE))
-        return [_of_other(op, name)]
-    nodes = tuple(tuple(member for card in node for member in card) for node in cards)
-    if name in BY_NODE:
-        return [BY_NODE[name](nodes)]
+        return list(dict.fromkeys(algorithm(op, each) for each in (ALL_REDUCE if name == "best" else [name])))
     if name != "best":
-        return [ring_all_reduce(cards) if name == "ring" else algorithm(op, name)]
-    by_node = [make(nodes) for make in BY_NODE.values()] if 1 < len(nodes) < k else []
-    simple = [
-        ring_all_reduce(cards) if each == "ring" else how for each, how in ALL_REDUCE.items() if each != "double-tree"
-    ]
-    trees = [ALL_REDUCE["double-tree"], *OTHER_DOUBLE_TREES] if k <= two_trees.MOST_MEMBERS else []
-    return [*simple, *trees, *by_node]
+        return [_named_all_reduce(name, cards)]
+    names = [each for each in ALL_REDUCE if each != "double-tree" or k <= MOST_MEMBERS]
+    names += BY_NODE if 1 < len(cards) < k else ()
+    return [_named_all_reduce(each, cards) for each in names]
+
+
+def _named_all_reduce(name: str, cards: Cards) -> Algorithm:
+    """Return the named all-reduce, for members at these cards of nodes."""
+    if name in BY_NODE:
+        return BY_NODE[name](tuple(tuple(chain.from_iterable(node)) for node in cards))
+    return ring_all_reduce(cards) if name == "ring" else ALL_REDUCE[name]

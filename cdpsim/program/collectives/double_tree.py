@@ -1,7 +1,7 @@
 """All-reduce along two binary trees at once, each for half of the payload (Sanders, Speck & Träff 2009).
 
-Whoever is inside one tree is a leaf of the other, so that all members send as much as they receive. A half goes in
-blocks, one after another up its tree and down again; a colouring of the edges keeps a member's two children, and its
+Each inner member of one tree is a leaf of the other, so that all members send as much as they receive. A half goes in
+blocks, one after another up its tree and down again. A colouring of the edges keeps a member's two children, and its
 two parents, from being served in the same round (their section 3: steps of colour 0 and of colour 1 alternate).
 """
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
-from cdpsim.program.collectives.rounds import Round, Rounds, make_round, reverse_rounds
+from cdpsim.program.collectives.rounds import Round, RoundList, at_once, make_round, reverse_rounds
 
+BLOCKS = 16  # of each half of the payload: every round carries one of them
 MOST_MEMBERS = 1 << 12  # beyond, laying out all blocks takes longer than it is worth
 
 
 def parents(k: int) -> tuple[Ints, Ints]:
-    """Each member's parent in either tree, -1 for a root.
+    """Return each member's parent in either tree, -1 for a root.
 
     In the first tree odd members are leaves, and a member that 2**e divides has its children 2**(e-1) away; the second
     is its mirror image for even k, and for odd k the same tree turned by one member.
@@ -37,30 +38,24 @@ def parents(k: int) -> tuple[Ints, Ints]:
 
 
 def colours(trees: tuple[Ints, Ints]) -> Ints:
-    """Colour 0 or 1 of the edge above each member in either tree.
+    """Return colour 0 or 1 of the edge above each member in either tree, -1 for a root.
 
     Edges to one member have different colours, and edges from one member: paths and even rings of conflicts.
     """
-    k = len(trees[0])
-    edges = [(tree, child) for tree in (0, 1) for child in range(k) if trees[tree][child] >= 0]
-    ends = defaultdict(list)
+    edges = [(tree, child) for tree, parent in enumerate(trees) for child in np.flatnonzero(parent >= 0).tolist()]
+    meeting = defaultdict(list)  # edges to a member, and edges from one
     for tree, child in edges:
-        ends["to", child].append((tree, child))
-        ends["from", int(trees[tree][child])].append((tree, child))
-    conflicts = defaultdict(list)
-    for pair in ends.values():
-        assert len(pair) <= 2, "a member has at most two children and two parents in both trees together"
-        if len(pair) == 2:
-            conflicts[pair[0]].append(pair[1])
-            conflicts[pair[1]].append(pair[0])
-    colour = np.full((2, k), -1)
+        meeting["to", child].append((tree, child))
+        meeting["from", int(trees[tree][child])].append((tree, child))
+    colour = np.full((2, len(trees[0])), -1)
     for edge in edges:
-        waiting = [edge] if colour[edge] < 0 else []
-        for one in waiting:
-            if colour[one] < 0:
-                taken = [colour[other] for other in conflicts[one] if colour[other] >= 0]
-                colour[one] = 1 - taken[0] if taken else 0
-                waiting += conflicts[one]
+        waiting = [(edge, 0)]
+        while waiting:
+            (tree, child), new = waiting.pop()
+            if colour[tree, child] < 0:
+                colour[tree, child] = new
+                others = meeting["to", child] + meeting["from", int(trees[tree][child])]
+                waiting += [(other, 1 - new) for other in others]
     return colour
 
 
@@ -72,44 +67,37 @@ def _depths(parent: Ints) -> Ints:
     return depth
 
 
-def _broadcast(k: int, blocks: int) -> Rounds:
-    """Both trees' blocks from their roots down: block b crosses an edge of colour c below depth d in step 2(d+b)+c."""
+def _broadcast(k: int) -> RoundList:
+    """Send both trees' blocks from their roots down.
+
+    Block b crosses an edge of colour c below depth d in step 2(d+b)+c.
+    """
     trees = parents(k)
-    colour = colours(trees)
     steps: dict[int, list[Round]] = defaultdict(list)
-    for tree, parent in enumerate(trees):
-        step = 2 * (_depths(parent) - 1) + colour[tree]
-        for own in np.unique(step[parent >= 0]).tolist():
-            child = np.flatnonzero((step == own) & (parent >= 0))
-            for block in range(blocks):
-                steps[own + 2 * block].append(make_round(parent[child], child, tree * blocks + block, 1))
-    return [Round(*map(np.concatenate, zip(*steps[step], strict=True))) for step in sorted(steps)]
+    for tree, (parent, colour) in enumerate(zip(trees, colours(trees), strict=True)):
+        step = 2 * (_depths(parent) - 1) + colour
+        for number in np.unique(step[parent >= 0]).tolist():
+            child = np.flatnonzero((step == number) & (parent >= 0))
+            for block in range(BLOCKS):
+                steps[number + 2 * block].append(make_round(parent[child], child, tree * BLOCKS + block, 1))
+    return [at_once(steps[step]) for step in sorted(steps)]
 
 
 @lru_cache(maxsize=32)
-def double_tree(k: int, blocks: int) -> Rounds:
+def double_tree_rounds(k: int) -> RoundList:
     """All-reduce: up both trees and down again, every message in the first round in which its ends are free for it."""
     if k > MOST_MEMBERS:
         problem = f"is laid out for at most {MOST_MEMBERS} members, not {k}; take ring or halving-doubling"
         raise RequestError("collective double-tree", problem)
     if k == 1:
         return []
-    down = _broadcast(k, blocks)
+    down = _broadcast(k)
     free = np.zeros(k, dtype=np.int64)  # the first round that each member has not been in
     rounds: dict[int, list[Round]] = defaultdict(list)
-    for one in [*reverse_rounds(down), *down]:
-        at = np.maximum(free[one.src], free[one.dst])
-        np.maximum.at(free, one.src, at + 1)
-        np.maximum.at(free, one.dst, at + 1)
+    for each in [*reverse_rounds(down), *down]:
+        at = np.maximum(free[each.src], free[each.dst])
+        np.maximum.at(free, each.src, at + 1)
+        np.maximum.at(free, each.dst, at + 1)
         for number in np.unique(at).tolist():
-            rounds[number].append(Round(*(column[at == number] for column in one)))
-    return [Round(*map(np.concatenate, zip(*rounds[number], strict=True))) for number in sorted(rounds)]
-
-
-def sends(k: int) -> Ints:
-    """Half payloads that each member sends: one to each parent, one to each child."""
-    count = np.zeros(k, dtype=np.int64)
-    for parent in parents(k):
-        count += parent >= 0
-        np.add.at(count, parent[parent >= 0], 1)
-    return count
+            rounds[number].append(Round(*(column[at == number] for column in each)))
+    return [at_once(rounds[number]) for number in sorted(rounds)]

@@ -5,6 +5,7 @@ receives at most one, in each of the algorithm's channels. Where parts are summe
 receiver has.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from cdpsim.numeric.columns import Ints
 
 
 class Round(NamedTuple):
-    """Messages that go at once: each carries `parts` parts from `first` on, after the last part the first again."""
+    """Messages that go at once. Each carries `parts` parts from `first` on, after the last part the first again."""
 
     src: Ints
     dst: Ints
@@ -21,21 +22,21 @@ class Round(NamedTuple):
     parts: Ints
 
 
-Rounds = list[Round]
+RoundList = list[Round]
 
 
 def floor_log2(k: int) -> int:
-    """The largest e with 2**e <= k."""
+    """Return the largest e with 2**e <= k."""
     return k.bit_length() - 1
 
 
 def ceil_log2(k: int) -> int:
-    """The smallest e with 2**e >= k."""
+    """Return the smallest e with 2**e >= k."""
     return (k - 1).bit_length()
 
 
 def largest_power_of_two(k: int) -> int:
-    """The largest power of two that k members have room for."""
+    """Return the largest power of two that is k or less."""
     return 1 << floor_log2(k)
 
 
@@ -45,23 +46,23 @@ def make_round(src: Ints, dst: Ints, first: Ints | int, parts: Ints | int) -> Ro
     return Round(src, dst, first, parts)
 
 
-def reverse_rounds(schedule: Rounds) -> Rounds:
+def reverse_rounds(schedule: RoundList) -> RoundList:
     """Turn handing out into summing up: rounds in the opposite order, messages in the opposite direction.
 
     If every member gets every part of another once, then backwards every part is summed along the same ways to where
     it came from (Chan et al. 2007, section 3: reduction is the dual of broadcast, reduce-scatter of all-gather).
     """
-    return [Round(one.dst, one.src, one.first, one.parts) for one in reversed(schedule)]
+    return [each._replace(src=each.dst, dst=each.src) for each in reversed(schedule)]
 
 
-def binomial_broadcast(k: int) -> Rounds:
-    """Everyone who has the payload hands it to one who has not (Chan et al. 2007, section 4.1)."""
+def binomial_broadcast(k: int) -> RoundList:
+    """Let each member that has the payload send it to one that has not (Chan et al. 2007, section 4.1)."""
     halves = [np.arange(min(1 << bit, k - (1 << bit))) for bit in range(ceil_log2(k))]
     return [make_round(src, src + (1 << bit), 0, 1) for bit, src in enumerate(halves)]
 
 
-def scatter(k: int) -> Rounds:
-    """Down a binomial tree, each member hands on what belongs to those below it (Chan et al. 2007, section 4.1)."""
+def scatter(k: int) -> RoundList:
+    """Send each part down a binomial tree to the member that it is for (Chan et al. 2007, section 4.1)."""
     rounds = []
     for bit in reversed(range(ceil_log2(k))):
         dst = np.arange(1 << bit, k, 2 << bit)
@@ -69,17 +70,17 @@ def scatter(k: int) -> Rounds:
     return rounds
 
 
-def ring_all_gather(k: int) -> Rounds:
-    """k-1 rounds, each part goes once around (Chan et al. 2007, section 4.2; Patarasuk & Yuan 2009)."""
+def ring_all_gather(k: int) -> RoundList:
+    """Send each part once around, in k-1 rounds (Chan et al. 2007, section 4.2; Patarasuk & Yuan 2009)."""
     member = np.arange(k)
     return [make_round(member, (member + 1) % k, (member - step) % k, 1) for step in range(k - 1)]
 
 
-def doubling_all_gather(k: int) -> Rounds:
-    """Exchange all that one has, with a partner twice as far away each time (Thakur et al. 2005, section 4.1).
+def doubling_all_gather(k: int) -> RoundList:
+    """Let members exchange all that they have, with a partner twice as far away each time (Thakur et al. 2005, 4.1).
 
-    Recursive doubling for powers of two; for other k Bruck's variant, in which members hand down the ring what they
-    have: as many rounds, rounded up, and as many bytes.
+    For powers of two this is recursive doubling. For other k it is Bruck's variant, in which members send what they
+    have down the ring: as many rounds, rounded up, and as many bytes.
     """
     member, rounds, have = np.arange(k), [], 1
     while have < k:
@@ -92,10 +93,10 @@ def doubling_all_gather(k: int) -> Rounds:
     return rounds
 
 
-def folded(k: int, parts: int, schedule: Rounds) -> Rounds:
-    """Let the members beyond the largest power of two hand in theirs first and get the result last.
+def folded(k: int, parts: int, schedule: RoundList) -> RoundList:
+    """Let the members beyond the largest power of two send their payload first and receive the result last.
 
-    The variant of Thakur et al. 2005, section 4.5, for all k that are not powers of two.
+    This is the variant of Thakur et al. 2005, section 4.5, for all k that are not powers of two.
     """
     extra = np.arange(largest_power_of_two(k), k)
     if not len(extra):
@@ -104,68 +105,75 @@ def folded(k: int, parts: int, schedule: Rounds) -> Rounds:
     return [make_round(extra, partner, 0, parts), *schedule, make_round(partner, extra, 0, parts)]
 
 
-def recursive_doubling(k: int) -> Rounds:
-    """Partners twice as far away each time exchange their sums (Thakur et al. 2005, section 4.5)."""
+def recursive_doubling(k: int) -> RoundList:
+    """Exchange sums with a partner twice as far away each time (Thakur et al. 2005, section 4.5)."""
     member = np.arange(largest_power_of_two(k))
     return folded(k, 1, [make_round(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
 
 
-def halving_doubling(k: int) -> Rounds:
-    """Rabenseifner's all-reduce: reduce-scatter by halving, all-gather by doubling (Thakur et al. 2005, 4.5)."""
+def halving_doubling(k: int) -> RoundList:
+    """Reduce-scatter by halving, then all-gather by doubling: Rabenseifner's all-reduce (Thakur et al. 2005, 4.5)."""
     gather = doubling_all_gather(largest_power_of_two(k))
     return folded(k, largest_power_of_two(k), [*reverse_rounds(gather), *gather])
 
 
-def ring(k: int) -> Rounds:
-    """A reduce-scatter and an all-gather around a ring (Patarasuk & Yuan 2009, section 4)."""
+def ring(k: int) -> RoundList:
+    """Reduce-scatter, then all-gather around a ring (Patarasuk & Yuan 2009, section 4)."""
     gather = ring_all_gather(k)
     return [*reverse_rounds(gather), *gather]
 
 
-def ring_channels(orders: tuple[tuple[int, ...], ...]) -> Rounds:
+def ring_channels(orders: tuple[tuple[int, ...], ...]) -> RoundList:
     """Run a ring in each of several orders of the members at once, each for an equal share of the payload."""
-    k = len(orders[0])
-    members = [np.array(order) for order in orders]
-    return [_joined([_renamed(one, order, c * k) for c, order in enumerate(members)]) for one in ring(k)]
+    return _side_by_side(ring(len(orders[0])), orders, len(orders[0]))
 
 
-def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
+def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce-scatter inside every node, all-reduce each part along its rail, all-gather inside every node.
 
     Rail r has the r-th member of each node, and is a ring; so are the members of a node. Nodes have equally many.
     """
-    members, across = np.array(nodes), len(nodes)
+    across = len(nodes)
     shards = [
-        one._replace(first=one.first * across, parts=one.parts * across) for one in ring_all_gather(len(nodes[0]))
+        each._replace(first=each.first * across, parts=each.parts * across) for each in ring_all_gather(len(nodes[0]))
     ]
-    gather = [_joined([_renamed(one, node) for node in members]) for one in shards]
-    rails = members.T
-    along = [_joined([_renamed(one, rail, r * across) for r, rail in enumerate(rails)]) for one in ring(across)]
-    return [*reverse_rounds(gather), *along, *gather]
+    gather = _side_by_side(shards, nodes, 0)
+    return [*reverse_rounds(gather), *_side_by_side(ring(across), np.transpose(nodes), across), *gather]
 
 
-def _renamed(one: Round, members: Ints, first: int = 0) -> Round:
-    """Let these members do a round, with the parts from `first` on."""
-    return Round(members[one.src], members[one.dst], one.first + first, one.parts)
+def _side_by_side(rounds: RoundList, groups: Sequence[Sequence[int]] | Ints, parts: int) -> RoundList:
+    """Let several groups of members do the same rounds at once, each with its own run of so many parts."""
+    members = np.array(groups)
+    first = parts * np.arange(len(members))[:, None]
+    return [
+        Round(
+            members[:, each.src].ravel(),
+            members[:, each.dst].ravel(),
+            (first + each.first).ravel(),
+            np.tile(each.parts, len(members)),
+        )
+        for each in rounds
+    ]
 
 
-def _joined(at_once: list[Round]) -> Round:
-    return Round(*map(np.concatenate, zip(*at_once, strict=True)))
+def at_once(rounds: list[Round]) -> Round:
+    """Join the messages of several rounds into one round."""
+    return Round(*map(np.concatenate, zip(*rounds, strict=True)))
 
 
-def tree(k: int) -> Rounds:
-    """A reduction and a broadcast by binomial trees (Chan et al. 2007, section 5)."""
+def tree(k: int) -> RoundList:
+    """Reduce, then broadcast by binomial trees (Chan et al. 2007, section 5)."""
     broadcast = binomial_broadcast(k)
     return [*reverse_rounds(broadcast), *broadcast]
 
 
-def scatter_all_gather(k: int) -> Rounds:
-    """A broadcast for large payloads: scatter, then gather everywhere (van de Geijn; Chan et al. 2007, section 7)."""
+def scatter_all_gather(k: int) -> RoundList:
+    """Broadcast a large payload: scatter, then gather everywhere (van de Geijn; Chan et al. 2007, section 7)."""
     return [*scatter(k), *doubling_all_gather(k)]
 
 
-def pairwise_exchange(k: int) -> Rounds:
-    """An all-to-all: in round r each member sends what is for the r-th after it (Thakur et al. 2005, section 4.2).
+def pairwise_exchange(k: int) -> RoundList:
+    """Exchange all to all: in round r each member sends to the r-th after it (Thakur et al. 2005, section 4.2).
 
     Part d of each member's payload is for member d.
     """
@@ -173,17 +181,17 @@ def pairwise_exchange(k: int) -> Rounds:
     return [make_round(member, (member + step) % k, (member + step) % k, 1) for step in range(1, k)]
 
 
-def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
+def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce inside every node, all-reduce around a ring of the nodes' first members, broadcast inside every node.
 
-    The three stages of Thakur et al. 2005 for clusters of multi-processor nodes; `nodes` are the members in each.
+    These are the three stages of Thakur et al. 2005 for clusters of multi-processor nodes; `nodes` are the members in
+    each. Small nodes end their broadcast before the others.
     """
     parts = len(nodes)
     down: list[list[Round]] = [[] for _ in range(ceil_log2(max(map(len, nodes))))]
     for node in map(np.array, nodes):
-        for step, one in enumerate(binomial_broadcast(len(node))):
-            down[step].append(make_round(node[one.src], node[one.dst], 0, parts))
-    inside = [_joined(at_once) for at_once in down]
-    leader = np.array([node[0] for node in nodes])
-    between = [one._replace(src=leader[one.src], dst=leader[one.dst]) for one in ring(parts)]
+        for rounds, each in zip(down, binomial_broadcast(len(node)), strict=False):
+            rounds.append(make_round(node[each.src], node[each.dst], 0, parts))
+    inside = [at_once(rounds) for rounds in down]
+    between = _side_by_side(ring(parts), [[node[0] for node in nodes]], 0)
     return [*reverse_rounds(inside), *between, *inside]

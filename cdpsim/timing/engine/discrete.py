@@ -14,9 +14,9 @@ import numpy as np
 import simpy
 
 from cdpsim.files.progress import ticker
+from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Times
 from cdpsim.numeric.paths import successors
-from cdpsim.numeric.stops import Calendar
 from cdpsim.program import Op, Program
 from cdpsim.program.check import find_cycle, refuse_deadlock
 from cdpsim.timing.costs import Costs

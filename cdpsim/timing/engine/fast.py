@@ -3,7 +3,7 @@
 import numpy as np
 
 from cdpsim.numeric.columns import Times
-from cdpsim.numeric.paths import longest
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Program
 from cdpsim.program.check import refuse_deadlock
 from cdpsim.timing.costs import Costs
@@ -14,9 +14,7 @@ def run(program: Program, costs: Costs) -> tuple[Times, Times]:
     earliest = np.zeros_like(costs.duration)
     for (task, _), release in zip(program.releases, costs.release, strict=True):
         earliest[task] = release
-    lanes = program.lane_tasks, program.lane_start
-    edges = program.edges.before, program.edges.after
-    start, end, reached = longest(*edges, costs.duration, earliest, *lanes, costs.calendar)
+    start, end, reached = longest_paths(*program.waits(), costs.duration, earliest, costs.calendar)
     if reached < program.nodes:
         refuse_deadlock(program)
     return start, end

@@ -10,11 +10,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from cdpsim.numeric import filling
-from cdpsim.numeric.paths import compiled
+from cdpsim.numeric.fair_shares import FairRates
+from cdpsim.numeric.paths import compiled_loops
 from cdpsim.timing.costs import Wires
 
-COMPILED_FROM = 5_000  # messages: below, importing numba takes longer than it saves
+COMPILED_FROM_MESSAGES = 5_000  # messages: below, importing numba takes longer than it saves
 _WORN = 1e6  # a count of bytes that is so much larger than what is left of a flow begins anew
 
 
@@ -43,7 +43,7 @@ def flows_of(wires: Wires) -> Flows:
 
 
 class Fair:
-    """Flows share their edges max-min fairly (`filling.py`).
+    """Flows share their edges max-min fairly (`fair_shares.py`).
 
     Flows of the same route form a *bundle*: they have the same rate, and count the bytes that each of them has been
     served from the same moment on.
@@ -55,8 +55,8 @@ class Fair:
         self.bundle = [numbers.setdefault(route, len(numbers)) for route in routes]
         self.size, limit = wires.size.tolist(), wires.bandwidth.tolist()
         self.most = [min((limit[edge] for edge in path), default=inf) for path in numbers]
-        swift = compiled() if len(routes) >= COMPILED_FROM else None
-        self.rates = (swift.FairRates if swift else filling.FairRates)(list(numbers), limit)
+        loops = compiled_loops() if len(routes) >= COMPILED_FROM_MESSAGES else None
+        self.rates = (loops.CompiledFairRates if loops else FairRates)(list(numbers), limit)
         # Of each bundle: its flows by the count at which each is through, the rate of each, the count, and as of when.
         self.flows: list[list[tuple[float, int]]] = [[] for _ in numbers]
         self.rate, self.served, self.since = ([0.0] * len(numbers) for _ in range(3))

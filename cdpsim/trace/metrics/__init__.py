@@ -1,1 +1,1 @@
-"""What a run shows: pure functions of a program and its times."""
+"""Metrics of a run: pure functions of a program and its times."""

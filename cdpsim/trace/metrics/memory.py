@@ -1,36 +1,30 @@
-"""What devices hold, over time: step functions from the buffers of a program."""
+"""Memory of devices over time: step functions from a program's buffers and its times."""
 
 import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
-from cdpsim.numeric.paths import compiled_for
+from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import Buffers, Category, Kind, Program
 
-_AT_ONCE = 2**14  # buffers of some devices whose columns stay in a processor's cache
+_BUFFERS_AT_ONCE = 2**14  # so many buffers' columns stay in a processor's cache
 
 
-def held(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
-    """From when until when each buffer is held."""
-    at = _times(start, end)
-    finish = at[buffers.end]
-    np.maximum.at(finish, buffers.kept, at[buffers.kept_until])
-    return at[buffers.begin], finish
-
-
-def _times(start: Times, end: Times) -> Times:
-    """The time of each moment: even ones are starts of nodes, odd ones ends, -1, the last, is the start of the run."""
-    at = np.zeros(2 * len(start) + 1, dtype=end.dtype)
-    at[:-1:2], at[1::2] = start, end
-    return at
+def buffer_spans(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
+    """Return the time at which each buffer is allocated, and the time at which it is freed."""
+    moments = np.zeros(2 * len(start) + 1, dtype=end.dtype)  # by number; -1, the last, is the start of the run
+    moments[:-1:2], moments[1::2] = start, end
+    finish = moments[buffers.end]
+    np.maximum.at(finish, buffers.kept, moments[buffers.kept_until])
+    return moments[buffers.begin], finish
 
 
 def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
-    """Sum what is held for each key: (key, time, size) from each time on, one row per change.
+    """Sum the sizes of overlapping spans of each key; return (key, time, sum from then on), one row per change.
 
-    What ends at a time is freed before what starts then is held, so only the net shows.
+    A span that ends at a time is subtracted before one that begins then is added, so only the net change shows.
     """
-    if (begin == end).any():  # such as what messages carry, where they take no time
+    if (begin == end).any():  # such as the buffers of messages that take no time
         some = np.flatnonzero(begin != end)
         key, begin, end, size = key[some], begin[some], end[some], size[some]
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
@@ -38,91 +32,88 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
     first = group_starts(key, time)
     net = np.add.reduceat(change, first) if len(first) else change
-    # Everything held is freed, so the running sum is back at 0 where the next key begins.
+    # Every span ends, so the running sum is back at 0 where the next key begins.
     rows = np.flatnonzero(net)
     return key[first[rows]], time[first[rows]], np.cumsum(net)[rows]
 
 
-def sums(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
-    """What all buffers of the same key hold together: (key, time, size) from each time on."""
-    buffers, weight = program.buffers, _weight(program.buffers)
+def _memory_by_key(program: Program, key: Ints, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """Sum the sizes of all buffers of each key; return (key, time, size from then on)."""
+    buffers, weight = program.buffers, _total_size(program.buffers)
     keys, span = int(key.max(initial=0)) + 1, int(end.max(initial=0)) + 1
-    whole = end.dtype.kind == "i"
-    fits = whole and keys * span <= 16 * len(key) and span < 2**31
-    swift = compiled_for(len(key)) if fits else None
-    if swift:
-        finish = swift.times_of(buffers.end, start, end)
-        np.maximum.at(finish, buffers.kept, swift.times_of(buffers.kept_until, start, end))
-        changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
-        key, time, total = swift.step_function(key, buffers.size, buffers.begin, finish, start, end, changes)
-        return key, time, total
-    return step_function(key, *held(buffers, start, end), buffers.size)
+    fits = end.dtype.kind == "i" and keys * span <= 16 * len(key) and span < 2**31
+    loops = compiled_loops_for(len(key)) if fits else None
+    if loops is None:
+        return step_function(key, *buffer_spans(buffers, start, end), buffers.size)
+    finish = loops.times_of_moments(buffers.end, start, end)
+    np.maximum.at(finish, buffers.kept, loops.times_of_moments(buffers.kept_until, start, end))
+    changes = np.zeros((keys, span), dtype=np.int32 if weight < 2.0**31 else np.int64)
+    key, time, total = loops.step_function_of_slots(key, buffers.size, buffers.begin, finish, start, end, changes)
+    return key, time, total
 
 
-def _weight(buffers: Buffers) -> float:
-    weight: float = buffers.size.sum(dtype=float)
-    if weight > 2.0**53:
+def _total_size(buffers: Buffers) -> float:
+    """Return the sum of all sizes; refuse one that integers as floats cannot count."""
+    total: float = buffers.size.sum(dtype=float)
+    if total > 2.0**53:
         raise RequestError("model", "sizes add up to more than 2**53 bytes; give them in the right unit")
-    return weight
+    return total
 
 
-def curves(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
-    """The columns of memory.csv, the category as its number."""
+def memory_by_category(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
+    """Return the columns of memory.csv, the category as its number."""
     key = program.buffers.device * len(Category) + program.buffers.category
-    key, time, size = sums(program, key, start, end)
+    key, time, size = _memory_by_key(program, key, start, end)
     category = (key % len(Category)).astype(np.int8)
     key //= len(Category)
     return {"device": key, "category": category, "time": time, "size": size}
 
 
-def totals(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
-    """What each device holds in all: (device, time, size) from each time on."""
-    return sums(program, program.buffers.device, start, end)
+def memory_by_device(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """Sum over all categories; return (device, time, size from then on)."""
+    return _memory_by_key(program, program.buffers.device, start, end)
 
 
-def peaks(program: Program, start: Times, end: Times) -> np.ndarray:
-    """The most that each device holds: a row per device, a column per category and one for the total."""
+def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
+    """Return the peak memory of each device (rows), by category and in total (the last column)."""
     result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     if end.dtype.kind != "i":
-        _highest(program.buffers, start, end, result)
+        _find_peaks_in_seconds(program.buffers, start, end, result)
         return result
-    curve = curves(program, start, end)
+    curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
-    device, _, size = totals(program, start, end)
+    device, _, size = memory_by_device(program, start, end)
     np.maximum.at(result[:, -1], device, size)
     return result
 
 
-def _highest(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
-    """Find what `peaks` does with times that are no integers, for so many devices at once as stay in a cache."""
-    _weight(buffers)
-    columns = buffers.device, buffers.category, *held(buffers, start, end), buffers.size
-    order = sort_by(buffers.device)
+def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
+    """Fill in the peaks of a run whose times are no integers, for so many devices at once as stay in a cache.
+
+    Sorting the times takes longest, and is done once for all categories.
+    """
+    _total_size(buffers)
+    begin, finish = buffer_spans(buffers, start, end)
     last = np.cumsum(np.bincount(buffers.device))
-    cuts = last[group_starts(last // _AT_ONCE)[1:] - 1]
-    for rows in np.split(order, cuts):
-        _highest_of(result, *(column[rows] for column in columns))
+    for rows in np.split(sort_by(buffers.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1]):
+        device, category = (np.tile(column[rows], 2) for column in (buffers.device, buffers.category))
+        time, change = (np.concatenate([a[rows], b[rows]]) for a, b in ((begin, finish), (buffers.size, -buffers.size)))
+        order = sort_by(device, dense_ranks(time))
+        device, category, time, change = (column[order] for column in (device, category, time, change))
+        for column in range(result.shape[1]):
+            of_column = slice(None) if column == len(Category) else np.flatnonzero(category == column)
+            devices = device[of_column]
+            if len(devices):
+                first = group_starts(devices, time[of_column])
+                sizes = np.cumsum(np.add.reduceat(change[of_column], first))
+                np.maximum.at(result[:, column], devices[first], sizes)
 
 
-def _highest_of(result: np.ndarray, device: Ints, category: Ints, begin: Times, end: Times, size: Ints) -> None:
-    """Find it for some devices: sorting times takes longest, and is done once for all categories."""
-    time, device, category = np.concatenate([begin, end]), np.tile(device, 2), np.tile(category, 2)
-    order = sort_by(device, dense_ranks(time))
-    device, category, time = device[order], category[order], time[order]
-    change = np.concatenate([size, -size])[order]
-    for column in range(result.shape[1]):
-        rows = slice(None) if column == len(Category) else np.flatnonzero(category == column)
-        own = device[rows]
-        if len(own):
-            first = group_starts(own, time[rows])
-            np.maximum.at(result[:, column], own[first], np.cumsum(np.add.reduceat(change[rows], first)))
+def peak_host_memory(program: Program, start: Times, end: Times, activations: Ints, optimizer: Ints) -> Ints:
+    """Return the peak memory of each device's host, given the bytes of each stage's activations and optimizer there.
 
-
-def host_peaks(program: Program, start: Times, end: Times, activations: Ints, optimizer: Ints) -> Ints:
-    """The most that the host of each device holds for it, of what each stage has there.
-
-    Activations from the start of their forward to the end of their backward; the optimizer state of a stage, always,
-    for each device that updates it.
+    Activations are there from the start of their forward to the end of their backward; the optimizer state of a stage
+    is always there, for each device that updates it.
     """
     tasks, n = program.tasks, program.n
     forward, last = program.tasks_of_kind(Kind.F).ravel(), program.gradient_tasks.ravel()
@@ -135,40 +126,29 @@ def host_peaks(program: Program, start: Times, end: Times, activations: Ints, op
     return peaks
 
 
-def peak_within(key: Ints, time: Times, size: Ints, low: float, high: float) -> int:
-    """The largest value that any key's step function takes in [low, high)."""
-    last = np.append(group_starts(key)[1:], len(key)) - 1
-    until = np.append(time[1:], 0)
-    until[last] = time[last]
-    seen = (time < high) & (until > low)
-    return int(size[seen].max(initial=0))
+def peak_within(time: Times, size: Ints, low: float, high: float) -> int:
+    """Return the largest value that step functions, one after another, take in [low, high); each ends at 0."""
+    until = np.append(time[1:], high)
+    return int(size[(time < high) & (until > low)].max(initial=0))
 
 
 def steady_window(program: Program, start: Times, end: Times) -> tuple[float, float]:
-    """From the last micro-batch's first task to the first micro-batch's last one."""
+    """Return the time from the last micro-batch's first task to the first micro-batch's last one: (begin, end)."""
     first = start[program.tasks_of_kind(Kind.F)[: program.first_pass[1], 0]].max()
     return first.item(), end[program.gradient_tasks[program.first_pass[-2] :, 0]].min().item()
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
-    """How many versions of each stage each device holds: device, stage, and from each time on the versions."""
+    """Return how many versions of each stage are on each device: columns device, stage, time, versions from then on."""
     rows = np.flatnonzero(program.buffers.category == Category.PARAMETERS)
-    begin, finish = (column[rows] for column in held(program.buffers, start, end))
+    begin, finish = (column[rows] for column in buffer_spans(program.buffers, start, end))
     key = program.buffers.device[rows].astype(np.int64) * program.n + program.buffers.stage[rows]
     key, time, count = step_function(key, begin, finish, np.ones(len(rows), dtype=np.int64))
     return {"device": key // program.n, "stage": key % program.n, "time": time, "versions": count}
 
 
-def stages_held(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
-    """How many stages each device holds parameters of, in any version: (device, time, stages) from each time on."""
-    live = live_versions(program, start, end)
-    some = (live["versions"] > 0).astype(np.int64)
-    first = group_starts(live["device"], live["stage"])
-    before = np.append(0, some[:-1])
-    before[first] = 0
-    change = some - before
-    order = sort_by(live["device"], live["time"])
-    device, time = live["device"][order], live["time"][order]
-    at = group_starts(device, time)
-    net = np.add.reduceat(change[order], at) if len(at) else change
-    return device[at], time[at], np.cumsum(net)
+def live_stages(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+    """Return of how many stages each device has parameters, in any version: (device, time, stages from then on)."""
+    device, _, time, versions = live_versions(program, start, end).values()
+    rows = np.flatnonzero(versions)  # the last row of each stage has none
+    return step_function(device[rows], time[rows], time[rows + 1], np.ones(len(rows), dtype=np.int64))

@@ -12,9 +12,9 @@ import numpy as np
 
 from cdpsim.cluster.disorder import Disorder, read_jitter
 from cdpsim.errors import RequestError
+from cdpsim.numeric.calendars import Calendar, merged, never
 from cdpsim.numeric.columns import Floats, Ints, Times
-from cdpsim.numeric.stops import Calendar, merged, never
-from cdpsim.numeric.variates import DISTRIBUTIONS, uniforms
+from cdpsim.numeric.random_factors import DISTRIBUTIONS, uniforms
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 

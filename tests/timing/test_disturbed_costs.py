@@ -18,7 +18,7 @@ from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import ENGINES
-from cdpsim.trace.metrics.waiting import idle
+from cdpsim.trace.metrics.waiting import idle_spans
 from tests.conftest import examples
 from tests.helpers.strategies import disorders, requests, streamed_requests, taken
 
@@ -239,7 +239,7 @@ def test_one_gpu_four_times_slower_leaves_the_others_idle_three_quarters_of_the_
     trace = simulate("multi-dp", 4, steps=4, slow=["3:4"])
     assert trace.summary()["period"] == 32
     assert trace.summary()["makespan"] == 4 * 32
-    gaps = idle(trace.program, trace.start, trace.end)
+    gaps = idle_spans(trace.program, trace.start, trace.end)
     for device, share in ((0, 3 / 4), (1, 3 / 4), (2, 3 / 4), (3, 0)):
         mine = gaps["device"] == device
         assert (gaps["end"][mine] - gaps["begin"][mine]).sum() / (4 * 32) == share
@@ -327,8 +327,8 @@ def test_invariants_know_when_devices_stand_still(start: int, end: int, problem:
 def test_large_programs_stop_by_the_same_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled sweeps know none, and leave such runs to numpy."""
     expected = simulate("multi-cdp", 4, stop=["2:9:4"])
-    monkeypatch.setattr("cdpsim.numeric.paths.COMPILED_FROM", 0)
-    monkeypatch.setattr("cdpsim.numeric.paths.LOADED_FROM", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.FEW_ROWS", 0)
+    monkeypatch.setattr("cdpsim.numeric.paths.LOAD_NUMBA_FROM_ROWS", 0)
     assert same(simulate("multi-cdp", 4, stop=["2:9:4"]), expected)
 
 

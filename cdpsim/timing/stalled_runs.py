@@ -5,8 +5,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from cdpsim.errors import Stalled
+from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.numeric.stops import never
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 

@@ -12,19 +12,17 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.front import order_of
+from cdpsim.front import step_actions
 from cdpsim.model import OFFLOAD, OPTIMIZERS, RECOMPUTE
 from cdpsim.program.collectives import COLLECTIVES
-from cdpsim.request import Collective, Contention, Engine, Training
+from cdpsim.request.options import CollectiveName, Contention, EngineName, TrainingOptions
 from cdpsim.schedules.table import write_actions
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
-from tests.across_rooms.test_combinations import files
-from tests.cli.test_cli import here, refuse
 from tests.conftest import Command, examples
+from tests.helpers.command_line import refuse
+from tests.helpers.saved_files import files
 from tests.helpers.strategies import fitting, in_seconds, requests, streamed_requests
-
-__all__ = ["here"]  # a fixture
 
 LAYER = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=100, boundary=10, parameters=20)
 LAYERS = Model(stages=(LAYER,) * 8, precision="bf16")
@@ -99,7 +97,7 @@ def test_any_request_can_be_asked_again(request: dict[str, Any]) -> None:
 
 def test_an_order_from_a_file_is_asked_again_where_the_file_is(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
-    write_actions(order_of(simulate("1f1b", 4, m=8)), file)
+    write_actions(step_actions(simulate("1f1b", 4, m=8)), file)
     trace = simulate(str(file), replicas=2)
     assert again(trace).summary() == trace.summary()
     file.unlink()
@@ -153,7 +151,7 @@ def test_slots_do_not_go_with_seconds_or_bytes(model: str, what: str) -> None:
     assert not simulate("multi-dp", model=in_seconds(3), cluster=MEASURED[what], ignore_memory=True).in_slots
 
 
-@pytest.mark.parametrize("name", presets.names("clusters"))
+@pytest.mark.parametrize("name", presets.preset_names("clusters"))
 def test_a_shipped_cluster_needs_a_model(name: str, command: Command, here: Path) -> None:
     for line in ("simulate multi-dp -n 2 -o out", "compare -n 2", "breakeven -n 2", "timeline multi-dp -n 2 -o x.svg"):
         refuse(command, here, f"{line} --cluster {name}", "model: is of slots, which have no seconds and no bytes")
@@ -199,9 +197,9 @@ def test_a_schedule_of_ones_own_has_a_name_of_its_own() -> None:
 
 
 def test_a_type_checker_knows_all_names_that_are_taken() -> None:
-    assert get_args(Collective) == COLLECTIVES
+    assert get_args(CollectiveName) == COLLECTIVES
     assert get_args(Contention) == CONTENTION
-    assert get_args(Engine) == ("auto", *ENGINES)
-    hints = get_type_hints(Training)
+    assert get_args(EngineName) == ("auto", *ENGINES)
+    hints = get_type_hints(TrainingOptions)
     for word, taken in {"optimizer": OPTIMIZERS, "recompute": RECOMPUTE, "offload": OFFLOAD}.items():
         assert get_args(get_args(hints[word])[0]) == taken

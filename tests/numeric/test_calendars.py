@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdpsim.numeric.calendars import FOREVER, Calendar, merged
 from cdpsim.numeric.columns import Times
-from cdpsim.numeric.stops import FOREVER, Calendar, merged
 
 Stops = Sequence[tuple[int, float]]
 

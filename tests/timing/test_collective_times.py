@@ -13,7 +13,7 @@ from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
 from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_all_reduce
-from cdpsim.timing.alone import fair, fastest, laid_out
+from cdpsim.timing.collective_times import fair, fastest, laid_out
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.carrier import Carrier
 from cdpsim.timing.expand import unroll

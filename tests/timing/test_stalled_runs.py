@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.errors import Stalled
-from cdpsim.numeric.stops import FOREVER
+from cdpsim.numeric.calendars import FOREVER
 from cdpsim.runs import Run
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturb import disturbed
+from cdpsim.timing.disturbed_costs import disturbed
 from cdpsim.timing.engine import ENGINES
-from cdpsim.timing.stalled import Wait, refuse_stalled, waits
-from tests.cli.test_cli import content, here
+from cdpsim.timing.stalled_runs import Wait, refuse_stalled, waits
 from tests.conftest import Command, examples
+from tests.helpers.command_line import content
 from tests.helpers.strategies import fitting
-
-__all__ = ["here"]  # a fixture
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 

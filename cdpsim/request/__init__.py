@@ -1,0 +1,266 @@
+"""A request: a schedule, a model, a cluster and how they run; read from options, and recorded as options."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import msgspec
+
+from cdpsim.cluster import Cluster
+from cdpsim.cluster.disorder import Disorder
+from cdpsim.errors import RequestError, choose
+from cdpsim.limits import refuse_too_large
+from cdpsim.model import Model, Recipe
+from cdpsim.model.offload import with_transfer_times
+from cdpsim.model.stage import Tie
+from cdpsim.program.assembly import counted_once, pyramid_of
+from cdpsim.program.collectives import DEFAULT
+from cdpsim.request.experiment import read_experiment
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, TRAINING, EngineName, InapplicableOption, Options
+from cdpsim.request.reading import find_cluster, find_model, memory_engine, preset_options, read_options, undisturbed
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.timing.costs import reached
+
+# Options that a record leaves out where they have their defaults; it has the others in any case.
+_LEFT_OUT = {
+    name: DEFAULTS[name]
+    for name in (
+        *("counts", "chunks", "replicas", "overlap_all_reduce", "expand_collectives"),
+        *("rendezvous", "contention", "ignore_memory", "run"),
+    )
+}
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Request(Mapping[str, Any]):
+    """A schedule of a model on a cluster, and how it runs: checked, alone and together, when it is made.
+
+    `counts` says how many of its `m` micro-batches each replica has in each step: a row for each step.
+    `n` may be left out where the model says how many stages there are; a model with more stages is grouped into n.
+    Without `steps`, a run has two steps more than pass before all tasks read what later steps read, and at least 3. The
+    training options (`optimizer`, `mixed_precision`, `recompute`, `offload`) are those of the model's file, where None.
+    A model and a cluster may be given as a mapping, with the content of a file; a rule as its lags, in rows, or as a
+    table of `lags`, `backward` and `barrier`. Without `collective`, each collective runs by the best algorithm where
+    the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
+    messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
+    routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps;
+    `defer_receives` is the old name of "megatron". `max_memory` is how much memory of this machine the run may take, in
+    bytes or as "8 GB"; `ignore_memory` is about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`,
+    `stop`: objects, or texts as on the command line) are those of the cluster, where not given; `seed` and the number
+    of the `run` decide everything random.
+
+    As a mapping, it has the options that make the same request again.
+
+    >>> request = Request("multi-cdp", n=4, prefetch=1)
+    >>> request.shape.m, request.steps, request["rule"]
+    (4, 3, 'cdp-v2')
+    >>> Request(**request).schedule is request.schedule
+    True
+    """
+
+    __signature__ = SIGNATURE  # for help and completion: the options one by one
+
+    schedule: Schedule
+    model: Model  # grouped into stages and trained, by the options
+    cluster: Cluster
+    rule: Rule
+    shape: Shape
+    steps: int
+    prefetch: int
+    overlap_all_reduce: bool
+    slot_order: str
+    counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: always m
+    collective: str | None  # None until `resolved` chooses it for the cluster and the program
+    given_collective: str | None
+    expand_collectives: bool
+    contention: str
+    rendezvous: str | None  # None: neither end of a message waits for the other
+    disorder: Disorder
+    given_disorder: Mapping[str, Any]  # the disturbances that the options give, in place of the cluster's own
+    given_training: Mapping[str, Any]  # the training options; None where not given
+    seed: int
+    run: int
+    engine: EngineName
+    ignore_memory: bool
+    max_memory: str | float | None
+    preset_options: Mapping[str, Any]  # the options that name a model or a cluster that ships with the package
+
+    def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
+        for name in options:
+            if name not in DEFAULTS:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
+        values = read_options({"schedule": schedule, "n": n} | DEFAULTS | options)
+        self.__dict__.update({field.name: values[field.name] for field in fields(self)})
+
+    @classmethod
+    def from_builtins(cls, options: Mapping[str, Any]) -> Self:
+        """Return the request of options from `to_builtins` or from a file."""
+        for name in options:
+            choose("request", name, OPTION_NAMES)
+        if "schedule" not in options:
+            raise RequestError("request", "has no schedule; give its name")
+        return cls(**options)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the request in an experiment file, or the one that a summary.json records."""
+        return cls.from_builtins(read_experiment(path))
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return the options that make the same request again, without those that change nothing."""
+        return deepcopy(self._record)
+
+    def __getitem__(self, option: str) -> Any:
+        return self._record[option]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def __repr__(self) -> str:
+        options: dict[str, Any] = {"n": self.shape.n, "m": self.shape.m, "steps": self.steps}
+        options |= {"model": self.model.name, "cluster": self.cluster.name}
+        return f"Request({self.schedule.name!r}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        shape = self.shape
+        record = {
+            "schedule": self.schedule.name,
+            "n": shape.n,
+            "m": shape.m,
+            "steps": self.steps,
+            "counts": self.counts and [list(row) for row in self.counts],
+            "chunks": shape.chunks if shape.chunks > 1 else None,
+            "replicas": shape.replicas,
+            "overlap_all_reduce": self.overlap_all_reduce,
+            "rule": self.rule.recorded(shape),
+            "prefetch": self.prefetch,
+            "slot_order": self.slot_order,
+            "collective": self.collective,
+            "expand_collectives": self.expands,
+            "rendezvous": self.rendezvous,
+            "contention": self.contention,
+            "ignore_memory": self.ignore_memory,
+            "run": self.run,
+            **self.disorder.recorded(slots=self.in_slots),
+            "seed": self.seed,
+            "model": self.model.to_builtins(),
+            "cluster": self.cluster.to_builtins(),
+            **self.preset_options,
+        }
+        return {name: value for name, value in record.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
+
+    @cached_property
+    def _counted_once(self) -> tuple[Model, tuple[Tie, ...]]:
+        return counted_once(self.schedule, self.shape, self.rule, self.model)
+
+    @property
+    def local_ties(self) -> tuple[Tie, ...]:
+        """The tied tensors whose stages are all on one device, where they are counted once."""
+        return self._counted_once[1]
+
+    @cached_property
+    def timed_model(self) -> Model:
+        """The model with local ties counted once, and with the times of what its stages offload to hosts."""
+        return with_transfer_times(self._counted_once[0], self.cluster.host)
+
+    @property
+    def widths(self) -> Widths:
+        """The number of devices of each stage, where the placement derives it from the stages' times; else ()."""
+        if not self.schedule.placement.exclusive:
+            return ()
+        return pyramid_of(self.timed_model, self.shape.m, reached(self.cluster, 1, self.timed_model)[0])
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots; else they are seconds."""
+        return self.model.is_unit
+
+    @property
+    def contends(self) -> bool:
+        """Whether messages share links."""
+        return self.contention != "none"
+
+    @property
+    def expands(self) -> bool:
+        """Whether collectives run as messages: a collective in one piece is on no link that it could share."""
+        return self.expand_collectives or self.contends
+
+    @property
+    def memory_engine(self) -> str:
+        """The engine whose need of memory is estimated."""
+        return memory_engine(self.engine, self.contention)
+
+    def resolved(self, *, sends: bool, sums: bool, devices: int) -> Self:
+        """Return the request of a run on so many devices, with its collective chosen; refuse disturbances of none.
+
+        `sends` says whether the run has messages, `sums` whether it has collectives: these run by the best algorithm if
+        the cluster has a topology. What a cluster says of messages or of further devices may be for other schedules.
+        """
+        name, disorder = self.schedule.name, self.disorder.within(devices)
+        if not sends:
+            disorder = msgspec.structs.replace(disorder, link_jitter="")
+        for option in sorted(self.given_disorder):
+            if getattr(self.disorder, option) and not getattr(disorder, option):
+                problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
+                raise InapplicableOption(option.replace("_", "-"), f"{name} {problem}; leave it out")
+        if not disorder.is_random:
+            for option, number in (("seed", self.seed), ("run", self.run)):
+                if number:
+                    problem = f"{option}={number}, and nothing is random; leave it out, or give --jitter"
+                    raise InapplicableOption(option, problem)
+        best = sums and self.cluster.is_joined and not self.cluster.is_free
+        return self._changed(disorder=disorder, collective=self.collective or ("best" if best else DEFAULT))
+
+    def with_steps(self, steps: int, **changed: Any) -> Self:
+        """Return the request with another number of training steps; refuse it if these do not fit."""
+        shape, parts = self.shape, 3 if self.schedule.splits(self.shape) else 2
+        size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
+        refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots)
+        return self._changed(steps=steps, **changed)
+
+    def without_chance(self) -> Self:
+        """Return the request of the run in which everything takes its mean time, whatever memory its devices have."""
+        disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="")
+        return self._changed(disorder=disorder, seed=0, run=0, ignore_memory=True)
+
+    def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
+        """Return the same request of another model, in as many stages and trained alike, and of another cluster."""
+        kept: set[str] = {"model", *TRAINING} if model is self.model else set()
+        kept |= {"cluster"} if cluster is self.cluster else set()
+        presets = preset_options({"model": model, "cluster": cluster}, self.given_training)
+        presets |= {name: value for name, value in self.preset_options.items() if name in kept}
+        found = find_cluster(cluster)
+        return self._changed(
+            model=model if model is self.model else self._other_model(model),
+            cluster=undisturbed(found),
+            disorder=msgspec.structs.replace(found.disorder, **self.given_disorder).effective(),
+            preset_options=presets,
+            collective=self.given_collective,
+        )
+
+    def _other_model(self, model: str | Path | Model) -> Model:
+        """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
+        n = self.shape.n
+        if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
+            model = find_model(model, n, self.given_training)
+        if model.is_unit != self.in_slots:
+            problem = "is of slots" if model.is_unit else "is of seconds and bytes"
+            raise RequestError("model", f"{problem}, and this request's is not; make another request")
+        return model.split(self.schedule.name) if self.schedule.splits(self.shape) else model
+
+    def _changed(self, **changed: Any) -> Self:
+        """Return the request with other values of some fields, which agree with the rest."""
+        other = object.__new__(type(self))
+        other.__dict__.update({field.name: getattr(self, field.name) for field in fields(self)} | changed)
+        if not changed.keys() & {"model", "cluster"}:
+            other.__dict__.update(_counted_once=self._counted_once, timed_model=self.timed_model)
+        return other

@@ -1,0 +1,118 @@
+"""The options of a request: names, types and defaults of `simulate`'s keywords and of the command line's options."""
+
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+from cdpsim.cluster import Cluster
+from cdpsim.cluster.disorder import Slow, Stop
+from cdpsim.errors import RequestError
+from cdpsim.model import Model, Offload, Optimizer, Recomputation
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.rule import Rule
+
+SlotOrder = Literal["forward-first", "backward-first"]
+EngineName = Literal["auto", "fast", "simpy"]
+Contention = Literal["none", "fair", "queue"]
+Rendezvous = Literal["megatron", "torch"]
+CollectiveName = Literal[
+    "recursive-doubling",
+    "ring",
+    "tree",
+    "halving-doubling",
+    "double-tree",
+    "hierarchical",
+    "hierarchical-rails",
+    "best",
+]
+FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
+MEGATRON, TORCH = RENDEZVOUS = get_args(Rendezvous)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Options that change a schedule; `Schedule.options` names those that it accepts."""
+
+    rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
+    m: int | None
+    counts: Sequence[Sequence[int]] | None
+    chunks: int | None
+    replicas: int
+    overlap_all_reduce: bool
+    vertical_sync: bool
+    prefetch: int
+    slot_order: SlotOrder | None
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Options of how a model is trained; None means as the model's file says."""
+
+    optimizer: Optimizer | None
+    mixed_precision: bool | None
+    recompute: Recomputation | None
+    offload: Offload | None
+
+
+class PlatformOptions(TypedDict, total=False):
+    """Options of what runs on which machine, and of how messages are sent there."""
+
+    model: str | Path | Model | Mapping[str, Any]
+    cluster: str | Path | Cluster | Mapping[str, Any]
+    collective: CollectiveName | None
+    expand_collectives: bool
+    contention: Contention
+    rendezvous: Rendezvous | None
+    defer_receives: bool
+    ignore_memory: bool
+
+
+class DisorderOptions(TypedDict, total=False):
+    """Options of what disturbs a run, empty or None as the cluster says, and of which random run it is."""
+
+    slow: Sequence[str | Slow]
+    jitter: str | None
+    link_jitter: str | None
+    stop: Sequence[str | Stop]
+    seed: int
+    run: int
+
+
+class SimulationOptions(TypedDict, total=False):
+    """Options of how many steps are simulated, by which engine, in how much memory."""
+
+    steps: int | None
+    engine: EngineName
+    max_memory: str | float | None
+
+
+class Options(ScheduleOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions, total=False):
+    """All options of a request, beside its schedule and its number of stages."""
+
+
+FLAGS = tuple(name for name, kind in Options.__annotations__.items() if kind is bool)
+TRAINING = tuple(TrainingOptions.__annotations__)
+_OTHER_THAN_NONE: dict[str, Any] = {
+    **dict.fromkeys(FLAGS, False),
+    **dict.fromkeys(("model", "cluster"), "unit"),
+    **dict.fromkeys(("prefetch", "seed", "run"), 0),
+    **dict.fromkeys(("slow", "stop"), ()),
+    "replicas": 1,
+    "engine": "auto",
+    "contention": "none",
+}
+DEFAULTS = {name: _OTHER_THAN_NONE.get(name) for name in Options.__annotations__}
+OPTION_NAMES = ("schedule", "n", *DEFAULTS)
+SIGNATURE = Signature(
+    [
+        Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
+        Parameter("n", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None),
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Options.__annotations__[name])
+            for name, default in DEFAULTS.items()
+        ),
+    ]
+)
+
+
+class InapplicableOption(RequestError):
+    """The refusal of an option that a schedule does not accept, or that would change nothing in its run."""

@@ -1,0 +1,261 @@
+"""Read the options of a request into its fields, check them alone and together, and refuse what would do nothing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cdpsim import presets
+from cdpsim.cluster import Cluster
+from cdpsim.cluster.devices import UNLIMITED_LANES
+from cdpsim.cluster.disorder import KEYWORDS as DISORDER
+from cdpsim.cluster.disorder import Disorder, disorder_of
+from cdpsim.errors import RequestError, choose, true_or_false, whole_number
+from cdpsim.limits import refuse_too_large
+from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.model.recipe import apply_recipe
+from cdpsim.program.assembly import check_counts
+from cdpsim.program.collectives import COLLECTIVES
+from cdpsim.request.options import (
+    BACKWARD_FIRST,
+    FLAGS,
+    FORWARD_FIRST,
+    MEGATRON,
+    RENDEZVOUS,
+    SLOT_ORDERS,
+    TRAINING,
+    InapplicableOption,
+)
+from cdpsim.schedules import Schedule, find_schedule
+from cdpsim.schedules.rule import ALL_RULES, CUSTOM, Rule, find_rule, recorded_rule
+from cdpsim.schedules.shape import Shape
+from cdpsim.timing.costs import CONTENTION
+from cdpsim.timing.engine import find_engine
+
+LEAST_STEPS = 3  # of a request that gives no number
+
+
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request from all of its options, among other values; refuse early what is cheap to refuse.
+
+    The slot model of very many stages is made only after the size of the run has been checked.
+    """
+    options = _check_each(given)
+    schedule, n = options["schedule"], options["n"]
+    if n is None and schedule.shape is not None:
+        n = schedule.shape.n
+    training = {name: options[name] for name in TRAINING}
+    is_unit = isinstance(options["model"], str) and options["model"] in UNIT_MODELS
+    model = None if is_unit else find_model(options["model"], n, training)
+    n = whole_number("n", n, at_least=1) if model is None else model.n
+    shape, in_slots = shape_of(schedule, n, options), model is None or model.is_unit
+    rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
+    model = model or find_model(options["model"], n, training)
+    cluster = find_cluster(options["cluster"])
+    disturbances = {name: options[name] for name in DISORDER}
+    own_disorder = disorder_of(Disorder(), **disturbances, slots=in_slots)
+    disorder = disorder_of(cluster.disorder, **disturbances, slots=in_slots)
+    _refuse_misfits(schedule, model, cluster)
+    _refuse_ineffective(shape, model, cluster, options)
+    if schedule.splits(shape):
+        _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots, parts=3)
+        model = model.split(schedule.name)
+    return options | {
+        "counts": _counts(options["counts"], shape, steps),
+        "model": model,
+        "cluster": undisturbed(cluster),
+        "rule": rule,
+        "shape": shape,
+        "steps": steps,
+        "slot_order": options["slot_order"] or FORWARD_FIRST,
+        "disorder": disorder,
+        "given_disorder": {name: getattr(own_disorder, name) for name in DISORDER if options[name]},
+        "given_collective": options["collective"],
+        "given_training": training,
+        "preset_options": preset_options(options, training),
+    }
+
+
+def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with each of them checked that needs no other, and the schedule found."""
+    # A text of numpy's becomes one of Python's.
+    options = {name: str(value) if isinstance(value, str) else value for name, value in given.items()}
+    options |= {name: true_or_false(name, options[name]) for name in FLAGS}
+    options["schedule"] = find_schedule(options["schedule"])
+    choose("contention", options["contention"], CONTENTION)
+    find_engine(options["engine"], options["contention"])
+    options |= {name: whole_number(name, options[name], at_least=0) for name in ("prefetch", "seed", "run")}
+    if options["collective"] is not None:
+        choose("collective", options["collective"], COLLECTIVES)
+    return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
+
+
+def _rendezvous(given: object, defer_receives: object) -> str | None:
+    """Return how both ends of a message meet, or None; `defer_receives` is the old name of one of these ways."""
+    if given is None:
+        return MEGATRON if defer_receives else None
+    rendezvous = choose("rendezvous", given, RENDEZVOUS)
+    if defer_receives and rendezvous != MEGATRON:
+        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {rendezvous}"
+        raise RequestError("defer-receives", f"{problem}; leave either out")
+    return rendezvous
+
+
+def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
+    """Return the shape of a schedule of n stages: by the options, and by the schedule where these are None."""
+    if schedule.shape is not None and n != schedule.shape.n:
+        raise RequestError("n", f"n={n}, but {schedule.name} has {schedule.shape.n} stages; leave it out")
+    defaults = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
+    given = {name: default if options[name] is None else options[name] for name, default in defaults.items()}
+    m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
+    return Shape(n, m, chunks, replicas)
+
+
+def _rule_and_steps(
+    schedule: Schedule, shape: Shape, options: Mapping[str, Any], *, in_slots: bool
+) -> tuple[Rule, int]:
+    """Return the rule and the number of steps; refuse a run that will not fit before anything takes long."""
+    given = options["steps"]
+    if given is None and isinstance(options["counts"], Sequence | np.ndarray):
+        given = len(options["counts"])
+    steps = LEAST_STEPS if given is None else whole_number("steps", given, at_least=1)
+    _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
+    refuse_inapplicable(schedule, shape, options)
+    rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
+    if rule.name == CUSTOM and rule.recorded(shape) == schedule.rule.recorded(shape):  # a record of its own rule
+        rule = schedule.rule
+    if given is None and (needed := rule.fill(shape) + 2) > LEAST_STEPS:
+        steps = needed
+        _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
+    return rule, steps
+
+
+def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
+    if vertical_sync:
+        if rule is not None:
+            raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
+        assert schedule.vertical_sync is not None, "schedules without it are refused before"
+        return schedule.vertical_sync
+    if rule is None or isinstance(rule, Rule):
+        return rule or schedule.rule
+    if isinstance(rule, list | tuple | Mapping) or (isinstance(rule, str) and rule in ALL_RULES):
+        return recorded_rule(rule)
+    return find_rule(rule)  # type: ignore[arg-type]  # refuses other types
+
+
+def _refuse_too_large(
+    schedule: Schedule, shape: Shape, steps: int, options: Mapping[str, Any], *, in_slots: bool, parts: int = 2
+) -> None:
+    """Refuse a run that will not fit; whether backwards are split is known only when an order is written out."""
+    refuse_too_large(
+        shape.n,
+        None if options["m"] is None and schedule.m is None else shape.m,
+        steps,
+        memory_engine(options["engine"], options["contention"]),
+        options["max_memory"],
+        replicas=shape.replicas,
+        parts=parts,
+        slots=in_slots,
+    )
+
+
+def memory_engine(engine: str, contention: str) -> str:
+    """Return the engine whose need of memory is estimated: contention needs SimPy's."""
+    return engine if contention == "none" else "simpy"
+
+
+def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, Any]) -> None:
+    """Refuse an option that the schedule does not accept, unless its value is the schedule's own."""
+    slot_order = options.get("slot_order")
+    if slot_order is not None:
+        choose("slot-order", slot_order, SLOT_ORDERS)
+    changed = {
+        "m": shape.m != schedule.micro_batches(shape.n),
+        "chunks": shape.chunks != schedule.order.chunks,
+        "replicas": shape.replicas > 1,
+        "overlap-all-reduce": options.get("overlap_all_reduce"),
+        "vertical-sync": options.get("vertical_sync"),
+        "prefetch": options.get("prefetch"),
+        "slot-order": slot_order == BACKWARD_FIRST,
+    }
+    for option, is_changed in changed.items():
+        if is_changed and option not in schedule.options:
+            accepted = ", ".join(schedule.options) or "none of its kind"
+            problem = f"{schedule.name} does not take this option (it takes {accepted})"
+            raise InapplicableOption(option, f"{problem}; leave it out")
+
+
+def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
+    """Refuse a cluster with facts for which the model or the schedule has no use."""
+    if model.is_unit and cluster.is_measured:
+        problem = "is of slots, which have no seconds and no bytes, and the cluster says something in them"
+        raise RequestError("model", f"{problem}; name a model (`cdpsim models` lists some), or leave --cluster out")
+    lanes = max(group.lanes for group in cluster.devices)
+    if not schedule.placement.lanes and 1 < lanes < UNLIMITED_LANES:
+        problem = f"the cluster's devices have {lanes}, and {schedule.name} runs one task at a time on each"
+        raise RequestError("lanes", f"{problem}; leave them out of its file")
+
+
+def _refuse_ineffective(shape: Shape, model: Model, cluster: Cluster, options: Mapping[str, Any]) -> None:
+    """Refuse options that change nothing with this model and this cluster."""
+    is_free, in_slots = cluster.is_unit, model.is_unit
+    lanes_for_all = cluster.lanes(1)[0] >= shape.m
+    give_links = "messages take no time; give a --cluster with links"
+    give_lanes = "every micro-batch has a lane of its own; give a --cluster with fewer lanes"
+    for option, is_ineffective, problem in (
+        ("contention", options["contention"] != "none" and is_free, give_links),
+        ("link-jitter", options["link_jitter"] and is_free and not in_slots, give_links),
+        ("collective", options["collective"] == "best" and is_free, "messages take no time, and no way is better"),
+        ("rendezvous", options["rendezvous"] and in_slots, "in slots messages take no time; give a --model"),
+        ("slot-order", options["slot_order"] == BACKWARD_FIRST and lanes_for_all, give_lanes),
+    ):
+        if is_ineffective:
+            raise InapplicableOption(option, f"{problem}, or leave it out")
+
+
+def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return how many micro-batches each replica has in each step; None where that is always m."""
+    if given is None:
+        return None
+    counts = check_counts(given, shape, steps)
+    return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
+
+
+def find_model(
+    model: str | Path | Model | Mapping[str, object], n: int | None, training: Mapping[str, object]
+) -> Model:
+    """Return a model by name, file or content, in n stages if given, trained by the options or its own recipe."""
+    given = {name: value for name, value in training.items() if value is not None}
+    if "mixed_precision" in given:
+        true_or_false("mixed_precision", given["mixed_precision"])
+    if n is not None:
+        n = whole_number("n", n, at_least=1)
+    if isinstance(model, str) and model in UNIT_MODELS:
+        found = Model.unit(whole_number("n", n, at_least=1), split=model != "unit")
+    else:
+        found = Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
+    return apply_recipe(found, msgspec.structs.replace(found.training, **given), n)
+
+
+def find_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:
+    """Return a cluster by name, file or content."""
+    if isinstance(cluster, Mapping) or (isinstance(cluster, str) and cluster == "unit"):
+        return Cluster.from_builtins(cluster, "cluster")
+    return presets.find_cluster(cluster)
+
+
+def undisturbed(cluster: Cluster) -> Cluster:
+    """Return the cluster without what disturbs its runs."""
+    return cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
+
+
+def preset_options(options: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that name a model or a cluster of the package, and the training options of such a model."""
+    named = {
+        word: options[word]
+        for word in ("model", "cluster")
+        if isinstance(options[word], str) and options[word] in presets.preset_names(f"{word}s")
+    }
+    return named | {name: value for name, value in training.items() if value is not None and "model" in named}

@@ -1,0 +1,57 @@
+"""The tables of a run: its nodes in the order of the files, and the columns of each file."""
+
+import numpy as np
+
+from cdpsim.numeric.columns import Columns, Ints, Times
+from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.timing.costs import Costs
+from cdpsim.trace import MESSAGES, TASKS, names_of
+from cdpsim.trace.metrics import memory, staleness
+
+
+def sort_tasks(program: Program, start: Times) -> Ints:
+    """Return tasks in the order of start, device, kind (U, F, B, W), step, micro-batch and stage."""
+    tasks = program.tasks
+    return np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start[: len(tasks)]))
+
+
+def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Columns:
+    """Return the columns of tasks.csv."""
+    tasks = program.tasks
+    columns = {name: getattr(tasks, name)[node] for name in TASKS if hasattr(tasks, name)}
+    columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": staleness.stale_flags(program, start, end)[node]}
+    columns |= {"start": start[node], "end": end[node]}
+    return {name: columns[name] for name in TASKS}
+
+
+def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> Ints:
+    """Return messages in the order of start, then the other columns from the left; groups by their members."""
+    messages, first = program.messages, len(program.tasks)
+    start, end = start[program.message_nodes], end[program.message_nodes]
+    dst, together = messages.dst.copy(), messages.op != Op.P2P
+    groups = sorted(range(len(program.groups)), key=lambda group: program.groups[group].tolist())
+    dst[together] = np.argsort(groups)[dst[together]]
+    stage = np.maximum(messages.stage, -1)
+    by = (messages.op, messages.content, stage, messages.micro_batch, messages.step, messages.src, dst)
+    return first + np.lexsort((costs.rounds, end, messages.size, *by[::-1], start))
+
+
+def message_columns(program: Program, costs: Costs, start: Times, end: Times, node: Ints) -> Columns:
+    """Return the columns of messages.csv; `dst` as text where collectives are, whose members it joins by `|`."""
+    messages, order = program.messages, node - len(program.tasks)
+    is_single = messages.op[order] == Op.P2P
+    columns = {name: getattr(messages, name)[order] for name in MESSAGES if hasattr(messages, name)}
+    columns["stage"] = np.maximum(columns["stage"], -1)
+    columns |= {"op": names_of(Op)[columns["op"]], "content": names_of(Content)[columns["content"]]}
+    if not is_single.all():
+        groups = ["|".join(map(str, members.tolist())) for members in program.groups]
+        pairs = zip(is_single.tolist(), columns["dst"].tolist(), strict=True)
+        columns["dst"] = np.array([str(to) if single else groups[to] for single, to in pairs], dtype=object)
+    columns |= {"start": start[node], "end": end[node], "rounds": costs.rounds[order]}
+    return {name: columns[name] for name in MESSAGES}
+
+
+def memory_columns(program: Program, start: Times, end: Times) -> Columns:
+    """Return the columns of memory.csv."""
+    curve = memory.memory_by_category(program, start, end)
+    return curve | {"category": names_of(Category)[curve["category"]]}

@@ -1,0 +1,11 @@
+"""The files that a trace writes."""
+
+from pathlib import Path
+
+from cdpsim import Trace
+
+
+def files(trace: Trace, folder: Path) -> dict[str, bytes]:
+    """What it writes."""
+    trace.save(folder)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -1,0 +1,44 @@
+"""Optimizers, models, schedules and rules that many tests of the harness walk through."""
+
+import pytest
+
+from cdpsim.model import Stage
+from cdpsim.schedules import SCHEDULES, TABLE_1
+from tests.validation.known import known
+from validation.replay.case import Case
+from validation.training.models import MODELS
+from validation.training.optimizer import Optimizer
+from validation.trial.trials import Group, Trial
+
+OPTIMIZERS = {
+    "sgd": Optimizer("sgd", {"lr": 0.1}),
+    "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "adam": Optimizer("adam", {"lr": 0.01}),
+}
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+every_model = pytest.mark.parametrize("model", MODELS)
+every_schedule = pytest.mark.parametrize("schedule", TABLE_1)
+cyclic = [name for name in TABLE_1 if not SCHEDULES[name].order.together]
+
+
+def rules_of(schedule: str) -> list[str]:
+    """The rules with a name that a schedule takes."""
+    return ["cdp-v1", "cdp-v2"] if schedule in cyclic else ["dp"]
+
+
+def tolerance(schedule: str) -> float:
+    """Point to point additions have an order; torch chooses its own inside collectives."""
+    return 0.0 if schedule in cyclic or schedule.startswith("single") else 1e-12
+
+
+def stages_of(case: Case) -> tuple[Stage, ...]:
+    """What a case's stages hold and do."""
+    model = known(case).stages
+    assert model is not None
+    return model.stages
+
+
+def tiny(name: str, *, model: str = "mlp", schedule: str = "single-cdp", alone: bool = True, lasts: float = 1) -> Trial:
+    """A trial that takes less than a second."""
+    case = Case(schedule, 2, steps=1, model=model, batch=1)
+    return Trial(Group(name, "that it runs", lasts), case, alone)
