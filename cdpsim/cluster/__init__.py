@@ -16,7 +16,7 @@ from cdpsim.cluster.routes import Routes
 from cdpsim.cluster.star import Star, star
 from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.numeric.columns import Floats, Ints
 
@@ -25,7 +25,7 @@ Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card th
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
 
 
-class Cluster(fileform.Table, frozen=True, kw_only=True):
+class Cluster(config.ConfigTable, frozen=True, kw_only=True):
     """Groups of devices, numbered from 0 through all of them, and what joins them."""
 
     name: Name = ""
@@ -38,7 +38,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     host: Link | None = None  # between each device and its host
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if len(self.devices) > 1 and any(group.count is None for group in self.devices):
             raise RequestError("devices", "every one of several groups needs its count")
         count = self.count
@@ -226,11 +226,11 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a cluster file, .toml or .json."""
-        return cls.from_builtins(fileform.load(path), str(path))
+        return cls.from_builtins(config.read_config(path), str(path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a cluster file; loading it gives an equal cluster."""
-        fileform.save(path, self._table(), force=force)
+        config.write_config(path, self._table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Give what a file says of this cluster, or "unit"."""
@@ -241,7 +241,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Make a cluster of a file's content, or of "unit"; errors begin with `subject`."""
         if content == "unit":
             return cls.unit()
-        form = fileform.decode(content, _ClusterFile, subject, _TABLES)
+        form = config.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
             return cls(**{name: getattr(form, name) for name in form.__struct_fields__} | {"devices": groups})
@@ -249,17 +249,17 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             raise RequestError(subject, f"$.{error}") from None
 
     def _table(self) -> dict[str, object]:
-        groups = [fileform.encode(group) for group in self.devices]
+        groups = [config.encode(group) for group in self.devices]
         table: dict[str, object] = {
             "name": self.name,
             "devices": groups[0] if len(groups) == 1 else groups,
-            "link": fileform.encode(self.link),
-            "links": [fileform.encode(pair) for pair in self.links],
-            "topology": fileform.encode(self.topology) if self.topology is not None else {},
-            "edges": [fileform.encode(edge) for edge in self.edges],
-            "disorder": fileform.encode(self.disorder),
+            "link": config.encode(self.link),
+            "links": [config.encode(pair) for pair in self.links],
+            "topology": config.encode(self.topology) if self.topology is not None else {},
+            "edges": [config.encode(edge) for edge in self.edges],
+            "disorder": config.encode(self.disorder),
         }
-        host = {} if self.host is None else {"host": fileform.encode(self.host)}  # may be empty: free
+        host = {} if self.host is None else {"host": config.encode(self.host)}  # may be empty: free
         # Never all of them: an empty file is one that was not written to its end.
         return {key: value for key, value in table.items() if value or key == "devices"} | host
 
@@ -312,7 +312,7 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
     return msgspec.structs.replace(cluster, devices=(group,))
 
 
-class _ClusterFile(fileform.Table, frozen=True, kw_only=True):
+class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
     devices: Devices | tuple[Devices, ...] = Devices()
     link: Link = Link()

@@ -52,7 +52,7 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of a file; made in Python it obeys the same rules, and takes "25 us" too."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             msgspec.structs.force_setattr(self, field.name, value)
 
 
-def load(path: str | Path) -> object:
+def read_config(path: str | Path) -> object:
     """Read a .toml or .json file into plain dicts and lists."""
     ending = _ending(path)
     text = files.read_text(path)
@@ -79,25 +79,25 @@ def load(path: str | Path) -> object:
         raise RequestError(str(path), f"not {ending[1:].upper()}: {error}; mend it there") from None
 
 
-def save(path: str | Path, content: Mapping[str, object], *, force: bool = False) -> None:
+def write_config(path: str | Path, content: Mapping[str, object], *, force: bool = False) -> None:
     """Write plain dicts and lists into a .toml or .json file."""
-    text = as_toml(content) if _ending(path) == ".toml" else as_json(content)
+    text = toml_text(content) if _ending(path) == ".toml" else json_text(content)
     files.write_file(path, [text], force=force)
 
 
-def as_toml(content: Mapping[str, object]) -> str:
+def toml_text(content: Mapping[str, object]) -> str:
     """Give what a .toml file says."""
     import tomli_w
 
     return tomli_w.dumps(content)
 
 
-def as_json(content: Mapping[str, object]) -> str:
+def json_text(content: Mapping[str, object]) -> str:
     """Give what a .json file says."""
     return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
 
 
-def decode(content: object, form: type[T], subject: str, tables: tuple[type[Table], ...]) -> T:
+def decode(content: object, form: type[T], subject: str, tables: tuple[type[ConfigTable], ...]) -> T:
     """Turn plain dicts and lists into `form`; an error names the field, also the one that was meant."""
     try:
         return _convert(content, form)
@@ -118,7 +118,7 @@ def _convert(content: object, form: type[T]) -> T:
         raise msgspec.ValidationError("a text in it is no Unicode (it has a surrogate); write it again") from None
 
 
-def encode(table: Table) -> dict[str, object]:
+def encode(table: ConfigTable) -> dict[str, object]:
     """Turn a table into what a file says of it: quantities with units, defaults left out."""
     values = [(field, getattr(table, field.name)) for field in _fields(type(table))]
     return {field.name: _encode(value, field.type) for field, value in values if value != field.default}
@@ -127,11 +127,11 @@ def encode(table: Table) -> dict[str, object]:
 def _encode(value: Any, kind: Any) -> object:
     quantity = next((k for k in (kind, *get_args(kind)) if isinstance(k, _Quantity)), None)
     if quantity is not None:
-        return units.text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
-    if isinstance(value, Table):
+        return units.quantity_text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
+    if isinstance(value, ConfigTable):
         return encode(value)
     if isinstance(value, tuple):
-        return [encode(part) if isinstance(part, Table) else part for part in value]
+        return [encode(part) if isinstance(part, ConfigTable) else part for part in value]
     return value
 
 
@@ -145,7 +145,7 @@ def _decode_quantity(kind: type[Any], given: object) -> object:
 
 
 @functools.cache
-def _fields(table: type[Table]) -> tuple[msgspec.structs.FieldInfo, ...]:
+def _fields(table: type[ConfigTable]) -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(table)
 
 

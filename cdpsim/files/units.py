@@ -19,13 +19,13 @@ MOST_BYTES = 10**15
 Number = int | float | Fraction
 
 
-def plain(value: Number) -> Any:
-    """Give a whole fraction as the integer that it is."""
+def simplified(value: Number) -> Any:
+    """Return a whole fraction as the integer that it is, any other number as it is."""
     return int(value) if isinstance(value, Fraction) and value.denominator == 1 else value
 
 
-def said(value: Number) -> int | float | str:
-    """Give a number as JSON has it: a fraction as a text, in lowest terms."""
+def json_number(value: Number) -> int | float | str:
+    """Return a number as JSON has it: a fraction as a text, in lowest terms."""
     return str(value) if isinstance(value, Fraction) else value
 
 
@@ -100,14 +100,25 @@ def bandwidth(given: object) -> float:
     return float(_measure(given, _BANDWIDTH)[0])
 
 
-@functools.lru_cache(maxsize=4096, typed=True)  # one run after another says the same model and cluster
-def text(amount: float, unit: str) -> str:
-    """Write an amount so that reading it gives the same number to the last bit: 2.5e-05, "s" as "25 us"."""
+@functools.lru_cache(maxsize=4096, typed=True)  # one run after another records the same model and cluster
+def quantity_text(amount: float, unit: str) -> str:
+    """Return an amount as a text that is read as the same number to the last bit: "25 us" for 2.5e-05 of "s"."""
     if amount == math.inf:
         return "inf"
     reader = _reader()
     shortest, exact = (reader(amount, unit).render(prec=digits) for digits in (12, 16))
     return shortest if float(reader(shortest)) == amount else exact
+
+
+def short_text(value: float, unit: str) -> str:
+    """Return a number for people, with four digits: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    if unit in ("/s", "x"):
+        return f"{value:.4g} /s" if unit == "/s" else f"{value:.4g}"  # "m/s", a thousandth of it, would be metres
+    from quantiphy import Quantity
+
+    return str(Quantity(value, unit).render(prec=3))
 
 
 def _measure(given: object, *kinds: _Kind) -> tuple[int | float, _Kind]:

@@ -459,7 +459,7 @@ def serve(arguments):
     target = sys.argv[1]
     write_file(target, chunks()) if sys.argv[2] == "file" else write_folder(target, {"a": ["1"], "b": chunks()})
     return 0
-sys.exit(console.run(serve))
+sys.exit(console.exit_code_of(serve))
 """
 
 

@@ -42,6 +42,8 @@ def program_of(traffic: Sequence[Sent]) -> Program:
         lane_tasks=number,
         lane_start=np.arange(k + 1),
         releases=(),
+        base=none,
+        first_step=none,
     )
 
 

@@ -198,7 +198,9 @@ def versions_swapped() -> Run:
     """The last two updates of a stage make each other's version; no forward reads either."""
     run = sound("multi-cdp", rule="cdp-v1")
     rows = [node(run.program, f"U(t={t},j=1)") for t in (1, 2)]
-    return column(run, "tasks", "version", rows, [3, 2])
+    swapped = column(run, "tasks", "version", rows, [3, 2])
+    base = swapped.program.tasks.version[run.program.compute :] - 1
+    return replace(swapped, program=replace(swapped.program, base=base))
 
 
 def released_later() -> Run:

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.files.units import seconds, text
+from cdpsim.files.units import quantity_text, seconds
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program import Category, EdgeKind
 from cdpsim.runs import Run
@@ -71,7 +71,9 @@ def time_of(trace: Trace, slot: object) -> float:
         return number
     moment = seconds(slot)
     if moment >= end:
-        raise RequestError("slot", f"{text(moment, 's')} is not in this run, which takes {text(end, 's')}")
+        raise RequestError(
+            "slot", f"{quantity_text(moment, 's')} is not in this run, which takes {quantity_text(end, 's')}"
+        )
     return moment
 
 
