@@ -173,6 +173,16 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         """Whether every message takes no time at all."""
         return self.link.is_free and self.host.is_free and self.network.is_free
 
+    @property
+    def has_alike_nodes(self) -> bool:
+        """Whether it has nodes round one switch: then all of them are alike, and the ways between any two."""
+        return self.kind == "nodes" and self.across == "switch"
+
+    @property
+    def is_alike_inside(self) -> bool:
+        """Whether ways within a node are alike both ways."""
+        return self.inside == "switch" or self.link.there == self.link.back
+
     def whole(self, count: int) -> int:
         """Say how many devices there are where at least `count` are needed: nodes come whole."""
         size = self.per_node or 1
