@@ -256,7 +256,7 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
         "schedule": request.schedule.name,
         "shape": request.shape,
         "steps": request.steps,
-        "sizes": model.weights,
+        "sizes": model.all_sizes,
         "ties": request.local_ties,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,

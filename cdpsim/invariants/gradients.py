@@ -179,7 +179,7 @@ def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
             row, member = members(program, np.array([node - len(tasks)]))
             if not np.array_equal(np.sort(member), holds):
                 yield f"{program.describe(node)} leaves out a device that has a tied stage"
-            elif not len(run.whole.arrived) and program.messages.size[row[0]] < tie.summed:
+            elif not len(run.whole.arrived) and program.messages.size[row[0]] < tie.gradient_bytes:
                 yield f"{program.describe(node)} does not carry the tied tensor's gradient"
 
 

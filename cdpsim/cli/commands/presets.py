@@ -78,8 +78,8 @@ def _model_row(name: str, model: "Model") -> Row:
         "precision": model.precision,
         "forward_flop": sum(float(stage.forward) for stage in model.stages),
         "backward_flop": sum(float(stage.backward) for stage in model.stages),
-        "parameter_count": model.bytes_of_parameters // BYTES[model.precision],
-        "parameters_bytes": model.bytes_of_parameters,
+        "parameter_count": model.parameter_bytes // BYTES[model.precision],
+        "parameters_bytes": model.parameter_bytes,
         "activations_bytes": int(model.size("activation").sum()),
     }
 
