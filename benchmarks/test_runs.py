@@ -11,7 +11,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.numeric.paths import sort_into_levels
 from cdpsim.runs import Run
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.timing.disturbed_costs import jittered
 from cdpsim.timing.engine import ENGINES
 
@@ -33,7 +33,7 @@ def run_of(name: str, jitter: str = "lognormal:0.1") -> Run:
 def test_spread(name: str, jitter: str, benchmark: Any) -> None:
     """All of it: costs, levels, random numbers, the sweep, makespans and ends of steps."""
     trace = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter)
-    benchmark.pedantic(spread, (trace, RUNS), rounds=9, warmup_rounds=2)
+    benchmark.pedantic(sample_runs, (trace, RUNS), rounds=9, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -44,7 +44,7 @@ from cdpsim.draw.palette import colour
 from cdpsim.draw.text import timetable
 from cdpsim.files import tables
 from cdpsim.studies import table1_forms
-from cdpsim.studies.table1 import compute
+from cdpsim.studies.table1 import compute_table1
 
 # %% [markdown]
 # ## Nine implementations
@@ -71,8 +71,8 @@ for name in ("multi-dp", "multi-cdp"):
 # one micro-batch in all stages, $\Psi_P$ the parameters of all stages; a stage has $1/N$ of both.
 
 # %%
-table = compute(4)
-print(table1_forms.FORMS["text"](table))
+table = compute_table1(4)
+print(table1_forms.TABLE1_FORMS["text"](table))
 assert all(row["agree"] for row in table.rows)
 
 # %% [markdown]

@@ -45,9 +45,9 @@ from cdpsim.draw.compared import compared
 from cdpsim.draw.hidden import hidden
 from cdpsim.files.tables import FORMATS
 from cdpsim.schedules import TABLE_1
-from cdpsim.studies.breakeven import breakeven, curve, span
+from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
 from cdpsim.studies.compare import Measured, measure
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 
 
 def table(rows: list[dict[str, object]]) -> None:
@@ -195,9 +195,9 @@ def run_of(name: str) -> Callable[[cdpsim.Cluster], cdpsim.Trace]:
     return lambda changed: cdpsim.simulate(name, 16, **(asked | {"cluster": changed}))
 
 
-found = {name: breakeven(run_of(name), cluster) for name in rings}
-factors = span([*found.values()], points=17)
-curves = [(found[name], curve(run_of(name), cluster, factors)) for name in rings]
+found = {name: find_break_even(run_of(name), cluster) for name in rings}
+factors = bandwidth_factors([*found.values()], points=17)
+curves = [(found[name], step_times_at(run_of(name), cluster, factors)) for name in rings]
 shown(hidden([*found.values()], factors, curves, share=0.01))
 
 # %%
@@ -216,7 +216,7 @@ for name in ("multi-dp", "multi-cdp"):
     slow = measured(name, 8, slow=["3:4"])
     pulls = "prefetch" in cdpsim.SCHEDULES[name].options
     trace = cdpsim.simulate(name, 8, model=llama, prefetch=int(pulls), jitter="lognormal:0.2", **adam, **accos)
-    quantiles = spread(trace, 1000).summary()["period"]
+    quantiles = sample_runs(trace, 1000).summary()["period"]
     row = {"schedule": name, "as it should be": inside[name].step, "one slow": slow.step}
     row |= {"chance, 5 %": quantiles["5%"], "50 %": quantiles["50%"], "95 %": quantiles["95%"]}
     rows.append({key: value if isinstance(value, str) else f"{1e3 * value:.0f} ms" for key, value in row.items()})

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
-from cdpsim.studies.compare import Measured, notes
+from cdpsim.studies.compare import Measured, rate_column, table_notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,10 +29,9 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    other = "rate" if any(one.samples for one in measured) else "samples"
-    shown = [panel for panel in PANELS if panel[0] != other]
+    shown = [panel for panel in PANELS if panel[0] not in {"rate", "samples"} - {rate_column(measured)}]
     figure = Figure(figsize=(12.5, 0.9 + 0.28 * len(measured)), layout="constrained")
-    caption(figure, notes(measured))
+    caption(figure, table_notes(measured))
     panels = figure.subplots(1, len(shown), sharey=True)
     for k, (axes, (field, title, unit)) in enumerate(zip(panels, shown, strict=True)):
         plain(axes, title, size=9)
@@ -67,9 +66,7 @@ def compared(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
 
 
 def _drawn(one: Measured, field: str) -> float | None:
-    if field == "step" and one.steps is not None:
-        return one.steps["50%"]
-    value: float | None = getattr(one, field)
+    value: float | None = one.value("50%" if field == "step" and one.steps is not None else field)
     return value
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cdpsim.draw.canvas import GREY, label, plain
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
-from cdpsim.studies.breakeven import BreakEven
+from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,10 +17,10 @@ _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
 _LINE = 0.19  # inches, of a legend
 _MARKERS = "osD^vPXp"
 
-Curve = tuple[BreakEven, Sequence[float]]
 
-
-def hidden(found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[Curve], *, share: float) -> "Figure":
+def hidden(
+    found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[StepCurve], *, share: float
+) -> "Figure":
     """Draw a curve of steps for each schedule, and where there are several N a panel of break-evens over N.
 
     `factors` are the bandwidths of the curves' points as multiples of the cluster's own.
@@ -46,7 +46,7 @@ def hidden(found: Sequence[BreakEven], factors: Sequence[float], curves: Sequenc
 def _over_bandwidth(
     axes: "Axes",
     factors: Sequence[float],
-    curves: Sequence[Curve],
+    curves: Sequence[StepCurve],
     names: Sequence[str],
     found: Sequence[BreakEven],
     share: float,

@@ -13,7 +13,7 @@ from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.numeric.columns import group_starts
-from cdpsim.studies.superpose import PAPER, Curve, amount, fold, percent, superpose, worker_curve
+from cdpsim.studies.superpose import PAPER_CLAIMS, WorkerCurve, bytes_text, fold, percent_text, superpose, worker_curve
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -30,7 +30,7 @@ _SLOPE = 0.9  # height over width of a panel, about
 
 def figure_4(n: Sequence[int] = PAPER_N, *, axis: str = "flops", contents: str = "activations") -> "Figure":
     """Draw the paper's two models."""
-    return superposed(tuple(PAPER), n, axis=axis, contents=contents)
+    return superposed(tuple(PAPER_CLAIMS), n, axis=axis, contents=contents)
 
 
 def superposed(
@@ -69,18 +69,20 @@ def _panel(
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.yaxis.set_major_formatter(EngFormatter("B"))
     edges = np.append(0, np.cumsum(curve.duration)) / curve.duration.sum()
-    entries = [_draw(axes, curve.size, edges, f"dp-{place}", f"DP: {amount(most)}", color=colour(3), linewidth=1.5)]
+    entries = [_draw(axes, curve.size, edges, f"dp-{place}", f"DP: {bytes_text(most)}", color=colour(3), linewidth=1.5)]
     for k, number in enumerate(n):
         found = superpose(model, number, axis=axis, contents=contents)
-        words = f"CDP, N = {number}: {amount(found.cdp)}, {percent(found.reduction)} less"
+        words = f"CDP, N = {number}: {bytes_text(found.cdp)}, {percent_text(found.reduction)} less"
         look = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.1, "linestyle": (0, (_DASH, _GAP))}
         entries.append(_draw(axes, *_repeated(curve, number), f"cdp-{number}-{place}", words, **look))
     half, black = np.array([most / 2]), {"color": "black", "linewidth": 1.1}
-    entries.append(_draw(axes, half, np.array([0.0, 1.0]), f"optimal-{place}", f"optimal: {amount(most / 2)}", **black))
-    if name in PAPER:
+    entries.append(
+        _draw(axes, half, np.array([0.0, 1.0]), f"optimal-{place}", f"optimal: {bytes_text(most / 2)}", **black)
+    )
+    if name in PAPER_CLAIMS:
         from matplotlib.lines import Line2D
 
-        entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER[name]}"))
+        entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
     part.legend(handles=entries, loc="outside lower left", fontsize=8, frameon=False)
 
 
@@ -99,7 +101,7 @@ def _draw(axes: Any, value: Any, edges: Any, gid: str, words: str, **look: Any) 
     return line
 
 
-def _repeated(curve: Curve, n: int) -> tuple[Any, Any]:
+def _repeated(curve: WorkerCurve, n: int) -> tuple[Any, Any]:
     """What a worker of n has on average over a whole pass, and where each step of that begins, and the end."""
     position, total = fold(curve, n)
     if len(position) * n > MOST_STEPS:

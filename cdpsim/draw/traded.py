@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
-from cdpsim.studies.compare import Measured, notes
+from cdpsim.studies.compare import Measured, table_notes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def traded(measured: Sequence[Measured], *, in_slots: bool) -> "Figure":
     points = sorted(at)
     best = _best(points)
     figure = Figure(figsize=(9.0, max(4.2, 0.8 + 0.19 * len(points))), layout="constrained")
-    caption(figure, notes(measured))
+    caption(figure, table_notes(measured))
     axes = figure.subplots()
     plain(axes, "share of time idle, over the memory of the fullest device", size=10)
     axes.set_xscale("log")

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
+from cdpsim.invariants.needs import Key, Needs, combine
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Op
 from cdpsim.schedules.state import When
 
@@ -18,7 +18,7 @@ class _Ends(NamedTuple):
     """Messages of gradients, each with one of its devices: (step, stage, device)."""
 
     node: Ints
-    key: Columns
+    key: Key
 
 
 def _ends(run: Recount, op: tuple[Op, ...], end: str) -> _Ends:
@@ -46,7 +46,7 @@ def _join(*ends: _Ends) -> _Ends:
 _SUMS = (Op.ALL_REDUCE, Op.REDUCE)
 
 
-def _of_tasks(run: Recount, nodes: Ints) -> Columns:
+def _of_tasks(run: Recount, nodes: Ints) -> Key:
     tasks = run.program.tasks
     return tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]
 
@@ -62,11 +62,11 @@ def sums(run: Recount) -> Needs:
     That of a tied tensor leaves after those of all its stages.
     """
     giver, sent, came = run.givers, _sent(run), _ends(run, (Op.P2P,), "dst")
-    own, to = matches(_of_tasks(run, giver), sent.key)
-    part, on = matches(came.key, sent.key)
+    own, to = matching_pairs(_of_tasks(run, giver), sent.key)
+    part, on = matching_pairs(came.key, sent.key)
     other = came.node[part] != sent.node[on]
     apart = Needs(giver[own], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]])
-    return joined(*apart, *(Needs(*_pairs(run, giver, tie, nodes)) for tie, nodes in _of_ties(run)))
+    return combine(*apart, *(Needs(*_pairs(run, giver, tie, nodes)) for tie, nodes in _of_ties(run)))
 
 
 def _of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
@@ -97,15 +97,15 @@ def updates(run: Recount) -> Needs:
     giver, update = run.givers, run.updates
     came = _join(_ends(run, (Op.P2P,), "dst"), _ends(run, (Op.REDUCE,), "src"), _ends(run, (Op.ALL_REDUCE,), "members"))
     row, taken = _taken(run)
-    own, to = matches(_of_tasks(run, giver), taken)
-    part, into = matches(came.key, taken)
+    own, to = matching_pairs(_of_tasks(run, giver), taken)
+    part, into = matching_pairs(came.key, taken)
     found = [Needs(giver[own], update[row[to]]), Needs(came.node[part], update[row[into]])]
     for tie, nodes in [] if run.owned else _of_ties(run):
         found += Needs(*reversed(_pairs(run, update, tie, nodes))), _makers(run, tie)
-    return joined(*found)
+    return combine(*found)
 
 
-def _taken(run: Recount) -> tuple[Ints, Columns]:
+def _taken(run: Recount) -> tuple[Ints, Key]:
     """Each update once for every step whose gradients it takes: its row, and (step, stage, device)."""
     program, tasks, update = run.program, run.program.tasks, run.updates
     count = tasks.step[update] - program.first_step + 1
@@ -133,8 +133,8 @@ def steps_end(run: Recount) -> Needs:
         summed = _ends(run, _SUMS, "members")
         step, _, device = summed.key
         order = run.lanes.order[::-1]
-        last = find((tasks.step[order], tasks.device[order]), (step, device))
-        found = joined(found, Needs(order[last], summed.node))
+        last = find_rows((tasks.step[order], tasks.device[order]), (step, device))
+        found = combine(found, Needs(order[last], summed.node))
     return found
 
 
@@ -194,11 +194,11 @@ def gradients_are_summed_once(run: Recount) -> Iterator[str]:
     update, summed = _of_tasks(run, run.updates), _ends(run, _SUMS, "members")
     sent = _of_stages(_sent(run))
     step, stage, device = np.unique(np.stack(_of_tasks(run, run.givers), axis=1), axis=0).T
-    giver = find((step, stage, device), sent.key)
+    giver = find_rows((step, stage, device), sent.key)
     for node in sent.node[giver < 0].tolist():
         yield f"{run.whole.program.describe(node)} takes gradients from a device that has none"
     given = np.bincount(giver[giver >= 0], minlength=len(step))
-    once = (find(summed.key[:2], (step, stage)) >= 0) | (find(update, (step, stage, device)) < 0)
+    once = (find_rows(summed.key[:2], (step, stage)) >= 0) | (find_rows(update, (step, stage, device)) < 0)
     wrong = np.flatnonzero(given != once)
-    odd = find(update[:2], (step[wrong], stage[wrong]))
+    odd = find_rows(update[:2], (step[wrong], stage[wrong]))
     yield from run.names(run.updates[odd], "does not sum every micro-batch exactly once")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.needs import Needs, joined
+from cdpsim.invariants.needs import Needs, combine
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Kind, Program
@@ -44,7 +44,7 @@ def needs(run: Recount) -> Needs:
     both.append(Needs(message, reader))
     if program.splits:
         both.append(Needs(program.tasks_of_kind(Kind.B).ravel(), program.tasks_of_kind(Kind.W).ravel()))
-    return joined(*both)
+    return combine(*both)
 
 
 def passes_go_from_stage_to_stage(run: Recount) -> Iterator[str]:

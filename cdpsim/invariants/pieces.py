@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.needs import Needs, find
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.invariants.needs import Needs
+from cdpsim.numeric.columns import Ints, Times, find_rows, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Messages, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.schedules.state import Home
@@ -97,7 +97,7 @@ def _program(program: Program, pieces: Ints, number: Ints, kept: Ints) -> Progra
     first = pieces[np.unique(number, return_index=True)[1]]
     columns = {name: getattr(messages, name)[first].copy() for name in Messages.__dataclass_fields__}
     update = np.arange(program.compute, len(tasks))
-    made = find((tasks.stage[update],), (columns["stage"],))
+    made = find_rows((tasks.stage[update],), (columns["stage"],))
     gradient = columns["content"] == Content.GRADIENT
     of_stage = columns["stage"] >= 0  # else it sums the gradient of a tied tensor
     alone = of_stage & (np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.invariants.needs import Needs, find
+from cdpsim.invariants.needs import Needs
 from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
@@ -179,4 +179,4 @@ class Recount:
             return task
         giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]
         rows, wanted = ((tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]) for nodes in (giver, updates))
-        return giver[find(rows, wanted)]
+        return giver[find_rows(rows, wanted)]

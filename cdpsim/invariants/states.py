@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.needs import Needs, find, joined
+from cdpsim.invariants.needs import Needs, combine
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, group_starts
+from cdpsim.numeric.columns import Ints, find_rows, group_starts
 from cdpsim.program import Content
 
 
@@ -27,7 +27,7 @@ class Way(NamedTuple):
         goes_on = np.append(self.stage[1:] == self.stage[:-1], False)
         taker = np.append(np.where(self.message[1:] >= 0, self.message[1:], self.use[1:]), -1)
         some, onward = np.flatnonzero(goes_on), np.flatnonzero(goes_on[self.after])
-        return joined(
+        return combine(
             Needs(self.message[brought], self.use[brought]),
             Needs(self.use[some], taker[some]),
             Needs(self.use[self.after], updates),
@@ -84,17 +84,17 @@ def optimizers(run: Recount) -> tuple[Needs, Ints]:
     rows = np.flatnonzero((messages.content == Content.STATE) & (messages.versions == 0))
     update = run.updates
     key = tasks.stage[update], tasks.step[update], tasks.device[update]
-    left = find(key, (messages.stage[rows], messages.step[rows], messages.src[rows]))
-    next_one = find(key, (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
+    left = find_rows(key, (messages.stage[rows], messages.step[rows], messages.src[rows]))
+    next_one = find_rows(key, (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
     both = (left >= 0) & (next_one >= 0)
     found = Needs(update[left[both]], first + rows[both]), Needs(first + rows[both], update[next_one[both]])
-    return joined(*found), first + rows[~both]
+    return combine(*found), first + rows[~both]
 
 
 def needs(run: Recount) -> Needs:
     """All that wait for a state, or that it waits for."""
     optimizer, _ = optimizers(run)
-    return joined(way(run).needs(run.updates), optimizer) if run.travels else optimizer
+    return combine(way(run).needs(run.updates), optimizer) if run.travels else optimizer
 
 
 def states_go_from_user_to_user(run: Recount) -> Iterator[str]:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import gradients, passes, states, versions
-from cdpsim.invariants.needs import Columns, Needs, joined, matches
+from cdpsim.invariants.needs import Key, Needs, combine
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, Times
+from cdpsim.numeric.columns import Ints, Times, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
@@ -62,14 +62,16 @@ def _pulled(run: Recount) -> Needs:
     place = np.concatenate([lanes.rank[reader], _follows(run) + 1])
     lane = np.concatenate([lanes.rank[reader], place[len(reader) :] - 1])
 
-    def columns(version: Ints) -> Columns:
+    def columns(version: Ints) -> Key:
         both = np.concatenate([reader, updates])
         return tasks.stage[both], np.concatenate([tasks.version[reader], version]), tasks.device[both]
 
     needs = []
     for content, version in ((Content.PARAMETERS, program.base), (Content.STATE, tasks.step[updates])):
         rows = np.flatnonzero((messages.content == content) & (messages.op == Op.P2P))
-        which, row = matches(columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]))
+        which, row = matching_pairs(
+            columns(version), (messages.stage[rows], messages.step[rows] + 1, messages.dst[rows])
+        )
         if content == Content.STATE:
             which, row = which[which >= len(reader)], row[which >= len(reader)]
         earliest = np.full(len(rows), len(lanes.order) + 1)
@@ -78,7 +80,7 @@ def _pulled(run: Recount) -> Needs:
         head[row] = lane[which]
         some = np.unique(row)
         needs.append(_ahead(run, first + rows[some], earliest[some], head[some]))
-    return joined(*needs)
+    return combine(*needs)
 
 
 def _for_tasks(run: Recount, needs: Needs) -> Needs:
@@ -92,7 +94,7 @@ def _deferred(run: Recount) -> Needs:
     program = run.whole.program
     message, reader = passes.boundaries(program)
     earlier, later = program.lane_edges
-    before, row = matches((later,), (reader,))
+    before, row = matching_pairs((later,), (reader,))
     return Needs(earlier[before], message[row])
 
 
@@ -109,7 +111,7 @@ def rooms(run: Recount) -> Needs:
         found.append(_pulled(run))
     if run.request.rendezvous == "megatron":
         found.append(_deferred(run))
-    return joined(*found, Needs(run.updates[:0], run.updates[:0]))
+    return combine(*found, Needs(run.updates[:0], run.updates[:0]))
 
 
 def hosts(run: Recount) -> Needs:
@@ -129,7 +131,7 @@ def hosts(run: Recount) -> Needs:
 
 def needs(run: Recount) -> Needs:
     """All that waits for something, but for streams and the rounds of collectives."""
-    return joined(
+    return combine(
         passes.needs(run),
         gradients.sums(run),
         gradients.updates(run),
@@ -193,7 +195,7 @@ class _PartTimes(NamedTuple):
 def _parts(run: Recount, line: PartOrder, own: NDArray[np.bool_]) -> _PartTimes:
     """Recount the times of parts from messages; a device is busy with what it receives, or with what it sends."""
     pieces, many = find_endpoints(run.program, own), len(line.place)
-    part, row = matches(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
+    part, row = matching_pairs(line.ends[:2], (run.whole.part_of[pieces.message], pieces.device))
     message, sends = pieces.message[row], pieces.sends[row]
     begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
     gives = line.ends.sends[part]

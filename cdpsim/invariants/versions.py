@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.needs import Columns, Needs, find, joined, matches
+from cdpsim.invariants.needs import Key, Needs, combine
 from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, Times, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.schedules.state import Home
 
@@ -37,7 +37,7 @@ def _brought(run: Recount) -> tuple[Ints, Ints]:
     return np.concatenate([single, rows[apart]]), receivers
 
 
-def _provided(run: Recount, node: Ints, key: Columns) -> tuple[Needs, Ints]:
+def _provided(run: Recount, node: Ints, key: Key) -> tuple[Needs, Ints]:
     """What nodes wait for that need a (stage, version, device), and those whose device never gets it.
 
     It is made there or brought there, whatever comes first; inside a state that travels, it is made anywhere.
@@ -53,7 +53,7 @@ def _provided(run: Recount, node: Ints, key: Columns) -> tuple[Needs, Ints]:
     needed = 2 if run.travels else 3
     order = np.argsort(whole.end[source], kind="stable")
     some = np.flatnonzero(key[1] > 0)
-    row = find(tuple(column[order] for column in has[:needed]), tuple(column[some] for column in key[:needed]))
+    row = find_rows(tuple(column[order] for column in has[:needed]), tuple(column[some] for column in key[:needed]))
     there = row >= 0
     return Needs(source[order[row[there]]], node[some[there]]), node[some[~there]]
 
@@ -68,7 +68,7 @@ def broadcasts(run: Recount) -> Needs:
     turn = np.arange(len(rows)) - begin[group_numbers(begin, len(rows))]
     task = np.arange(program.compute)
     wanted = tasks.stage[task], tasks.version[task] - 1, (tasks.kind[task] != Kind.F).astype(np.int64)
-    row, reader = matches((messages.stage[rows], messages.step[rows], turn), wanted)
+    row, reader = matching_pairs((messages.stage[rows], messages.step[rows], turn), wanted)
     return Needs(first + rows[row], task[reader])
 
 
@@ -102,7 +102,7 @@ def _messages(run: Recount) -> tuple[Needs, Ints]:
 
 def needs(run: Recount) -> Needs:
     """All that wait for a version."""
-    return joined(*(found for found, _ in (_readers(run), _updates(run), _messages(run))))
+    return combine(*(found for found, _ in (_readers(run), _updates(run), _messages(run))))
 
 
 def versions_are_made_in_order(run: Recount) -> Iterator[str]:

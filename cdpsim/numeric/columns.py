@@ -98,3 +98,46 @@ def group_starts(*columns: Ints) -> Ints:
 def group_numbers(first: Ints, rows: int) -> Ints:
     """The number of its run, for each of `rows` rows whose runs begin at `first`."""
     return np.repeat(np.arange(len(first), dtype=np.int32), np.diff(np.append(first, rows)))
+
+
+def expand_ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """List all numbers from each `low` up to its `high`: the range that each is of, and the number.
+
+    >>> range_, number = expand_ranges(np.array([3, 7]), np.array([6, 8]))
+    >>> range_.tolist(), number.tolist()
+    ([0, 0, 0, 1], [3, 4, 5, 7])
+    """
+    count = high - low
+    which = np.repeat(np.arange(len(low)), count)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count - low, count)
+
+
+def row_numbers(columns: Sequence[Ints]) -> Ints:
+    """Number rows so that equal rows have equal numbers, and no others."""
+    positive = [column.astype(np.int64) - column.min(initial=0) for column in columns]
+    number: Ints = np.ravel_multi_index(tuple(positive), tuple(int(each.max(initial=0)) + 1 for each in positive))
+    return number
+
+
+def matching_pairs(rows: Sequence[Ints], wanted: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return all pairs of a row and a wanted row that have equal columns: (row, wanted), in the order of the wanted."""
+    have, want = _common_numbers(rows, wanted)
+    order = sort_by(have)
+    low, high = (np.searchsorted(have[order], want, side=side) for side in ("left", "right"))
+    which, place = expand_ranges(low, high)
+    return order[place], which
+
+
+def find_rows(rows: Sequence[Ints], wanted: Sequence[Ints]) -> Ints:
+    """Return the first row that has the columns of each wanted row; -1 where there is none."""
+    have, want = _common_numbers(rows, wanted)
+    order = np.append(sort_by(have), -1)
+    found: Ints = order[np.searchsorted(have[order[:-1]], want)].astype(np.int64)
+    found[np.append(have, -1)[found] != want] = -1
+    return found
+
+
+def _common_numbers(rows: Sequence[Ints], wanted: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Number the rows of two tables so that equal ones, of either, have equal numbers."""
+    number = row_numbers([np.concatenate(pair) for pair in zip(rows, wanted, strict=True)])
+    return number[: len(rows[0])], number[len(rows[0]) :]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
-from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import lane_edges, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program
 
@@ -123,7 +123,7 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
     found, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
     row, node = np.arange(len(message)), message
     for steps in range(1, program.nodes + 1):
-        which, at = _ranges(first[node], first[node + 1])
+        which, at = expand_ranges(first[node], first[node + 1])
         row, node = row[which], reach[at]
         mine = home[node] == device[row]
         np.maximum.at(found, row[mine], sign * place[node[mine]])
@@ -134,13 +134,6 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
         if not len(row):
             break
     return np.where(found == unknown, -1, sign * found), away
-
-
-def _ranges(low: Ints, high: Ints) -> Pairs:
-    """All numbers from each `low` up to its `high`: which of these they are for, and the numbers."""
-    many = high - low
-    which = np.repeat(np.arange(len(low)), many)
-    return which, np.arange(len(which)) - np.repeat(np.cumsum(many) - many - low, many)
 
 
 def _in_lanes(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> Pairs:
@@ -177,11 +170,8 @@ def _in_streams(program: Program, line: PartOrder, first: int, overlaps: Sequenc
 
 def _pieces(program: Program, origin: Ints, ends: Endpoints, own: Flags) -> tuple[Ints, Ints, Flags]:
     """The messages of each part, as nodes of the program that runs, and whether its device sends them."""
-    pieces, devices = find_endpoints(program, own), len(own)
-    part, row = _matches(
-        ends.message.astype(np.int64) * devices + ends.device,
-        origin[pieces.message].astype(np.int64) * devices + pieces.device,
-    )
+    pieces = find_endpoints(program, own)
+    row, part = matching_pairs((origin[pieces.message], pieces.device), (ends.message, ends.device))
     return part, pieces.message[row], pieces.sends[row]
 
 
@@ -189,16 +179,8 @@ def _with_messages(one: Ints, other: Ints, chosen: Flags, part: Ints, message: I
     """Give each one of a pair of chosen parts with the messages of the other one."""
     some = np.flatnonzero((one >= 0) & (other >= 0))
     some = some[chosen[one[some]] & chosen[other[some]]]
-    which, row = _matches(other[some], part)
+    row, which = matching_pairs((part,), (other[some],))
     return one[some[which]], message[row]
-
-
-def _matches(have: Ints, want: Ints) -> Pairs:
-    """All pairs of equal numbers, by their rows."""
-    order = np.argsort(want, kind="stable")
-    low, high = (np.searchsorted(want[order], have, side=side) for side in ("left", "right"))
-    which, at = _ranges(low, high)
-    return which, order[at]
 
 
 def _parts(program: Program, line: PartOrder, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:

@@ -1,4 +1,4 @@
-"""Where messages stop hiding: the bandwidth from which on a training step is about as short as if they were free."""
+"""Break-even: the bandwidth from which on a training step is about as short as if messages took no time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -6,27 +6,28 @@ from functools import cache
 from math import inf
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from msgspec import Struct, structs
 
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.runs import Run
+from cdpsim.studies.compare import rule_word
 
-PRECISION = 1e-6  # of the bandwidth that is found
-_STEP = 4  # by which bandwidths are tried until the one that is looked for lies between two
+BANDWIDTH_PRECISION = 1e-6  # relative error of a break-even
 MOST_SHARE = 100
-_ROUNDING = 1e-9  # of a step
 POINTS = 49  # of a curve
-_LEAST, _MOST = 1e-3, 1e17  # bytes/s of what is tried; units.py takes some more
+_STEP = 4  # factor between the bandwidths that are tried until two of them enclose the break-even
+_ROUNDING = 1e-9  # relative to a training step
+_LEAST, _MOST = 1e-3, 1e17  # bytes/s: the bandwidths between which a break-even is searched
 
 Runner = Callable[[Cluster], Run]
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+AnyStruct = TypeVar("AnyStruct", bound=Struct)
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What a schedule's messages cost on a cluster, and from which bandwidth on they are hidden.
+    """The cost of a schedule's messages on a cluster, and the bandwidth from which on they are hidden.
 
     `free` is the time of a training step if messages took no time, `step` that on the cluster as it is, and `exposed`
     the share of it by which it is longer. `latency` is by how much, as a share of `free`, it is longer if messages
@@ -50,126 +51,121 @@ class BreakEven:
     factor: float | None
 
     def to_builtins(self) -> dict[str, Any]:
-        """Give all of it by name."""
+        """Return all fields by name."""
         return asdict(self)
 
 
-def breakeven(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
-    """Find from which bandwidth on the messages of a run are hidden, up to a share of the step.
+StepCurve = tuple[BreakEven, Sequence[float]]  # a break-even, and the step times that `step_times_at` returns
 
-    `run` makes the run on a cluster, such as `lambda cluster: simulate("multi-dp", 8, cluster=cluster)`. What is found
-    is the largest of the bandwidths that do, to a millionth, where the step gets longer again: a step does not get
-    shorter with less bandwidth.
+
+def find_break_even(run: Runner, cluster: Cluster, share: float = 0.01) -> BreakEven:
+    """Find the bandwidth from which on the messages of a run are hidden, up to a share of the step.
+
+    `run` makes the run on a cluster, such as `lambda cluster: simulate("multi-dp", 8, cluster=cluster)`. The search
+    assumes that no step gets shorter with less bandwidth. It returns the break-even to a millionth.
     """
     if not 0 < share <= MOST_SHARE:
         raise RequestError("share", f"{share:g} is not between 0 and {MOST_SHARE}; give for example 0.01")
-    own = run(cluster)
-    devices = own.program.devices
-    step, free = step_time(own), step_time(run(scaled(cluster, inf, latency=0)))
+    on_cluster = run(cluster)
+    request, devices = on_cluster.request, on_cluster.program.devices
+    step, free = step_time(on_cluster), step_time(run(scale_links(cluster, inf, latency=0)))
     narrowest = cluster.sized(devices).group_link(np.arange(devices))[1] if devices > 1 else None
     if narrowest == inf:
-        problem = (
-            "its links have no bandwidth that could be changed; take one with links (`cdpsim clusters` lists some)"
-        )
-        raise RequestError("cluster", problem)
-    least = step_time(run(scaled(cluster, inf)))
+        problem = "its links have no bandwidth that could be changed"
+        raise RequestError("cluster", f"{problem}; take one with links (`cdpsim clusters` lists some)")
+    with_latency = step_time(run(scale_links(cluster, inf)))
 
     @cache
     def excess(slowness: float) -> float:
-        return step_time(run(scaled(cluster, 1 / slowness))) - (1 + share) * free
+        return step_time(run(scale_links(cluster, 1 / slowness))) - (1 + share) * free
 
     factor: float | None = 0.0
     if narrowest is not None:
-        bounds = _LEAST / narrowest, _MOST / narrowest
-        factor = None if least > (1 + share) * free else _threshold(excess, *bounds)
+        is_reached = with_latency <= (1 + share) * free
+        factor = _threshold(excess, _LEAST / narrowest, _MOST / narrowest) if is_reached else None
     return BreakEven(
-        **_asked(own),
+        **{name: request[name] for name in ("schedule", "n", "m")},
+        rule=rule_word(request),
         devices=devices,
         free=free,
         step=step,
-        exposed=_visible(1 - free / step),
-        latency=_visible(least / free - 1),
+        exposed=_without_rounding(1 - free / step),
+        latency=_without_rounding(with_latency / free - 1),
         bandwidth=narrowest,
         break_even=None if factor is None else factor * (narrowest or 0.0),
         factor=factor,
     )
 
 
-def _asked(run: Run) -> dict[str, Any]:
-    rule = run.request["rule"]
-    own = {name: run.request[name] for name in ("schedule", "n", "m")}
-    return own | {"rule": rule if isinstance(rule, str) else "custom"}
+def step_times_at(run: Runner, cluster: Cluster, factors: Sequence[float]) -> list[float]:
+    """Return the time of a training step for each factor by which all of the cluster's bandwidths are multiplied."""
+    return [step_time(run(scale_links(cluster, factor))) for factor in factors]
 
 
-def curve(run: Runner, cluster: Cluster, factors: Sequence[float]) -> list[float]:
-    """Give the time of a training step where all bandwidths are so many times the cluster's."""
-    return [step_time(run(scaled(cluster, factor))) for factor in factors]
+def bandwidth_factors(found: Sequence[BreakEven], points: int = POINTS) -> list[float]:
+    """Return factors, evenly spaced in their logarithm, whose range has all break-evens and the cluster itself."""
+    marked = [1.0, *(one.factor for one in found if one.factor)]
+    return [float(f"{factor:.6g}") for factor in np.geomspace(min(marked) / 8, max(marked) * 8, points)]
 
 
-def span(found: Sequence[BreakEven], points: int = POINTS) -> list[float]:
-    """Give the factors, evenly spread in their logarithm, that show all break-evens and the cluster itself."""
-    seen = [1.0, *(one.factor for one in found if one.factor)]
-    return [float(f"{factor:.6g}") for factor in np.geomspace(min(seen) / 8, max(seen) * 8, points)]
-
-
-def _visible(share: float) -> float:
-    """Drop what is but the rounding of times."""
+def _without_rounding(share: float) -> float:
+    """Return the share, or 0 where it is no more than the rounding of times."""
     return share if abs(share) > _ROUNDING else 0.0
 
 
 def step_time(run: Run) -> float:
-    """How long a training step takes once all is under way."""
+    """Return the time of a training step at rest."""
     return float(run.at_rest.period)
 
 
-def scaled(part: Struct, factor: float, latency: float = 1) -> Struct:
-    """Give a cluster, or a part of it, whose bandwidths and latencies are so many times its own.
+def scale_links(part: AnyStruct, bandwidth: float, latency: float = 1) -> AnyStruct:
+    """Return a cluster, or a part of it, with all bandwidths and latencies multiplied by these factors.
 
-    The ways to its devices' hosts stay as they are: what takes them is no message.
+    The links to the devices' hosts stay as they are: no message takes them.
     """
-    changed: dict[str, object] = {}
-    for name in part.__struct_fields__:
-        value = getattr(part, name)
-        if isinstance(part, Cluster) and name == "host":
+    changed: dict[str, Any] = {}
+    for name, value in structs.asdict(part).items():
+        if value is None or (name == "host" and isinstance(part, Cluster)):
             continue
-        if isinstance(value, msgspec.Struct):
-            changed[name] = scaled(value, factor, latency)
-        elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
-            changed[name] = tuple(scaled(each, factor, latency) for each in value)
-        elif name.startswith(("bandwidth", "latency")) and value is not None:
-            changed[name] = value * (factor if name.startswith("bandwidth") else latency)
-        elif name == "achieved" and factor == inf and not isinstance(part, Devices):
-            changed[name] = None if value is None else 1.0  # of a bandwidth without limit there is no share
-    return msgspec.structs.replace(part, **changed)
+        if name.startswith("bandwidth"):
+            changed[name] = value * bandwidth
+        elif name.startswith("latency"):
+            changed[name] = value * latency
+        elif name == "achieved" and bandwidth == inf and not isinstance(part, Devices):
+            changed[name] = 1.0  # an infinite bandwidth has no share
+        elif isinstance(value, Struct):
+            changed[name] = scale_links(value, bandwidth, latency)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Struct):
+            changed[name] = tuple(scale_links(each, bandwidth, latency) for each in value)
+    return structs.replace(part, **changed)
 
 
 def _threshold(excess: Callable[[float], float], least: float, most: float) -> float | None:
-    """Find the least factor that leaves no excess; 0 if all do, None if none does. `excess` is of its reciprocal."""
-    slow = 1.0
-    if excess(slow) > 0:
-        while excess(slow / _STEP) > 0:
-            slow /= _STEP
-            if 1 / slow > most:
-                return None
-        low, high = slow / _STEP, slow
-    else:
-        while excess(slow * _STEP) <= 0:
-            slow *= _STEP
-            if 1 / slow < least:
-                return 0.0
-        low, high = slow, slow * _STEP
-    return 1 / _crossing(excess, low, high)
+    """Return the least bandwidth factor without excess; `excess` takes the factor's reciprocal.
+
+    It is 0 if there is no excess down to `least`, and None if there is some up to `most`.
+    """
+    slowness = 1.0
+    is_exposed = excess(slowness) > 0
+    step = 1 / _STEP if is_exposed else _STEP
+    while (excess(slowness * step) > 0) == is_exposed:
+        slowness *= step
+        if is_exposed and 1 / slowness > most:
+            return None
+        if not is_exposed and 1 / slowness < least:
+            return 0.0
+    return 1 / _crossing(excess, *sorted((slowness, slowness * step)))
 
 
 def _crossing(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Close in on where the excess begins, between where there is none and where there is some.
+    """Return where the excess begins, between `low`, which has none, and `high`, which has some.
 
-    The rule of false position as Illinois has it (Dowell and Jarratt 1971): as a step is a piecewise linear function of
-    the reciprocal of a bandwidth, a few runs do.
+    The Illinois variant of the rule of false position (Dowell and Jarratt 1971): as a step is a piecewise linear
+    function of the reciprocal of a bandwidth, it needs only a few runs.
     """
     below, above, moved = excess(low), excess(high), 0
-    while high - low > PRECISION * high:
-        margin = PRECISION * high / 3
+    while high - low > BANDWIDTH_PRECISION * high:
+        margin = BANDWIDTH_PRECISION * high / 3
         middle = (low * above - high * below) / (above - below)
         middle = min(max(middle, low + margin), high - margin)
         if (here := excess(middle)) <= 0:

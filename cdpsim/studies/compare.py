@@ -1,4 +1,4 @@
-"""Schedules side by side: time, idleness, memory, bytes, devices."""
+"""Comparison of schedules: time, bubble, memory, bytes, devices."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,16 +7,20 @@ from typing import Any
 
 from cdpsim.files.units import Number
 from cdpsim.program import Category, EdgeKind
+from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
 from cdpsim.runs import Run, SteadyState
-from cdpsim.studies.montecarlo import spread
+from cdpsim.schedules.rule import CUSTOM
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace.metrics import communication, memory, utilisation
 from cdpsim.trace.metrics.waiting import waiting_time
+
+_FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate"}  # by their columns, which have other names
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run comes to: slots and stages' worth under unit costs, else seconds and bytes.
+    """The figures of a run: slots and stage-activations under unit costs, else seconds and bytes.
 
     But for the makespan, all is of the run at rest, whatever number of steps was asked for. `step` is the time from the
     end of one training step to that of the next, which is certified or measured, as `period_is` says. `bubble` is the
@@ -25,9 +29,10 @@ class Measured:
     categories the most of each on one device, and a run `fits` if no device needs more than it has. `versions` is
     the most of one stage's parameters that a device holds at once, `staleness` how many steps old what forwards read is
     on average. `messages` are those of one training step, `sent` is what they put on the wire, and `rounds`, in slots,
-    how many of them must fit between two slots. `rate` is the micro-batches per unit of time, and `samples` the
-    samples, where the model says how many a micro-batch has. `setting` is what is trained, how and on what; `untied`
-    are stages that the model ties and this schedule does not.
+    how many of them must fit between two slots. `micro_batch_rate` is the micro-batches per unit of time, and
+    `sample_rate` the samples, where the model says how many a micro-batch has. `steps` has the quantiles of `step` over
+    many runs. `setting` says what is trained, how and on which cluster; it is empty in the slot model. `untied` are
+    stages that the model ties and this schedule does not.
     """
 
     schedule: str
@@ -50,20 +55,26 @@ class Measured:
     messages: Number
     rounds: int | None
     sent: Number
-    rate: float
-    samples: float | None
-    steps: dict[str, float] | None = None  # of many runs, the quantiles of `step`
-    setting: str = ""  # nothing in the slot model
+    micro_batch_rate: float
+    sample_rate: float | None
+    steps: dict[str, float] | None = None
+    setting: str = ""
     untied: tuple[tuple[int, ...], ...] = ()
 
     def to_builtins(self) -> dict[str, Any]:
-        """Give all of it by name."""
-        empty = {"steps": None, "setting": "", "untied": ()}
-        return {name: value for name, value in asdict(self).items() if name not in empty or value != empty[name]}
+        """Return all figures by the keys of files, but for those of the last three fields that are empty."""
+        columns = {field: column for column, field in _FIELDS.items()}
+        optional = ("steps", "setting", "untied")
+        fields = asdict(self).items()
+        return {columns.get(name, name): value for name, value in fields if value or name not in optional}
+
+    def value(self, column: str) -> Any:
+        """Return the figure in a column of a table; a quantile, such as `5%`, is that of the step, if there is one."""
+        return (self.steps or {}).get(column) if column.endswith("%") else getattr(self, _FIELDS.get(column, column))
 
 
-def notes(measured: Sequence[Measured]) -> list[str]:
-    """Say what rows of a table are of, which of them leave tied stages untied, and what their memory leaves out."""
+def table_notes(measured: Sequence[Measured]) -> list[str]:
+    """Return the notes below a table: its setting, what memory leaves out, and which schedules untie tied stages."""
     words = [f"{words}; {MEMORY_NOTE}" for words in dict.fromkeys(one.setting for one in measured) if words]
     apart = dict.fromkeys(stages for one in measured for stages in one.untied)
     return words + [
@@ -71,20 +82,28 @@ def notes(measured: Sequence[Measured]) -> list[str]:
     ]
 
 
-CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
+def rate_column(measured: Sequence[Measured]) -> str:
+    """Return the column of rates that a table shows: `samples` where any model says how many a micro-batch has."""
+    return "samples" if any(one.sample_rate for one in measured) else "rate"
+
+
+def rule_word(request: Request) -> str:
+    """Return the name of a request's rule, or `custom` if it is given as its lags."""
+    recorded = request.rule.recorded(request.shape)
+    return recorded if isinstance(recorded, str) else CUSTOM
 
 
 def measure(run: Run, runs: int | None = None) -> Measured:
-    """Measure a run; of so many runs of its request, beside it, how long their steps take."""
+    """Measure a run at rest; with `runs`, also how long steps take in so many runs of its request."""
     request, rest = run.request, run.at_rest
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
-    each = request.model.samples
-    rule = request.rule.recorded(request.shape)
+    samples = request.model.samples
+    sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
     return Measured(
         schedule=request.schedule.name,
-        rule=rule if isinstance(rule, str) else "custom",
+        rule=rule_word(request),
         devices=program.devices,
         step=rest.period,
         period_is=rest.period_is,
@@ -93,31 +112,25 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         exposed=_exposed(rest),
         memory=peaks[-1],
         fits=bool((rest.run.peaks[:, -1] <= run.room).all()),
-        **{name: peaks[Category[name.upper()]] for name in CATEGORIES},
+        **{category.name.lower(): peaks[category] for category in Category},
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(len(rest.messages)),
         rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
-        sent=_sent(rest) if run.in_slots else float(_sent(rest)),
-        rate=rate,
-        samples=rate * each if each else None,
-        steps=None if runs is None else spread(run, runs).summary()["period"],
+        sent=sent if run.in_slots else float(sent),
+        micro_batch_rate=rate,
+        sample_rate=rate * samples if samples else None,
+        steps=None if runs is None else sample_runs(run, runs).summary()["period"],
         setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster)),
         untied=program.untied,
     )
 
 
 def _exposed(rest: SteadyState) -> float:
-    """The share of the lanes' time in which they wait for messages."""
+    """Return the share of the lanes' time in which they wait for messages."""
     run, low, high = rest.run, rest.low, rest.high
     program = run.program
     if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
     share: float = waiting_time(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
     return min(share, rest.bubble)  # which it may exceed by a rounding
-
-
-def _sent(rest: SteadyState) -> Number:
-    """What goes over wires for one training step."""
-    run = rest.run
-    return rest.per_step(sum(communication.bytes_sent(run.program, run.costs, rest.messages), Fraction()))

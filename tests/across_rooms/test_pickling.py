@@ -32,7 +32,7 @@ from cdpsim.schedules.rule import ALL_RULES, matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.compare import measure
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import TABLES
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -158,7 +158,7 @@ def test_a_loaded_trace(way: str, tmp_path: Path) -> None:
 
 @in_every_way
 def test_many_runs(way: str) -> None:
-    runs = spread(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
+    runs = sample_runs(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
     assert passed(way, runs).summary() == runs.summary()
 
 

@@ -24,7 +24,7 @@ from cdpsim.cli.console import parser_of
 from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
-from cdpsim.studies.table1 import compute
+from cdpsim.studies.table1 import compute_table1
 from tests.conftest import Command, need
 from tests.helpers.command_line import assert_refused
 
@@ -316,7 +316,7 @@ def test_times_are_of_one_kind(command: Command, here: Path) -> None:
 
 def test_exact_values_need_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the whole table, and nothing is simulated for them."""
-    whole = compute(4, collective="ring")
+    whole = compute_table1(4, collective="ring")
     monkeypatch.setattr(importlib.import_module("cdpsim.studies.table1"), "simulate", None)
     for row, simulated in zip(table1(4, collective="ring", exact=True), whole.rows, strict=True):
         assert "agree" not in row

@@ -15,7 +15,7 @@ from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topolo
 from cdpsim.errors import RequestError
 from cdpsim.model.offload import with_transfer_times
 from cdpsim.request.options import Contention
-from cdpsim.studies.breakeven import scaled
+from cdpsim.studies.breakeven import scale_links
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -357,7 +357,7 @@ def test_a_link_that_achieves_a_share_is_so_much_narrower(schedule: str, content
         assert one.messages["end"].tolist() == other.messages["end"].tolist()
         assert some.group_link(np.arange(4)) == less.group_link(np.arange(4))
         assert Cluster.from_builtins(some.to_builtins(), "some") == some
-        assert not scaled(some, inf).group_link(np.arange(4))[1] < inf
+        assert not scale_links(some, inf).group_link(np.arange(4))[1] < inf
 
 
 def test_what_crosses_to_a_host_reaches_a_share_too() -> None:

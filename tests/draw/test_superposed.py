@@ -8,7 +8,7 @@ import pytest
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.superposed import MOST_STEPS, PAPER_N, figure_4, superposed
-from cdpsim.studies.superpose import Curve, superpose, worker_curve
+from cdpsim.studies.superpose import WorkerCurve, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE, at, marked, one, words
@@ -26,7 +26,7 @@ TIMED = Model(
 )
 
 
-def mean_at(curve: Curve, n: int, share: float) -> float:
+def mean_at(curve: WorkerCurve, n: int, share: float) -> float:
     """What n workers hold on average when the first is at that share: each looked up on one worker's curve."""
     ends = np.cumsum(curve.duration) / curve.duration.sum()
     return float(np.mean([curve.size[np.searchsorted(ends, (share + i / n) % 1, side="right")] for i in range(n)]))

@@ -187,7 +187,7 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
     assert isinstance(again, Run) and np.array_equal(again.end, fast.end)
     steps = fast.at_rest.steps
     done = sum(sum(counts[step]) for step in steps)
-    assert measure(fast).rate == pytest.approx(done / (len(steps) * float(fast.at_rest.period)))
+    assert measure(fast).micro_batch_rate == pytest.approx(done / (len(steps) * float(fast.at_rest.period)))
 
 
 def test_counts_of_m_are_no_counts() -> None:
@@ -204,7 +204,10 @@ def test_rates_of_uneven_steps_are_those_of_the_steps_looked_at() -> None:
     """Three steps of four micro-batches, then three of one: in the last half, one each in a step of its own length."""
     run = simulate("gpipe", 2, m=4, counts=[[4]] * 3 + [[1]] * 3)
     assert run.at_rest.steps == range(3, 6)
-    assert (run.at_rest.period, measure(run).rate) == (4, 1 / 4)  # one micro-batch passes two stages there and back
+    assert (run.at_rest.period, measure(run).micro_batch_rate) == (
+        4,
+        1 / 4,
+    )  # one micro-batch passes two stages there and back
 
 
 @pytest.mark.parametrize(

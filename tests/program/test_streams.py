@@ -18,7 +18,7 @@ from cdpsim.program import EdgeKind
 from cdpsim.program.check import check_program
 from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.schedules import TABLE_1
-from cdpsim.studies.breakeven import scaled
+from cdpsim.studies.breakeven import scale_links
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
 from tests.conftest import Command, examples
@@ -45,7 +45,7 @@ def overlapping(cluster: Cluster, overlap: str) -> Cluster:
 
 def free(cluster: Cluster) -> Cluster:
     """A cluster whose messages take no time."""
-    return scaled(cluster, float("inf"), latency=0)
+    return scale_links(cluster, float("inf"), latency=0)
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:

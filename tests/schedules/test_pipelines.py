@@ -143,7 +143,7 @@ def test_asynchronous_pipelines_side_by_side() -> None:
     n = 4
     steps = {name: 48 if name == "pipedream" else 12 for name in (*STREAMED, "pp-cdp")}
     found = {name: measure(simulate(name, n, steps=many)) for name, many in steps.items()}
-    assert {one.rate for one in found.values()} == {Fraction(1, 2)}
+    assert {one.micro_batch_rate for one in found.values()} == {Fraction(1, 2)}
     assert {one.bubble for one in found.values()} == {0}
     assert {one.activations for one in found.values()} == {n}
     assert {name: one.versions for name, one in found.items()} == {

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cdpsim import Model, presets, simulate
-from cdpsim.studies.breakeven import breakeven
+from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
 
 pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
@@ -88,7 +88,7 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
         asked = {"model": "llama2-7b", "cluster": cluster, "collective": "ring", "steps": 4} | PLAIN
         return simulate("multi-dp", 1, m=32, **asked)  # type: ignore[arg-type]
 
-    one = breakeven(run, presets.cluster("a100-nodes"), 4)  # type: ignore[arg-type]
+    one = find_break_even(run, presets.cluster("a100-nodes"), 4)  # type: ignore[arg-type]
     assert one.break_even == pytest.approx(2 * PARAMETERS / 32 / (4 * alone / 62 - 14e-6), rel=1e-5)
     assert one.break_even == pytest.approx(2.32e9, rel=0.01)
 

@@ -19,7 +19,17 @@ from cdpsim.draw.canvas import rendered
 from cdpsim.draw.hidden import hidden
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
-from cdpsim.studies.breakeven import PRECISION, BreakEven, Runner, _crossing, breakeven, curve, scaled, span, step_time
+from cdpsim.studies.breakeven import (
+    BANDWIDTH_PRECISION,
+    BreakEven,
+    Runner,
+    _crossing,
+    bandwidth_factors,
+    find_break_even,
+    scale_links,
+    step_time,
+    step_times_at,
+)
 from tests.conftest import Command, examples
 from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE
@@ -33,7 +43,7 @@ CLOSE = pytest.approx
 
 def near(value: float) -> object:
     """As near as the search promises."""
-    return pytest.approx(value, rel=2 * PRECISION)
+    return pytest.approx(value, rel=2 * BANDWIDTH_PRECISION)
 
 
 def runner(name: str, model: Model | str, n: int | None = None, **asked: object) -> Runner:
@@ -55,7 +65,7 @@ def test_one_stage_on_k_devices_waits_for_a_ring(k: int, latency: float) -> None
     size, bandwidth, compute = 6 * 10**9, 5e9, 0.7 + 1.3
     model = Model(stages=(Stage(forward=0.7, backward=1.3, parameters=size),))
     cluster = Cluster(link=Link(latency=latency, bandwidth=bandwidth))
-    one = breakeven(runner("multi-dp", model, m=k, collective="ring"), cluster, SHARE)
+    one = find_break_even(runner("multi-dp", model, m=k, collective="ring"), cluster, SHARE)
     all_reduce = 2 * (k - 1) * (latency + size / k / bandwidth)
     assert (one.devices, one.n, one.m, one.bandwidth) == (k, 1, k, bandwidth)
     assert one.free == CLOSE(compute)
@@ -70,7 +80,7 @@ def test_what_goes_to_the_host_is_no_message() -> None:
     """A pass takes the 2 x 3 s in which 6 GB cross each way, whatever messages take."""
     model = Model(stages=(Stage(forward=1.0, backward=2.0, activation=6 * 10**9, parameters=10**9),))
     cluster = Cluster(link=Link(bandwidth=1e9), host=Link(bandwidth=2e9))
-    one = breakeven(runner("multi-dp", model, m=2, collective="ring", offload="activations"), cluster, SHARE)
+    one = find_break_even(runner("multi-dp", model, m=2, collective="ring", offload="activations"), cluster, SHARE)
     assert [one.free, one.exposed] == CLOSE([6, 1 / 7])
     assert one.break_even == near(1e9 / (SHARE * 6))
 
@@ -79,10 +89,10 @@ def test_latency_alone_can_be_too_much() -> None:
     """Fourteen rounds of a ring of eight, of 1.5 ms each, are 21 ms of a second; up to 3 % they are hidden."""
     model = Model(stages=(Stage(forward=0.4, backward=0.6, parameters=10**9),))
     run, cluster = runner("multi-dp", model, m=8, collective="ring"), Cluster(link=Link(latency=1.5e-3, bandwidth=1e9))
-    one = breakeven(run, cluster, 0.02)
+    one = find_break_even(run, cluster, 0.02)
     assert (one.break_even, one.factor) == (None, None)
     assert one.latency == CLOSE(0.021)
-    assert breakeven(run, cluster, 0.03).break_even == near(10**9 / 8 / (0.03 / 14 - 1.5e-3))
+    assert find_break_even(run, cluster, 0.03).break_even == near(10**9 / 8 / (0.03 / 14 - 1.5e-3))
 
 
 @given(
@@ -96,7 +106,7 @@ def test_all_reduces_hide_behind_the_forwards_of_stages_before(rows: list[tuple[
     k, compute = len(rows), sum(f + b for f, b, _ in rows)
     if k == 1:
         return
-    one = breakeven(
+    one = find_break_even(
         runner("multi-dp", Model(stages=stages), collective="ring"), Cluster(link=Link(bandwidth=1e6)), share
     )
     due = np.cumsum([0, *(f for f, _, _ in rows[:-1])])
@@ -111,7 +121,7 @@ def test_all_reduces_on_one_stream_go_one_after_another(n: int) -> None:
     size, share = 10**6, 0.05
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=size),) * n)
     cluster = Cluster(devices=(Devices(overlap="stream"),), link=Link(bandwidth=1e5))
-    one = breakeven(runner("multi-dp", model, collective="ring"), cluster, share)
+    one = find_break_even(runner("multi-dp", model, collective="ring"), cluster, share)
     carried = 2 * (n - 1) * size / n
     assert one.step == CLOSE(3 * n + max(j * (carried / 1e5 - 1) + carried / 1e5 for j in range(n)))
     longest = min((share * 3 * n + j) / (j + 1) for j in range(n))
@@ -132,7 +142,7 @@ def test_messages_of_multi_cdp_have_a_slot_to_arrive_in(
     slot, size = (forward + backward) / 2, 10**6
     model = Model(stages=(Stage(forward=forward, backward=backward, parameters=size),) * n)
     cluster = Cluster(link=Link(latency=latency, bandwidth=1e5))
-    one = breakeven(runner("multi-cdp", model, prefetch=2), cluster, SHARE)
+    one = find_break_even(runner("multi-cdp", model, prefetch=2), cluster, SHARE)
     assert one.free == CLOSE(2 * n * slot)
     assert one.break_even == near(size / ((1 + n * SHARE) * slot - latency))
     assert (one.exposed, one.latency) == CLOSE((1 - one.free / one.step, 0))
@@ -142,7 +152,7 @@ def test_parameters_that_come_just_in_time_are_exposed() -> None:
     """Two workers, f = b = 1; every forward but that of a new version's own maker waits for its parameters."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=100),) * 2)
     cluster = Cluster(link=Link(bandwidth=1000.0))
-    late, early = (breakeven(runner("multi-cdp", model, prefetch=k), cluster, SHARE) for k in (0, 2))
+    late, early = (find_break_even(runner("multi-cdp", model, prefetch=k), cluster, SHARE) for k in (0, 2))
     assert late.step > early.step == early.free == 4
     assert (late.break_even or 0) > 10 * (early.break_even or inf)
 
@@ -150,12 +160,12 @@ def test_parameters_that_come_just_in_time_are_exposed() -> None:
 @pytest.mark.parametrize("name", ["single-dp", "single-cdp", "multi-dp", "pp-cdp"])
 def test_who_sends_nothing_is_hidden_at_any_bandwidth(name: str) -> None:
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=100, boundary=9),))
-    one = breakeven(runner(name, model), Cluster(link=Link(latency=1.0, bandwidth=1.0)), SHARE)
+    one = find_break_even(runner(name, model), Cluster(link=Link(latency=1.0, bandwidth=1.0)), SHARE)
     assert (one.devices, one.bandwidth, one.factor, one.break_even) == (1, None, 0, 0)
     assert (one.exposed, one.latency) == (0, 0)
     light = Model(stages=(Stage(forward=1.0, backward=1.0),) * 2)
     if name != "pp-cdp":  # which sends boundaries, if of nothing
-        assert breakeven(runner(name, light), Cluster(link=Link(bandwidth=1.0)), SHARE).factor == 0
+        assert find_break_even(runner(name, light), Cluster(link=Link(bandwidth=1.0)), SHARE).factor == 0
 
 
 # By simulation
@@ -168,15 +178,15 @@ def test_on_either_side_is_what_it_says(data: st.DataObject, name: str) -> None:
     n, share = data.draw(st.integers(2, 4)), data.draw(st.sampled_from([0.001, 0.01, 0.2]))
     model, latency = data.draw(models(n)), data.draw(st.sampled_from([0.0, 1e-6]))
     run, devices = runner(name, model), (Devices(speed=1.0),)
-    one = breakeven(run, Cluster(devices=devices, link=Link(latency=latency, bandwidth=1e6)), share)
+    one = find_break_even(run, Cluster(devices=devices, link=Link(latency=latency, bandwidth=1e6)), share)
     if not one.break_even:
         return
 
     def step_at(bandwidth: float) -> float:
         return step_time(run(Cluster(devices=devices, link=Link(latency=latency, bandwidth=bandwidth))))
 
-    assert step_at(one.break_even * (1 + 3 * PRECISION)) <= (1 + share) * one.free * (1 + 1e-9)
-    assert step_at(one.break_even * (1 - 3 * PRECISION)) > (1 + share) * one.free * (1 - 1e-9)
+    assert step_at(one.break_even * (1 + 3 * BANDWIDTH_PRECISION)) <= (1 + share) * one.free * (1 + 1e-9)
+    assert step_at(one.break_even * (1 - 3 * BANDWIDTH_PRECISION)) > (1 + share) * one.free * (1 - 1e-9)
     steps = [step_at(one.break_even * factor) for factor in (0.01, 0.1, 0.5, 1, 2, 10, 100)]
     assert all(slow >= fast * (1 - 1e-9) for slow, fast in pairwise(steps))
 
@@ -191,17 +201,17 @@ def test_a_bent_curve_needs_few_runs(bent: Callable[[float], float]) -> None:
         return bent(x)
 
     low = _crossing(excess, 0.0, 1.0)
-    assert bent(low) <= 0 < bent(low * (1 + PRECISION))
-    assert len(asked) <= 1.25 * log2(1 / PRECISION)
+    assert bent(low) <= 0 < bent(low * (1 + BANDWIDTH_PRECISION))
+    assert len(asked) <= 1.25 * log2(1 / BANDWIDTH_PRECISION)
 
 
 def test_a_curve_is_runs_at_those_bandwidths() -> None:
     run, cluster = runner("zero-dp", "gpt2", 4), presets.cluster("pcie-box")
-    found = breakeven(run, cluster, SHARE)
-    steps = curve(run, cluster, (0.5, 1, found.factor or 0))
+    found = find_break_even(run, cluster, SHARE)
+    steps = step_times_at(run, cluster, (0.5, 1, found.factor or 0))
     assert steps[0] > steps[1] == found.step
     assert steps[2] == CLOSE((1 + SHARE) * found.free, rel=1e-5)
-    factors = span([found])
+    factors = bandwidth_factors([found])
     assert factors == sorted(factors)
     assert (factors[0], factors[-1]) == CLOSE((1 / 8, 8 * (found.factor or 0)), rel=1e-5)
 
@@ -223,22 +233,24 @@ def test_every_bandwidth_is_scaled_and_nothing_else() -> None:
         ),
         edges=(Edge(between=(0, 3), latency=3.0, bandwidth=32.0),),
     )
-    assert scaled(joined, 2) == twice
+    assert scale_links(joined, 2) == twice
     linked = Cluster(link=Link(latency=1.0, bandwidth=3.0), links=(PairLink(between=(0, 1), bandwidth=4.0),))
-    assert scaled(linked, 2).link == Link(latency=1.0, bandwidth=6.0)
-    assert scaled(linked, 2).links == (PairLink(between=(0, 1), bandwidth=8.0),)
-    assert scaled(Cluster(host=Link(latency=1.0, bandwidth=3.0)), 2, latency=0).host == Link(latency=1.0, bandwidth=3.0)
+    assert scale_links(linked, 2).link == Link(latency=1.0, bandwidth=6.0)
+    assert scale_links(linked, 2).links == (PairLink(between=(0, 1), bandwidth=8.0),)
+    assert scale_links(Cluster(host=Link(latency=1.0, bandwidth=3.0)), 2, latency=0).host == Link(
+        latency=1.0, bandwidth=3.0
+    )
     for cluster in (joined, linked):
-        assert scaled(cluster, 1) == cluster
-        assert scaled(cluster, inf, latency=0).is_free
+        assert scale_links(cluster, 1) == cluster
+        assert scale_links(cluster, inf, latency=0).is_free
 
 
 def test_what_is_refused() -> None:
     run = runner("multi-dp", "gpt2", 2)
     with pytest.raises(RequestError, match="cluster: its links have no bandwidth that could be changed; take one with"):
-        breakeven(run, Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0)))
+        find_break_even(run, Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0)))
     with pytest.raises(RequestError, match="share: 0 is not between 0 and 100"):
-        breakeven(run, presets.cluster("h100-node"), 0)
+        find_break_even(run, presets.cluster("h100-node"), 0)
 
 
 # Drawn
@@ -251,10 +263,10 @@ def picture_of(names: list[str], numbers: list[int], model: Model) -> tuple[list
     for n in numbers:
         for name in names:
             run = runner(name, model, n, **({"prefetch": 1} if name == "multi-cdp" else {}))
-            made.append((breakeven(run, cluster, SHARE), run))
+            made.append((find_break_even(run, cluster, SHARE), run))
     found = [one for one, _ in made]
-    factors = span(found, 7)
-    return found, factors, [(one, curve(run, cluster, factors)) for one, run in made if one.n == numbers[-1]]
+    factors = bandwidth_factors(found, 7)
+    return found, factors, [(one, step_times_at(run, cluster, factors)) for one, run in made if one.n == numbers[-1]]
 
 
 EIGHT = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**6, boundary=1000),) * 8)
@@ -323,7 +335,7 @@ def test_the_table_is_that_of_the_function_in_every_form(command: Command, here:
     model, cluster = Model.load("toy.toml"), Cluster.load("box.toml")
     for one in found:
         early = {"prefetch": 1} if "prefetch" in SCHEDULES[one["schedule"]].options else {}
-        assert one == breakeven(runner(one["schedule"], model, **early), cluster).to_builtins()
+        assert one == find_break_even(runner(one["schedule"], model, **early), cluster).to_builtins()
     assert found[0]["bandwidth"] == 1e9  # of devices 0 and 1; the others have 3
     rows = list(csv.DictReader(io.StringIO(command(*ASKED, "--format", "csv").out)))
     assert [row["schedule"] for row in rows] == [one["schedule"] for one in found]

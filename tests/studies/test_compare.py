@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.front import reopen
+from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
-from cdpsim.studies.compare import CATEGORIES, measure
+from cdpsim.studies.compare import measure
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.strategies import in_seconds, requests
@@ -28,7 +29,7 @@ def test_in_slots_all_is_as_the_paper_has_it(n: int) -> None:
     """A step takes 2N slots; every stage is busy in every slot of the cyclic ones, one at a time in the others."""
     found = {name: measure(simulate(name, n)) for name in TABLE_1}
     assert {one.step for one in found.values()} == {2 * n}
-    assert {one.rate for one in found.values()} == {0.5}
+    assert {one.micro_batch_rate for one in found.values()} == {0.5}
     assert {one.exposed for one in found.values()} == {0}
     devices = {"single": 1, "multi": n, "pp": n, "zero": n}
     for name, one in found.items():
@@ -76,7 +77,7 @@ def test_what_waits_for_an_all_reduce_is_exposed() -> None:
     assert one.step == pytest.approx(7)
     assert one.exposed == pytest.approx(1 / 7)
     assert one.bubble == pytest.approx(one.exposed, abs=1e-12)
-    assert one.rate == pytest.approx(2 / 7)
+    assert one.micro_batch_rate == pytest.approx(2 / 7)
     assert (one.parameters, one.gradients, one.sent) == (2 * 10**9, 2 * 10**9, 4 * 10**9)
 
 
@@ -106,7 +107,7 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
     assert (one.devices, one.makespan) == tuple(summary[key] for key in ("devices", "makespan"))
     assert (one.step, one.period_is) == (Fraction(summary["period"]), summary["period_is"])
     longer = simulate(**request | {"steps": trace.at_rest.run.program.steps})  # type: ignore[arg-type]
-    for name in (*CATEGORIES, "total"):
+    for name in (*(category.name.lower() for category in Category), "total"):
         most = max(row[name] for row in longer.summary()["peak_memory"])
         assert most == (one.memory if name == "total" else getattr(one, name))
     assert 0 <= one.exposed <= one.bubble <= 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
 from cdpsim.errors import Stalled
 from cdpsim.studies import montecarlo
-from cdpsim.studies.montecarlo import quantiles, spread
+from cdpsim.studies.montecarlo import quantiles, sample_runs
 from tests.conftest import Command, examples
 from tests.helpers.command_line import FILES, content, refuse
 from tests.helpers.strategies import requests, streamed_requests, taken
@@ -46,7 +46,7 @@ def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, A
         "slow": ["0:1.5"],
     }
     asked = {name: asked[name] for name in taken(request | asked) if name in asked}
-    found = spread(simulate(**request, **asked, seed=seed), 3)
+    found = sample_runs(simulate(**request, **asked, seed=seed), 3)
     for run in range(3):
         alone = simulate(**request, **asked, seed=seed, run=run).summary()
         assert found.makespan[run] == alone["makespan"]
@@ -58,10 +58,10 @@ def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, A
 def test_runs_in_pieces_are_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are swept at once; and of twice as many the first ones are the same."""
     trace = simulate("multi-cdp", model=one_task(3), jitter="lognormal:0.5", seed=4)
-    whole = spread(trace, 50)
-    monkeypatch.setattr(montecarlo, "AT_ONCE", 1)
-    assert spread(trace, 100).makespan[:50].tolist() == whole.makespan.tolist()
-    assert spread(trace, 9).ends.tolist() == whole.ends[:9].tolist()
+    whole = sample_runs(trace, 50)
+    monkeypatch.setattr(montecarlo, "DURATIONS_AT_ONCE", 1)
+    assert sample_runs(trace, 100).makespan[:50].tolist() == whole.makespan.tolist()
+    assert sample_runs(trace, 9).ends.tolist() == whole.ends[:9].tolist()
 
 
 def expected_maximum(name: str, variation: float, k: int) -> tuple[float, float]:
@@ -87,12 +87,12 @@ def test_a_step_of_data_parallelism_lasts_as_long_as_its_slowest_device(name: st
     """
     runs, steps = 2000, 2
     trace = simulate("multi-dp", model=one_task(k), steps=steps, jitter=f"{name}:{variation}", seed=1)
-    found = spread(trace, runs)
+    found = sample_runs(trace, runs)
     mean, deviation = expected_maximum(name, variation, k)
     assert found.makespan.mean() == pytest.approx(steps * mean, abs=4 * deviation * math.sqrt(steps / runs))
     assert found.makespan.std() == pytest.approx(deviation * math.sqrt(steps), rel=0.1)
     # Of a distribution function F, the largest of k has F^k: a step is at most x in F(x)^k of the runs.
-    first = spread(simulate("multi-dp", model=one_task(k), steps=1, jitter=f"{name}:{variation}", seed=1), runs)
+    first = sample_runs(simulate("multi-dp", model=one_task(k), steps=1, jitter=f"{name}:{variation}", seed=1), runs)
     x = 1 + 0.4 * variation
     below = 1 - math.exp(-(x - 1 + variation) / variation) if name == "exponential" else (0.4 / math.sqrt(3) + 1) / 2
     share = below**k
@@ -102,7 +102,9 @@ def test_a_step_of_data_parallelism_lasts_as_long_as_its_slowest_device(name: st
 def test_on_one_device_times_add_up() -> None:
     """24 tasks of 1 s whose factors vary by 0.3, in one lane: 24 on average, with a variance of 24 · 0.09."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0),) * 2)
-    found = spread(simulate("single-dp", model=model, cluster=Cluster(), steps=3, jitter="lognormal:0.3", seed=2), 3000)
+    found = sample_runs(
+        simulate("single-dp", model=model, cluster=Cluster(), steps=3, jitter="lognormal:0.3", seed=2), 3000
+    )
     expected = 24
     assert found.makespan.mean() == pytest.approx(expected, abs=4 * math.sqrt(expected * 0.09 / 3000))
     assert found.makespan.var() == pytest.approx(expected * 0.09, rel=0.12)
@@ -123,7 +125,7 @@ def test_quantiles_are_those_of_the_library() -> None:
 
 def test_one_step_is_as_long_as_its_run() -> None:
     """Of two tasks at a time the longer one; without chance 1 s and what the short ones take."""
-    found = spread(simulate("multi-dp", model=one_task(2), steps=1, jitter="uniform:0.1"), 5)
+    found = sample_runs(simulate("multi-dp", model=one_task(2), steps=1, jitter="uniform:0.1"), 5)
     assert found.period.tolist() == found.makespan.tolist()
     assert found.steady_period == pytest.approx(1 + 3 * TINY)
 
@@ -133,7 +135,7 @@ def test_runs_that_do_not_end_are_told() -> None:
     trace = simulate("multi-dp", model=one_task(2), steps=1, jitter="exponential:1", stop=["1:2s"], seed=3)
     stuck = [run for run in range(40) if not _ends(run)]
     with pytest.raises(Stalled, match=rf"{len(stuck)} of 40 runs do not end, the first of them run {stuck[0]} "):
-        spread(trace, 40)
+        sample_runs(trace, 40)
     assert 0 < len(stuck) < 40
 
 
@@ -147,22 +149,22 @@ def _ends(run: int) -> bool:
 
 def test_what_cannot_be_run_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="runs: nothing is random, so that all runs are alike; give --jitter"):
-        spread(simulate("multi-dp", 3), 5)
+        sample_runs(simulate("multi-dp", 3), 5)
     trace = simulate("multi-dp", model=one_task(3), jitter="uniform:0.1")
     with pytest.raises(RequestError, match=r"runs: 1,000,000,000,000 runs keep 128 bytes each, .* [\d,]+ would fit"):
-        spread(trace, 10**12)
+        sample_runs(trace, 10**12)
     monkeypatch.setattr(montecarlo, "free_bytes", lambda: 2 * 128 * 10)
-    assert len(spread(trace, 10).makespan) == 10
+    assert len(sample_runs(trace, 10).makespan) == 10
     with pytest.raises(RequestError, match="; 10 would fit"):
-        spread(trace, 11)
+        sample_runs(trace, 11)
     trace.save(tmp_path / "trace")
     with pytest.raises(RequestError, match="a trace from files has no run behind it"):
-        spread(load(tmp_path / "trace"), 5)
+        sample_runs(load(tmp_path / "trace"), 5)
 
 
 def test_a_cluster_s_disorder_is_drawn_as_often(here: Path) -> None:
     (here / "wild.toml").write_text('[link]\nbandwidth = "1 GB/s"\n[disorder]\nlink_jitter = "lognormal:1"\n')
-    found = spread(simulate("multi-dp", model=Path("toy.toml"), cluster=Cluster.load("wild.toml")), 20)
+    found = sample_runs(simulate("multi-dp", model=Path("toy.toml"), cluster=Cluster.load("wild.toml")), 20)
     assert len(set(found.makespan.tolist())) == 20
 
 

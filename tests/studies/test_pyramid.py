@@ -20,7 +20,15 @@ from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
-from cdpsim.studies.pyramid import Occupancies, assign, conflict, occupancies, overlap, path_cover, pyramid
+from cdpsim.studies.pyramid import (
+    Occupancies,
+    assign_devices,
+    find_conflict,
+    largest_overlap,
+    occupancies,
+    path_cover,
+    pyramid,
+)
 from tests.helpers.strategies import fitting
 
 sizes = st.integers(1, 12)
@@ -75,7 +83,7 @@ def check_lemma_1(rows: Occupancies, n: int) -> None:
 
 def check_round_robin(rows: Occupancies, n: int) -> None:
     """The (tN + i)-th occupancy of stage j goes to device (tN + i) mod (N-j): nobody is asked twice at once."""
-    assert conflict(rows, (rows.step * n + rows.micro_batch) % (n - rows.stage)) is None
+    assert find_conflict(rows, (rows.step * n + rows.micro_batch) % (n - rows.stage)) is None
 
 
 @given(sizes, st.integers(2, 5))
@@ -142,7 +150,7 @@ def test_no_drawn_schedule_needs_fewer_devices_than_the_bound(offsets: list[int]
     check_bound(result)
     assert [stage["bound"] for stage in result["stages"]] == list(range(n, 0, -1))
     rows, device = certificate(trace, result)
-    assert conflict(rows, device) is None
+    assert find_conflict(rows, device) is None
     for stage in result["stages"]:
         assert len(set(device[rows.stage == stage["stage"]])) == stage["devices"]
 
@@ -197,12 +205,12 @@ def test_a_wrong_count_breaks_the_check(key: str) -> None:
 def test_a_shared_device_is_a_conflict() -> None:
     """Two occupancies that overlap cannot have the same device of their stage."""
     rows = rows_of(simulate("mp-cdp", 3))
-    device = assign(rows)
-    assert conflict(rows, device) is None
+    device = assign_devices(rows)
+    assert find_conflict(rows, device) is None
     for row in np.flatnonzero(rows.stage == 0)[1:-1].tolist():
         wrong = device.copy()
         wrong[row] = wrong[row + 1]
-        assert conflict(rows, wrong) is not None
+        assert find_conflict(rows, wrong) is not None
 
 
 # The certificate's devices.
@@ -249,7 +257,7 @@ def test_a_device_of_a_certificate_serves_one_stage(name: str) -> None:
     counts = [sum(stages == {stage["stage"]} for stages in of_stage.values()) for stage in result["stages"]]
     assert counts == [stage["devices"] for stage in result["stages"]]
     rows, device = certificate(trace, result)
-    assert conflict(rows, device) is None
+    assert find_conflict(rows, device) is None
     if assigned(result) != in_tasks(trace):
         assert name not in ("mp-cdp", "mp-dp")
         assert [of_stage[device] for device in sorted(of_stage)] == [
@@ -313,7 +321,7 @@ def test_all_derivations_equal_trying_everything(intervals: list[tuple[int, int]
     none = np.zeros_like(begin)
     rows = Occupancies(none, np.arange(len(begin)), none, begin, end)
     fewest = fewest_by_trying(begin.tolist(), end.tolist())
-    assert overlap(begin, end) == path_cover(begin, end) == int(assign(rows).max()) + 1 == fewest
+    assert largest_overlap(begin, end) == path_cover(begin, end) == int(assign_devices(rows).max()) + 1 == fewest
 
 
 def test_devices_that_serve_several_stages_can_beat_the_sum_of_ceilings() -> None:
@@ -323,7 +331,7 @@ def test_devices_that_serve_several_stages_can_beat_the_sum_of_ceilings() -> Non
     trace = simulate("multi-cdp", model=model, rule="cdp-v1", steps=5)
     rows = rows_of(trace)
     assert pyramid(trace)["devices"] == pyramid(trace)["bound"] == 8
-    assert overlap(rows.begin, rows.end) == 7
+    assert largest_overlap(rows.begin, rows.end) == 7
 
 
 # (d) A schedule that is not cyclic needs more.

@@ -20,16 +20,16 @@ from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.superpose import (
-    CONTENTS,
-    DEVICES,
-    Curve,
+    CURVE_CONTENTS,
+    ROOFLINE_DEVICES,
+    WorkerCurve,
     bytes_moved,
     fold,
-    held,
-    passing,
+    memory_by_task,
     roofline,
     superpose,
-    whole,
+    task_costs,
+    whole_ratios,
     worker_curve,
 )
 from cdpsim.timing.costs import Costs
@@ -44,12 +44,12 @@ IMAGES = 32 * 3 * 224 * 224 * 4  # of a micro-batch, in float32
 steps = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)), min_size=1, max_size=8)
 
 
-def curve_of(rows: list[tuple[int, int]], scale: int = 1) -> Curve:
+def curve_of(rows: list[tuple[int, int]], scale: int = 1) -> WorkerCurve:
     size, duration = zip(*rows, strict=True)
-    return Curve(np.array(size), np.array([scale * d for d in duration], dtype=object))
+    return WorkerCurve(np.array(size), np.array([scale * d for d in duration], dtype=object))
 
 
-def mean_at(curve: Curve, n: int, share: Fraction) -> Fraction:
+def mean_at(curve: WorkerCurve, n: int, share: Fraction) -> Fraction:
     """What n workers hold on average when the first is at that share of its pass: each looked up by itself."""
     begins = [0, *accumulate(map(int, curve.duration))]
     total = 0
@@ -59,17 +59,17 @@ def mean_at(curve: Curve, n: int, share: Fraction) -> Fraction:
     return Fraction(total, n)
 
 
-def moments(curve: Curve, n: int) -> set[Fraction]:
+def moments(curve: WorkerCurve, n: int) -> set[Fraction]:
     """All shares of a pass at which any of n workers comes to a task."""
     begins = [0, *accumulate(map(int, curve.duration))]
     return {(Fraction(b, begins[-1]) - Fraction(i, n)) % 1 for b in begins for i in range(n)}
 
 
-def cdp(curve: Curve, n: int) -> Fraction:
+def cdp(curve: WorkerCurve, n: int) -> Fraction:
     return Fraction(int(fold(curve, n)[1].max()), n)
 
 
-def mean(curve: Curve) -> Fraction:
+def mean(curve: WorkerCurve) -> Fraction:
     return Fraction(int((curve.size * curve.duration).sum()), int(curve.duration.sum()))
 
 
@@ -104,7 +104,7 @@ def test_laws(rows: list[tuple[int, int]], n: int, times: int) -> None:
 def test_large_numbers_are_exact() -> None:
     """A worker in a million, on times that 64-bit integers cannot hold: as many as there are in a hand's count."""
     one, two = 0.1, 0.3  # whose sum is no multiple of either
-    curve = Curve(np.array([5, 9]), whole([one, two]))
+    curve = WorkerCurve(np.array([5, 9]), whole_ratios([one, two]))
     assert curve.duration[0] * Fraction(two) == curve.duration[1] * Fraction(one)
     n = 10**6
     share = Fraction(two) / (Fraction(one) + Fraction(two))
@@ -143,33 +143,35 @@ def test_what_one_worker_holds_can_be_counted_by_hand() -> None:
     both = 100 + 50 - 8
     # A gradient is held from the end of the task that makes it: the boundary's while the first stage goes backward.
     forward, turn, last, first = 100 + 1, both, both + 4, 100 + 2 + 20
-    assert held(TWO, "activations").tolist() == [forward, turn, last, first]
-    assert held(TWO, "gradients").tolist() == [forward, turn, last + 600, first + 600 + 1000]
-    assert held(TWO, "constants").tolist() == [1300 + size for size in held(TWO, "gradients").tolist()]
+    assert memory_by_task(TWO, "activations").tolist() == [forward, turn, last, first]
+    assert memory_by_task(TWO, "gradients").tolist() == [forward, turn, last + 600, first + 600 + 1000]
+    assert memory_by_task(TWO, "constants").tolist() == [
+        1300 + size for size in memory_by_task(TWO, "gradients").tolist()
+    ]
     given = Model(stages=(replace(TWO.stages[0], data=40), TWO.stages[1]))
-    assert held(given, "activations").tolist() == [forward - 40, turn - 40, last - 40, first - 40]
-    assert held(given, "gradients").tolist() == held(TWO, "gradients").tolist()
+    assert memory_by_task(given, "activations").tolist() == [forward - 40, turn - 40, last - 40, first - 40]
+    assert memory_by_task(given, "gradients").tolist() == memory_by_task(TWO, "gradients").tolist()
 
 
 def test_rooflines_are_those_of_data_sheets() -> None:
     """Of the SXM cards: dense float32 or TF32, and bytes of memory, a second."""
     cards = {"v100": (15.7e12, 900e9), "a100": (19.5e12, 2.039e12), "h100": (67e12, 3.35e12), "h200": (67e12, 4.8e12)}
     tf32 = {"a100-tf32": (156e12, 2.039e12), "h100-tf32": (989e12 / 2, 3.35e12), "h200-tf32": (989e12 / 2, 4.8e12)}
-    assert {name: roofline(name) for name in DEVICES} == cards | tf32
+    assert {name: roofline(name) for name in ROOFLINE_DEVICES} == cards | tf32
 
 
 def test_axes_can_be_computed_by_hand() -> None:
-    assert passing(TWO, "flops") == [10, 5, 5, 30]
+    assert task_costs(TWO, "flops") == [10, 5, 5, 30]
     assert bytes_moved(TWO) == [200 + 1000, 100 - 8 + 300, 150 + 300 + 600, 300 + 1000 + 1000]
     bound_by_bytes = [moved / 900e9 for moved in bytes_moved(TWO)]
-    assert passing(TWO, "roofline:v100") == bound_by_bytes
+    assert task_costs(TWO, "roofline:v100") == bound_by_bytes
     busy = Model(stages=(Stage(forward=Work(15.7e12), backward=Work(1), activation=9 * 10**11),))
-    assert passing(busy, "roofline:v100") == pytest.approx([2.0, 3.0])
+    assert task_costs(busy, "roofline:v100") == pytest.approx([2.0, 3.0])
     busy = Model(stages=(Stage(forward=Work(15.7e13), backward=Work(15.7e12)),))
-    assert passing(busy, "roofline:v100") == [10, 1]
+    assert task_costs(busy, "roofline:v100") == [10, 1]
     timed = Model(stages=(Stage(forward=0.5, backward=1.5), Stage(forward=0.25, backward=0.25)))
-    assert passing(timed, "measured") == [0.5, 0.25, 0.25, 1.5]
-    assert whole(passing(timed, "measured")).tolist() == [2, 1, 1, 6]
+    assert task_costs(timed, "measured") == [0.5, 0.25, 0.25, 1.5]
+    assert whole_ratios(task_costs(timed, "measured")).tolist() == [2, 1, 1, 6]
 
 
 def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarray]:
@@ -180,7 +182,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
     program = derive(SCHEDULES["multi-cdp"], model, 3, shape=Shape(model.n, n), rule=CDP_V1)
     assert program.devices == n
     tasks, count = program.tasks, len(program.lane_tasks)
-    own = n * whole(passing(model, axis)).astype(np.int64)
+    own = n * whole_ratios(task_costs(model, axis)).astype(np.int64)
     duration = np.zeros(program.nodes, dtype=np.int64)
     stage = tasks.stage[:count]
     duration[:count] = np.where(tasks.kind[:count] == Kind.F, own[stage], own[2 * model.n - 1 - stage])
@@ -197,7 +199,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
 def assert_superposed(model: Model, n: int, axis: str) -> None:
     """What n simulated workers hold together is the folded curve of one, at every moment of the steady state."""
     span, time, size = workers(model, n, axis)
-    position, total = fold(Curve(held(model, "activations"), whole(passing(model, axis))), n)
+    position, total = fold(WorkerCurve(memory_by_task(model, "activations"), whole_ratios(task_costs(model, axis))), n)
     low, high, period = span * (n - 1) // n, 3 * span, span // n
     at = np.unique(np.concatenate([time, *(position.astype(np.int64) + k * period for k in range(3 * n))]))
     at = at[(low <= at) & (at < high)]
@@ -261,7 +263,7 @@ def test_the_paper_s_vit_comes_out() -> None:
 
 def test_the_paper_s_resnet_lies_between_the_axes() -> None:
     """30 %: less by FLOP, more by the time of a device whose early layers, with the most bytes, wait for memory."""
-    for contents in CONTENTS:
+    for contents in CURVE_CONTENTS:
         flops = superpose("resnet50", 32, contents=contents)
         timed = superpose("resnet50", 32, axis="roofline:a100-tf32", contents=contents)
         assert flops.reduction < Fraction(30, 100) < timed.reduction
@@ -270,7 +272,7 @@ def test_the_paper_s_resnet_lies_between_the_axes() -> None:
 
 @pytest.mark.parametrize("name", presets.preset_names("models"))
 def test_contents_only_add(name: str) -> None:
-    some, more, most = (worker_curve(name, contents=contents) for contents in CONTENTS)
+    some, more, most = (worker_curve(name, contents=contents) for contents in CURVE_CONTENTS)
     assert (some.size <= more.size).all()
     tied = {"gpt2": 50_257 * 768 * 2}  # its output layer's weights are its embedding's, on every worker
     once = presets.model(name).size("parameters").sum() - tied.get(name, 0)

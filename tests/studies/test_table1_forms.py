@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cdpsim.studies.table1 import QUANTITIES, Table, compute
-from cdpsim.studies.table1_forms import FORMS
+from cdpsim.studies.table1 import QUANTITIES, Table1, compute_table1
+from cdpsim.studies.table1_forms import TABLE1_FORMS
 from tests.conftest import Command
 
 ROWS = ["single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]
@@ -20,16 +20,16 @@ MANY = [1, 2, 3, 4, 5, 8]
 OPTIONS: list[dict[str, Any]] = [{}, {"collective": "ring"}, {"collective": "tree", "shared_parameters": True}]
 
 
-def tables() -> list[Table]:
+def tables() -> list[Table1]:
     """Small and large, with and without footnotes of every kind."""
-    return [compute(n, **options) for n in MANY for options in OPTIONS]
+    return [compute_table1(n, **options) for n in MANY for options in OPTIONS]
 
 
 TABLES = tables()
 each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.n}-{table.collective}")
 
 
-def cells(table: Table) -> dict[str, list[tuple[str, str]]]:
+def cells(table: Table1) -> dict[str, list[tuple[str, str]]]:
     """What every form must show: (exact, simulated) of each row, by quantity."""
     return {q: [(str(row[q]["exact"]), str(row[q]["simulated"])) for row in table.rows] for q in QUANTITIES}
 
@@ -54,8 +54,8 @@ def test_json_is_the_contract_s_to_the_letter(command: Command) -> None:
 
 
 @each_table
-def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table) -> None:
-    printed = json.loads(FORMS["json"](table))
+def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table1) -> None:
+    printed = json.loads(TABLE1_FORMS["json"](table))
     assert printed["collective"] == table.collective
     for row, computed in zip(printed["rows"], table.rows, strict=True):
         assert list(row) == ["schedule", "rule", *QUANTITIES, "agree"]
@@ -70,7 +70,7 @@ def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table) -> None:
 
 def test_what_the_paper_prints_is_shown_as_printed() -> None:
     """The paper's Table 1, with micro-batches of B samples on N devices or more."""
-    paper = {row["schedule"]: [row[quantity]["paper"] for quantity in QUANTITIES] for row in compute(3).rows}
+    paper = {row["schedule"]: [row[quantity]["paper"] for quantity in QUANTITIES] for row in compute_table1(3).rows}
     assert paper == {
         "single-dp": ["NBΨA", "NΨP", "", "", "", "", ""],
         "single-cdp": ["(N+1)/2 BΨA", "(N+1)/2 ΨP", "", "", "", "", ""],
@@ -85,8 +85,8 @@ def test_what_the_paper_prints_is_shown_as_printed() -> None:
 
 
 @each_table
-def test_csv_has_three_columns_a_quantity(table: Table) -> None:
-    rows = list(csv.DictReader(io.StringIO(FORMS["csv"](table))))
+def test_csv_has_three_columns_a_quantity(table: Table1) -> None:
+    rows = list(csv.DictReader(io.StringIO(TABLE1_FORMS["csv"](table))))
     assert [(row["schedule"], row["rule"], row["agree"]) for row in rows] == [
         (row["schedule"], row["rule"], "true") for row in table.rows
     ]
@@ -107,8 +107,8 @@ def unmarked(text: str) -> str:
 
 
 @each_table
-def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table) -> None:
-    first, second = blocks(FORMS["text"](table))
+def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
+    first, second = blocks(TABLE1_FORMS["text"](table))
     for block, quantities in (
         (first, ["activations", "parameters", "gpus"]),
         (second, ["gradient_volume", "parameter_volume", "boundary_volume", "rounds"]),
@@ -125,8 +125,8 @@ def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table) -> None:
 
 
 @each_table
-def test_footnotes_are_numbered_in_reading_order_one_for_each_reason(table: Table) -> None:
-    text = FORMS["text"](table)
+def test_footnotes_are_numbered_in_reading_order_one_for_each_reason(table: Table1) -> None:
+    text = TABLE1_FORMS["text"](table)
     marks = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", "".join(line for block in blocks(text) for line in block))
     notes = re.findall(rf"^([{SUPERSCRIPTS}]) (.+)$", text, re.MULTILINE)
     assert [mark for mark, _ in notes] == list(SUPERSCRIPTS[: len(notes)])
@@ -150,7 +150,7 @@ def by_column(text: str) -> list[str]:
 
 def test_a_cell_has_a_footnote_where_it_is_not_what_the_paper_prints() -> None:
     """At N = 3: leading terms of volumes, ZeRO's gathered stage and its travelling gradients."""
-    first, second = blocks(FORMS["text"](compute(3)))
+    first, second = blocks(TABLE1_FORMS["text"](compute_table1(3)))
     marked = {line.split()[0] for line in first[3:] if unmarked(line) != line}
     assert marked == {"zero-dp"}
     marked = {line.split()[0] for line in second[3:] if unmarked(line) != line}
@@ -158,16 +158,16 @@ def test_a_cell_has_a_footnote_where_it_is_not_what_the_paper_prints() -> None:
 
 
 def test_a_table_of_one_stage_says_that_nothing_is_sent() -> None:
-    text = FORMS["text"](compute(1))
+    text = TABLE1_FORMS["text"](compute_table1(1))
     assert "one device sends no messages" in text
     assert "one stage has no boundary" in text
-    assert "a ring takes" not in FORMS["text"](compute(1, collective="ring"))
-    assert "a ring takes 2(N-1) rounds, which is O(N)" in FORMS["text"](compute(3, collective="ring"))
+    assert "a ring takes" not in TABLE1_FORMS["text"](compute_table1(1, collective="ring"))
+    assert "a ring takes 2(N-1) rounds, which is O(N)" in TABLE1_FORMS["text"](compute_table1(3, collective="ring"))
 
 
-def disagreeing() -> Table:
+def disagreeing() -> Table1:
     """A table with one simulated cell that is wrong."""
-    table = compute(3)
+    table = compute_table1(3)
     table.rows[5]["rounds"]["simulated"] += 1
     table.rows[5]["agree"] = False
     return table
@@ -175,17 +175,17 @@ def disagreeing() -> Table:
 
 @pytest.mark.parametrize(("form", "words"), [("text", "1     | 2 ≠"), ("markdown", "| 2 ≠ "), ("latex", r"& 2 $\neq$")])
 def test_a_wrong_cell_is_marked(form: str, words: str) -> None:
-    text = FORMS[form](disagreeing())
+    text = TABLE1_FORMS[form](disagreeing())
     assert text.count(words) == 1
     line = next(line for line in text.splitlines() if words in line)
     assert "mp-cdp" in line
     assert "NO" in line
-    assert words not in FORMS[form](compute(3))
+    assert words not in TABLE1_FORMS[form](compute_table1(3))
 
 
 @each_table
-def test_markdown_shows_every_cell(table: Table) -> None:
-    text = unmarked(FORMS["markdown"](table))
+def test_markdown_shows_every_cell(table: Table1) -> None:
+    text = unmarked(TABLE1_FORMS["markdown"](table))
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     assert {len(row) for row in rows} == {11, 13, 4}
     for name, exact in (("activations", 2), ("parameters", 5), ("gpus", 8)):
@@ -210,8 +210,8 @@ def latex_lines(text: str) -> list[list[str]]:
 
 
 @each_table
-def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table) -> None:
-    text = FORMS["latex"](table)
+def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> None:
+    text = TABLE1_FORMS["latex"](table)
     assert text.isascii()
     assert text.count("{") == text.count("}")
     assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text) == ["tabular"] * 3
@@ -230,8 +230,10 @@ def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table) -> N
 
 
 @each_table
-def test_latex_shows_every_cell(table: Table) -> None:
-    rows = [[re.sub(r"\\textsuperscript\{\d\}", "", c) for c in row] for row in latex_lines(FORMS["latex"](table))]
+def test_latex_shows_every_cell(table: Table1) -> None:
+    rows = [
+        [re.sub(r"\\textsuperscript\{\d\}", "", c) for c in row] for row in latex_lines(TABLE1_FORMS["latex"](table))
+    ]
     for name, exact in (("activations", 2), ("parameters", 5), ("gpus", 8)):
         assert [(row[exact], row[exact + 1]) for row in rows[2:11]] == cells(table)[name]
     for name, exact in (("gradient_volume", 2), ("parameter_volume", 4), ("boundary_volume", 7), ("rounds", 10)):
@@ -242,7 +244,7 @@ def test_latex_shows_every_cell(table: Table) -> None:
     assert rows[15][9] == r"$\mathcal{O}(\log N)$"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", TABLE1_FORMS)
 def test_the_same_request_gives_the_same_bytes(form: str, command: Command) -> None:
     """Whichever engine ran."""
     printed: set[Any] = {command("table1", "-n", 3, "--format", form, "--engine", e) for e in ("auto", "fast", "simpy")}
@@ -254,7 +256,7 @@ def test_more_than_nine_footnotes_have_two_digits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "cdpsim.studies.table1_forms.footnote", lambda row, quantity, *_: f"{row['schedule']} {quantity}"
     )
-    text = FORMS["text"](compute(2))
+    text = TABLE1_FORMS["text"](compute_table1(2))
     assert "¹⁰ single-cdp parameters" not in text
     assert "¹⁰ single-dp parameters" in text
-    assert r"\textsuperscript{1}\textsuperscript{0} single-dp parameters" in FORMS["latex"](compute(2))
+    assert r"\textsuperscript{1}\textsuperscript{0} single-dp parameters" in TABLE1_FORMS["latex"](compute_table1(2))

@@ -18,7 +18,7 @@ from cdpsim.invariants import violations
 from cdpsim.request.options import RENDEZVOUS, Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
-from cdpsim.studies.montecarlo import spread
+from cdpsim.studies.montecarlo import sample_runs
 from tests.conftest import Command, examples
 from tests.helpers.strategies import fitting, taken
 from tests.helpers.traffic_patterns import joined
@@ -155,7 +155,7 @@ def test_disorder_and_contention_go_together(contention: Contention) -> None:
         assert violations(trace) == {}
         assert trace.end.max() > ends(simulate(**wanted, cluster=CLUSTERS["switch"])).max()
     with pytest.raises(RequestError, match="leave --contention out"):
-        spread(trace, 10)
+        sample_runs(trace, 10)
 
 
 def test_what_cannot_be_asked_for() -> None:

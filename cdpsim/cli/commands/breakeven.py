@@ -10,7 +10,7 @@ from cdpsim.cli.commands.options import InPart, add_format, add_request, add_run
 from cdpsim.cli.console import add_command, write
 
 if TYPE_CHECKING:
-    from cdpsim.studies.breakeven import BreakEven
+    from cdpsim.studies.breakeven import StepCurve
 
 OVER = ("n", "bandwidth")
 PREFETCH = "1"  # what arrives just in time is never hidden
@@ -23,7 +23,6 @@ UNITS = {
     "latency": "%",
     "factor": "x",
 }
-Curve = tuple["BreakEven", list[float]]
 
 
 def add_breakeven(commands: Any) -> None:
@@ -50,7 +49,7 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.front import runner_on_clusters, simulate
     from cdpsim.schedules import SCHEDULES
-    from cdpsim.studies.breakeven import breakeven, curve, span
+    from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
     choose("over", options.over, OVER)
@@ -68,14 +67,14 @@ def _serve_breakeven(options: argparse.Namespace) -> int:
         refuse_output(options.output, check, [partial(served.served, one, simulate) for one in requests])
     unasked = () if "prefetch" in words else ("prefetch",)
     runs = [served.served(one, runner_on_clusters, unasked=unasked) for one in requests]
-    each = [(breakeven(run, cluster, share), run) for run in runs]
+    each = [(find_break_even(run, cluster, share), run) for run in runs]
     served.tell()
     found = [one for one, _ in each]
-    factors, last = span(found), found[-1].n
-    curves: list[Curve] = []
+    factors, last = bandwidth_factors(found), found[-1].n
+    curves: list[StepCurve] = []
     if options.over == "bandwidth" or options.output is not None:
         wanted = [(one, run) for one, run in each if one.n == last or options.over == "bandwidth"]
-        curves = [(one, curve(run, cluster, factors)) for one, run in wanted]
+        curves = [(one, step_times_at(run, cluster, factors)) for one, run in wanted]
     if options.output is not None:
         shown = [(one, steps) for one, steps in curves if one.n == last]
         pictures.write_breakeven(found, factors, shown, options.output, share=share, force=options.force)
@@ -120,7 +119,7 @@ def _requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dic
     return [plain | {"schedule": name} | n for n in numbers for name in names]
 
 
-def _points(curves: Sequence[Curve], factors: Sequence[float]) -> list[dict[str, Any]]:
+def _points(curves: Sequence["StepCurve"], factors: Sequence[float]) -> list[dict[str, Any]]:
     """A row for each point of each curve."""
     return [
         {

@@ -85,6 +85,7 @@ def _serve_compare(options: argparse.Namespace) -> int:
     from cdpsim.errors import choose
     from cdpsim.export import pictures
     from cdpsim.files import tables
+    from cdpsim.studies.compare import rate_column
 
     form = tables.check_format(options.format)
     runs = runs_of(options)
@@ -111,12 +112,12 @@ def _serve_compare(options: argparse.Namespace) -> int:
         say(f"no schedule holds at most {options.within} on a device")
         return 1
     if order:
-        measured.sort(key=lambda one: (_value(one, order) is None, _value(one, order)))
+        measured.sort(key=lambda one: (one.value(order) is None, one.value(order)))
     if options.output is not None:
         drawn = {"in_slots": found.in_slots, "style": options.style, "force": options.force}
         pictures.write_comparison(measured, options.output, **drawn)
     if options.columns is None:
-        columns = [column for column in columns if column[0] != _other_rate(measured)]
+        columns = [column for column in columns if column[0] not in {"rate", "samples"} - {rate_column(measured)}]
     as_json = form == "json"
     write(
         tables.as_json([one.to_builtins() for one in measured])
@@ -128,18 +129,18 @@ def _serve_compare(options: argparse.Namespace) -> int:
 
 def _table(measured: Sequence["Measured"], columns: Sequence[tuple[str, str, str]], form: str, in_slots: bool) -> str:
     from cdpsim.files import tables
-    from cdpsim.studies.compare import notes
+    from cdpsim.studies.compare import table_notes
 
     header = ("schedule", "rule", *(heading for _, _, heading in columns))
     cell = cell_of(form, in_slots=in_slots)
     rows = [(one.schedule, one.rule, *(cell(one, field, unit) for field, unit, _ in columns)) for one in measured]
-    return tables.noted(tables.FORMATS[form](header, rows), form, notes(measured))
+    return tables.noted(tables.FORMATS[form](header, rows), form, table_notes(measured))
 
 
 def cell_of(form: str, *, in_slots: bool) -> Callable[["Measured", str, str], Any]:
     """Return how a table in that form has a field of a unit: as its number in CSV, else in words."""
     if form == "csv":
-        return lambda one, field, unit: _value(one, field)
+        return lambda one, field, unit: one.value(field)
     return partial(said, in_slots=in_slots)
 
 
@@ -182,7 +183,7 @@ def _measured(
     from cdpsim.model import UNIT_MODELS
     from cdpsim.schedules import SCHEDULES, find_schedule
     from cdpsim.studies.compare import measure
-    from cdpsim.studies.montecarlo import spread
+    from cdpsim.studies.montecarlo import sample_runs
 
     for word, least in _NUMBERS.items():  # also for those that do not take it
         if word in words:
@@ -211,7 +212,7 @@ def _measured(
         found.measured.append(measure(run, draws))
         found.in_slots = run.in_slots
     if runs is not None and not is_random:
-        spread(run, runs)  # which says so
+        sample_runs(run, runs)  # which says so
     return found
 
 
@@ -231,20 +232,9 @@ def _steps(words: Mapping[str, Any], schedule: "Schedule") -> int:
     return STEPS * (1 if n is None else whole_number("n", n, at_least=1))
 
 
-def _value(one: "Measured", field: str) -> Any:
-    if field.endswith("%"):
-        return None if one.steps is None else one.steps[field]
-    return getattr(one, field)
-
-
-def _other_rate(measured: Sequence["Measured"]) -> str:
-    """Which rate a table does without: that of micro-batches where that of samples is known."""
-    return "rate" if any(one.samples for one in measured) else "samples"
-
-
 def said(one: "Measured", field: str, unit: str, *, in_slots: bool) -> str:
     """A number for people: whole where slots and stages' worth are, else with four digits and a unit."""
-    value = _value(one, field)
+    value = one.value(field)
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -64,9 +64,9 @@ def _serve_simulate(options: argparse.Namespace) -> int:
         say(describe_untied(stages, [done.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
-        from cdpsim.studies.montecarlo import spread
+        from cdpsim.studies.montecarlo import sample_runs
 
-        several = spread(done, runs)
+        several = sample_runs(done, runs)
         done.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
     done.save(options.output, force=options.force, more=more)
@@ -92,7 +92,7 @@ def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.files import writing as files
     from cdpsim.schedules import imported
-    from cdpsim.studies.compare import measure, notes
+    from cdpsim.studies.compare import measure, table_notes
     from cdpsim.trace import FILES
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
@@ -109,5 +109,5 @@ def _serve_import(options: argparse.Namespace) -> int:
     cell = cell_of(form, in_slots=trace.in_slots)
     rows = [(heading, cell(measured, field, unit)) for field, unit, heading in COLUMNS]
     table = tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)])
-    write(tables.noted(table, form, notes([measured])))
+    write(tables.noted(table, form, table_notes([measured])))
     return 0

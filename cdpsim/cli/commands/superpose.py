@@ -41,7 +41,7 @@ def add_curve(parser: argparse.ArgumentParser, of: str = "") -> None:
 
 def _serve_superpose(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
-    from cdpsim.studies.superpose import PAPER, superpose
+    from cdpsim.studies.superpose import PAPER_CLAIMS, superpose
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
     found = superpose(options.model, options.n, axis=options.axis, contents=options.contents)
@@ -51,15 +51,15 @@ def _serve_superpose(options: argparse.Namespace) -> int:
         write(tables.as_csv([*found.row()], [[*found.row().values()]]))
     else:
         write(tables.FORMATS[form](*_table(found)))
-    if form == "text" and options.model in PAPER:
-        write(f"\nthe paper: {PAPER[options.model]} (Fig. 4)\n")
+    if form == "text" and options.model in PAPER_CLAIMS:
+        write(f"\nthe paper: {PAPER_CLAIMS[options.model]} (Fig. 4)\n")
     return 0
 
 
 def _table(found: "Superposition") -> tuple[list[str], list[list[str]]]:
     """The header and the only row, for people."""
-    from cdpsim.studies.superpose import amount, percent
+    from cdpsim.studies.superpose import bytes_text, percent_text
 
     header = ["model", "n", "axis", "contents", "DP per worker", "CDP per worker", "reduction"]
-    sizes = [amount(found.dp), amount(found.cdp), percent(found.reduction)]
+    sizes = [bytes_text(found.dp), bytes_text(found.cdp), percent_text(found.reduction)]
     return header, [[found.model, str(found.n), found.axis, found.contents, *sizes]]

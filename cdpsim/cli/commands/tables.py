@@ -53,12 +53,12 @@ def add_table1(commands: Any) -> None:
 def _serve_table1(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.studies import table1_forms
-    from cdpsim.studies.table1 import compute
+    from cdpsim.studies.table1 import compute_table1
 
     form = tables.check_format(options.format)
     how = {"shared_parameters": options.shared_parameters, "formulas_alone": options.exact}
-    table = compute(**asked(options), **how)
-    write(table1_forms.FORMS[form](table))
+    table = compute_table1(**asked(options), **how)
+    write(table1_forms.TABLE1_FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
         say(f"exact and simulated disagree: {', '.join(disagreeing)}")

@@ -10,7 +10,7 @@ from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, na
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats
-from cdpsim.studies.montecarlo import SHARES, Spread, spread
+from cdpsim.studies.montecarlo import QUANTILE_SHARES, SampledRuns, sample_runs
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def step_times(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
     check(traces)
     if len(traces) > ROWS:
         raise RequestError("traces", f"{len(traces)} are more than the {ROWS} panels of a picture; give fewer")
-    spreads = [None if runs is None else spread(trace, runs) for trace in traces]
+    spreads = [None if runs is None else sample_runs(trace, runs) for trace in traces]
     heading, own = names(traces)
     shared = frame(traces, "s")
     figure, parts = figure_of(heading, [1.8 if runs else 1.5] * len(traces))
@@ -66,12 +66,12 @@ def lengths(ends: Floats) -> Floats:
     return np.diff(ends, axis=-1, prepend=0)
 
 
-def _limits(traces: Sequence[Trace], spreads: Sequence[Spread | None]) -> tuple[float, float]:
+def _limits(traces: Sequence[Trace], spreads: Sequence[SampledRuns | None]) -> tuple[float, float]:
     """The least and the most that is drawn, and some room."""
     found = [lengths(step_ends(trace)) for trace in traces]
     for several in spreads:
         if several is not None:
-            shares = np.quantile(lengths(several.ends), [SHARES["5%"], SHARES["95%"]], axis=0)
+            shares = np.quantile(lengths(several.ends), [QUANTILE_SHARES["5%"], QUANTILE_SHARES["95%"]], axis=0)
             found += [shares.ravel(), lengths(several.steady), np.quantile(several.period, [0.005, 0.995])]
     some = np.concatenate(found if spreads[0] is None else found[len(traces) :])
     low, high = some.min().item(), some.max().item()
@@ -79,9 +79,9 @@ def _limits(traces: Sequence[Trace], spreads: Sequence[Spread | None]) -> tuple[
     return max(0.0, low - room), high + room
 
 
-def _said(several: Spread, shared: Frame) -> list[str]:
+def _said(several: SampledRuns, shared: Frame) -> list[str]:
     """The median and the quantiles of a step, and what it takes without chance."""
-    low, median, high = np.quantile(several.period, [SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
+    low, median, high = np.quantile(several.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
     against = f"without chance {shared.amount(several.steady_period)}"
     return [f"{shared.amount(median)} a step ({shared.amount(low)} to {shared.amount(high)}), {against}"]
 
@@ -96,17 +96,17 @@ def _edges(value: Floats) -> Floats:
     return np.arange(value.shape[-1] + 1) - 0.5
 
 
-def _bands(axes: "Axes", several: Spread, k: int) -> None:
+def _bands(axes: "Axes", several: SampledRuns, k: int) -> None:
     taken = lengths(several.ends)
     for low, high, shade in BANDS:
-        least, most = np.quantile(taken, [SHARES[low], SHARES[high]], axis=0)
+        least, most = np.quantile(taken, [QUANTILE_SHARES[low], QUANTILE_SHARES[high]], axis=0)
         area = steps(axes, most, _edges(most), f"band-{k}-{low[:-1]}-{high[:-1]}", least)
         area.set(facecolor=shade, linewidth=0, zorder=2)
-    _line(axes, np.quantile(taken, SHARES["50%"], axis=0), f"median-{k}")
+    _line(axes, np.quantile(taken, QUANTILE_SHARES["50%"], axis=0), f"median-{k}")
     _line(axes, lengths(several.steady), f"steady-{k}", edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 1.5)))
 
 
-def _histogram(axes: "Axes", several: Spread, k: int) -> None:
+def _histogram(axes: "Axes", several: SampledRuns, k: int) -> None:
     """How many runs have which mean time of a step, beside the axis of times."""
     plain(axes, "")
     axes.set_xlabel("mean of each run", fontsize=7.5, color=GREY)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, Times, group_numbers, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, row_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 
 _PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
@@ -137,19 +137,15 @@ def _by_identity(identity: Ints, end: Times) -> tuple[Ints, Times]:
 def _identities(program: Program, step: Ints) -> Ints:
     """Number what each node is, whatever its step and its device; messages differ by the age of their content, too."""
     tasks, messages, count = program.tasks, program.messages, program.message_nodes.stop
-    stage = np.concatenate([tasks.stage, messages.stage])
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
         np.concatenate([tasks.kind, messages.op]),
         np.concatenate([np.zeros_like(tasks.kind), messages.content]),
-        stage - stage.min(initial=0),
-        np.concatenate([tasks.micro_batch, messages.micro_batch]) + 1,
+        np.concatenate([tasks.stage, messages.stage]),
+        np.concatenate([tasks.micro_batch, messages.micro_batch]),
         step[:count] - np.concatenate([tasks.step, messages.step]),
     )
-    identity = np.zeros(count, dtype=np.int64)
-    for column in columns:
-        identity *= int(column.max(initial=0)) + 1
-        identity += column
+    identity = row_numbers(columns)
     parts = 3 * identity[program.first_messages] + 1 + program.parts.sends
     return np.concatenate([3 * identity, parts])
 
