@@ -91,12 +91,12 @@ def add_import(commands: Any) -> None:
 def _serve_import(options: argparse.Namespace) -> int:
     from cdpsim.files import tables
     from cdpsim.files import writing as files
-    from cdpsim.schedules import imported
+    from cdpsim.schedules import schedule_from_csv
     from cdpsim.studies.compare import measure, table_notes
     from cdpsim.trace import FILES
 
     form = tables.check_format(options.format, tables.DATA_FORMATS)
-    run = partial(simulated, words_of(options, imported(options.schedule)))
+    run = partial(simulated, words_of(options, schedule_from_csv(options.schedule)))
     if options.output is not None:
         refuse_output(options.output, partial(files.check_writable, options.output, FILES, options.force), [run])
     trace = run()

@@ -22,7 +22,7 @@ def _serve_schedules(options: argparse.Namespace) -> int:
     form = tables.check_format(options.format, tables.DATA_FORMATS)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
-        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.word, s.options, s.about)
+        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.label, s.options, s.about)
         for s in SCHEDULES.values()
     ]
     if form == "json":

@@ -82,7 +82,7 @@ def derive(
         barrier=passes.rule.barrier,
         bases=Bases(passes.line.base[updates.step], passes.line.first[updates.step]) if passes.line else None,
         untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
-        undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
+        undivided=passes.of_micro_batch(passes.listing.undivided) if passes.listing and passes.splits else None,
     )
 
 

@@ -26,11 +26,11 @@ def pass_through_stages(passes: Passes, model: Model, build: Builder) -> None:
 
 def _done(passes: Passes, task: Ints) -> Ints:
     """The task that hands on what a task makes: itself, or of a whole backward in two tasks the second one."""
-    if passes.listing is None or not passes.listing.whole.any():
+    if passes.listing is None or not passes.listing.undivided.any():
         return task
     phase, i = task % passes.phases, passes.own[task // passes.phases]
     stage = np.minimum(phase, 2 * passes.n - 1 - phase)
-    whole = (phase >= passes.n) & passes.listing.whole[i, stage]
+    whole = (phase >= passes.n) & passes.listing.undivided[i, stage]
     return task + np.where(whole, passes.n, 0)
 
 
