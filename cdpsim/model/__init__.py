@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.files.units import MOST_SECONDS, Work
 from cdpsim.model.partition import Cuts, balanced, check_stages
@@ -37,7 +37,7 @@ OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), g
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
-class Recipe(fileform.Table, frozen=True, kw_only=True):
+class Recipe(config.ConfigTable, frozen=True, kw_only=True):
     """How a model is trained, as far as that costs memory and time; `cdpsim.model.recipe` derives these costs."""
 
     optimizer: str | None = None  # one of OPTIMIZERS; None: the stages give its bytes themselves
@@ -46,7 +46,7 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
     offload: str = "none"  # what the devices' hosts hold for them
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
@@ -62,7 +62,7 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
         return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
 
 
-class _ModelFacts(fileform.Table, frozen=True, kw_only=True):
+class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):
     """The facts of a model that its file has at the top level."""
 
     name: Name = ""
@@ -94,7 +94,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     is_unit: bool = False  # the slot model: times are slots, and sizes stage-activations
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
         if any(stage.updated_on_host for stage in self.stages) and any(stage.update for stage in self.stages):
@@ -258,11 +258,11 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Return the model of a file, .toml or .json."""
-        return cls.from_builtins(fileform.load(path), str(path))
+        return cls.from_builtins(config.read_config(path), str(path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; read again, a unit model is one of seconds and bytes."""
-        fileform.save(path, self.table(), force=force)
+        config.write_config(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Return the content of a file of this model, or the name of a unit model."""
@@ -271,7 +271,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Return the model of a file's content; errors begin with `subject`."""
-        form = fileform.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
+        form = config.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
         if sum(stage.repeat for stage in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(stage.stage(), stage.repeat) for stage in form.stages)
@@ -283,8 +283,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     def table(self) -> dict[str, object]:
         """Return the content of a file of this model."""
         runs = [(stage, sum(1 for _ in equal)) for stage, equal in groupby(self.stages)]
-        stages = [({"repeat": count} if count > 1 else {}) | fileform.encode(stage) for stage, count in runs]
-        return fileform.encode(_ModelFacts(**_facts(self))) | {"stages": stages}
+        stages = [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
+        return config.encode(_ModelFacts(**_facts(self))) | {"stages": stages}
 
     def _times(self, field: str, speed: float | None, beside: Sequence[float] = ()) -> npt.NDArray[Any]:
         """Return the time of one of the stages' costs; at least that of what goes on `beside` it."""

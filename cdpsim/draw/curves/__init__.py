@@ -20,7 +20,7 @@ from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entrie
 from cdpsim.draw.curves.series import Series, changes, devices, held, held_by
 from cdpsim.draw.curves.step_times import step_times
 from cdpsim.draw.curves.versions import versions
-from cdpsim.draw.palette import CATEGORIES
+from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
 from cdpsim.request.description import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
@@ -40,7 +40,7 @@ _HATCHES = {
     Category.OPTIMIZER: "xxx",
     Category.COMMUNICATION: "\\\\\\",
 }
-LOOKS = {int(part): Look(part.name.lower(), CATEGORIES[part], hatch) for part, hatch in _HATCHES.items()}
+LOOKS = {int(part): Look(part.name.lower(), CATEGORY_COLOURS[part], hatch) for part, hatch in _HATCHES.items()}
 
 
 def memory(traces: Sequence[Trace]) -> "Figure":

@@ -9,7 +9,7 @@ from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Frame, check, figure_of, frame, legend, mark, names, panel, peak
 from cdpsim.draw.curves.piles import Look, by_device, curve, curve_entry, entries, height_of, pile
 from cdpsim.draw.curves.series import SAME, Series, devices, moments, rates, span
-from cdpsim.draw.palette import CONTENTS
+from cdpsim.draw.palette import CONTENT_COLOURS
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
 from cdpsim.runs import Run
@@ -28,7 +28,8 @@ _HATCHES = {
     Content.ACTIVATION_GRADIENT: "\\\\\\",
 }
 LOOKS = {
-    int(part): Look(part.name.lower().replace("_", " "), CONTENTS[part], hatch) for part, hatch in _HATCHES.items()
+    int(part): Look(part.name.lower().replace("_", " "), CONTENT_COLOURS[part], hatch)
+    for part, hatch in _HATCHES.items()
 }
 
 

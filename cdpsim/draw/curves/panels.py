@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw import scene
+from cdpsim.draw import views
 from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.curves.series import SAME, Series, span
 from cdpsim.errors import RequestError
@@ -63,7 +63,7 @@ def check(traces: Sequence[Trace]) -> None:
     if not traces:
         raise RequestError("traces", "there are none; give at least one")
     for trace in traces:
-        scene.refuse_empty(trace)
+        views.refuse_empty(trace)
     if len({trace.in_slots for trace in traces}) > 1:
         raise RequestError("traces", "some are in slots and some in seconds; give all the same model and cluster")
     if len(traces) > CURVES:
@@ -72,7 +72,7 @@ def check(traces: Sequence[Trace]) -> None:
 
 def names(traces: Sequence[Trace]) -> tuple[str, list[str]]:
     """What all traces have in common, and what each has of its own, neither longer than there is room."""
-    words = list(map(scene.names, traces))
+    words = list(map(views.title_words, traces))
     common = [word for word in words[0] if all(word in others for others in words)]
     own = [", ".join(word for word in some if word not in common) or some[0] for some in words]
     return label(", ".join(common), 2 * TITLE), [label(text, NAME) for text in own]
