@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STYLES = ("paper", "gantt")
 EXPORTS = (".html", ".json")
 ORDER = ".csv"  # of a pipeline, as torch reads it
-TIMELINES = (*canvas.FORMS, *EXPORTS)
+TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
 PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURES = ("1", "2", "4")
@@ -63,9 +63,9 @@ def check_timeline(
     ending = canvas.check_form(path, (*TIMELINES, ORDER))
     if style is not None:
         choose("style", style, STYLES)
-    if style is not None and ending not in canvas.FORMS:
+    if style is not None and ending not in canvas.PICTURE_FORMS:
         raise RequestError("style", f"is of .svg, .png and .pdf, not of {ending}; leave it out")
-    if dependencies and (style == "paper" or ending not in canvas.FORMS):
+    if dependencies and (style == "paper" or ending not in canvas.PICTURE_FORMS):
         raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
     check_writable(path, force=force)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.files.units import MOST_SECONDS, Work
 from cdpsim.model.partition import Cuts, balanced, check_stages
@@ -38,7 +38,7 @@ OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), g
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
-class Recipe(fileform.Table, frozen=True, kw_only=True):
+class Recipe(config.ConfigTable, frozen=True, kw_only=True):
     """How a model is trained, as far as that costs bytes and time; `cdpsim.model.recipe` says what it costs."""
 
     optimizer: str | None = None  # one of OPTIMIZERS; None: what the stages themselves say
@@ -47,7 +47,7 @@ class Recipe(fileform.Table, frozen=True, kw_only=True):
     offload: str = "none"  # what the devices' hosts hold for them
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
@@ -70,7 +70,7 @@ class _RepeatedStage(Stage, frozen=True, kw_only=True):
         return Stage(**{name: getattr(self, name) for name in Stage.__struct_fields__})
 
 
-class _ModelFile(fileform.Table, frozen=True, kw_only=True):
+class _ModelFile(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
     precision: str = ""
     samples: Samples | None = None
@@ -79,7 +79,7 @@ class _ModelFile(fileform.Table, frozen=True, kw_only=True):
     stages: Annotated[tuple[_RepeatedStage, ...], msgspec.Meta(min_length=1)]
 
 
-class Model(fileform.Table, frozen=True, kw_only=True):
+class Model(config.ConfigTable, frozen=True, kw_only=True):
     """Stages in the order in which a micro-batch goes forward."""
 
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
@@ -91,7 +91,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
         if any(stage.on_host for stage in self.stages) and any(stage.update for stage in self.stages):
@@ -249,11 +249,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a model file, .toml or .json."""
-        return cls.from_builtins(fileform.load(path), str(path))
+        return cls.from_builtins(config.read_config(path), str(path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; a unit model becomes, for good, one of seconds and bytes."""
-        fileform.save(path, self.table(), force=force)
+        config.write_config(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Give what a file says of this model, or the name of one of slots."""
@@ -262,7 +262,7 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Make a model of a file's content; errors begin with `subject`."""
-        form = fileform.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
+        form = config.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
         if sum(run.repeat for run in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(run.stage(), run.repeat) for run in form.stages)
@@ -275,11 +275,11 @@ class Model(fileform.Table, frozen=True, kw_only=True):
     def table(self) -> dict[str, object]:
         """Give what a file says of this model."""
         said: dict[str, object] = {"name": self.name, "precision": self.precision, "samples": self.samples}
-        said["training"] = fileform.encode(self.training)
-        said["tied"] = [fileform.encode(tie) for tie in self.tied]
+        said["training"] = config.encode(self.training)
+        said["tied"] = [config.encode(tie) for tie in self.tied]
         top = {key: value for key, value in said.items() if value}
         runs = [(stage, sum(1 for _ in same)) for stage, same in groupby(self.stages)]
-        return top | {"stages": [_repeat(count) | fileform.encode(stage) for stage, count in runs]}
+        return top | {"stages": [_repeat(count) | config.encode(stage) for stage, count in runs]}
 
     def _column(self, kind: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         def weigh(stage: Stage) -> int:

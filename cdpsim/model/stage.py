@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Cost, Seconds, Size
 from cdpsim.files.units import Work
 
@@ -25,7 +25,7 @@ STAGE_SIZES = (
 )
 
 
-class Stage(fileform.Table, frozen=True, kw_only=True):
+class Stage(config.ConfigTable, frozen=True, kw_only=True):
     """One micro-batch through one stage: seconds or `Work`, and bytes."""
 
     forward: Cost
@@ -54,7 +54,7 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
     factored: Size = 0  # what sums over its matrices' rows and columns weigh, in the type of its parameters
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.kept_output > min(self.activation, self.boundary):
             raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
         if self.data > self.activation:
@@ -93,7 +93,7 @@ class Stage(fileform.Table, frozen=True, kw_only=True):
         return self.activation + self.forward_transient if self.inference is None else self.inference
 
 
-class Tie(fileform.Table, frozen=True, kw_only=True):
+class Tie(config.ConfigTable, frozen=True, kw_only=True):
     """One tensor that several stages have as a part of their parameters, and what it weighs in each of them."""
 
     stages: tuple[int, ...]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cdpsim import RequestError, simulate
-from cdpsim.program import Bases, EdgeKind, Edges, Kind, Program
+from cdpsim.program import EdgeKind, Edges, Kind, Program
 from cdpsim.program.check import check_program, find_cycle
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES
@@ -105,7 +105,7 @@ FAULTS: list[tuple[Callable[[], Program], str]] = [
     (lambda: swapped_lane(program()), r"F\(t=0,i=1,j=1\) is on device 1 but in another device's lane"),
     (lambda: replace(program(), lane_tasks=np.roll(program().lane_tasks[[0, *range(53)]], 1)), "places in lanes"),
     (lambda: no_update(program()), r"the gradient of B\(t=2,i=0,j=0\) never reaches an update"),
-    (lambda: unread(program()), r"nobody waits for p2p parameters\(t=0,j=\d\)"),
+    (lambda: unread(program()), r"p2p parameters\(t=0,j=\d\) \d->\d has no reader"),
     (lambda: unsent(program()), r"p2p gradient\(t=0,j=\d\) \d->\d has nothing to send"),
     (lambda: unused_buffer(program()), r"on device 0 are never freed"),
 ]
@@ -201,8 +201,8 @@ def test_what_an_update_starts_from_exists(version: int, base: int, first_step: 
     """The first update of stage 0 is broken in each way that a table of bases can be."""
     sound = program()
     row = node(sound, "U(t=0,j=0) on device 2") - sound.compute
-    bases = Bases(sound.base.copy(), sound.first_step.copy())
-    bases.base[row], bases.first_step[row] = base, first_step
+    bases, first_steps = sound.base.copy(), sound.first_step.copy()
+    bases[row], first_steps[row] = base, first_step
     broken = with_task(sound, "U(t=0,j=0) on device 2", version=version)
     with pytest.raises(RequestError, match=problem):
-        check_program(replace(broken, bases=bases))
+        check_program(replace(broken, base=bases, first_step=first_steps))

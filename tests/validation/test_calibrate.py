@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cdpsim import simulate
-from cdpsim.cli.console import parser_of
+from cdpsim.cli.parser import serve_command
 from cdpsim.cluster import Cluster
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
@@ -227,10 +227,8 @@ def test_refusals_are_one_line_and_leave_nothing(
     arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    parser, commands = parser_of("cdpsim", "", "")
-    calibrate.add_parser(commands)
-    options = parser.parse_args(["calibrate", "-o", "box.toml", *arguments])
+    words = ["calibrate", "-o", "box.toml", *arguments]
     with pytest.raises(RequestError, match=problem) as refusal:
-        options.serve(options)
+        serve_command("cdpsim", "", "", [calibrate.calibrate_command], words)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

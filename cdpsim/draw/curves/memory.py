@@ -16,7 +16,7 @@ from cdpsim.draw.curves.panels import (
 )
 from cdpsim.draw.curves.stacks import curve_legend, draw_curves, layers_of, stacked_figure
 from cdpsim.draw.curves.step_functions import Series, memory_by_device, total_memory
-from cdpsim.draw.palette import CATEGORIES
+from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
 from cdpsim.request.description import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # The paper counts activations: they are the lowest layer, so that its lines can be compared with them.
 _ORDER = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.COMMUNICATION)
-_LAYERS = layers_of(_ORDER, CATEGORIES)
+_LAYERS = layers_of(_ORDER, CATEGORY_COLOURS)
 
 
 def memory_over_time(traces: Sequence[Trace]) -> "Figure":

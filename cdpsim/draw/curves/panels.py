@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw import scene
+from cdpsim.draw import views
 from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.curves.step_functions import Series, end_of_run
 from cdpsim.errors import RequestError
@@ -65,7 +65,7 @@ def refuse_undrawable(traces: Sequence[Trace]) -> None:
     if not traces:
         raise RequestError("traces", "there are none; give at least one")
     for trace in traces:
-        scene.refuse_empty(trace)
+        views.refuse_empty(trace)
     if len({trace.in_slots for trace in traces}) > 1:
         raise RequestError("traces", "some are in slots and some in seconds; give all the same model and cluster")
     if len(traces) > MOST_CURVES:
@@ -74,7 +74,7 @@ def refuse_undrawable(traces: Sequence[Trace]) -> None:
 
 def titles(traces: Sequence[Trace]) -> tuple[str, list[str]]:
     """Return a title that all traces have in common, and a name for each of them, shortened to the room."""
-    words = list(map(scene.names, traces))
+    words = list(map(views.title_words, traces))
     common = [word for word in words[0] if all(word in others for others in words)]
     names = [", ".join(word for word in each if word not in common) or each[0] for each in words]
     return label(", ".join(common), 2 * _TITLE), [label(text, _NAME) for text in names]

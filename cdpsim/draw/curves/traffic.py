@@ -9,7 +9,7 @@ from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Scale, figure_of, mark_peak, panel, peak, refuse_undrawable, scale_of, titles
 from cdpsim.draw.curves.stacks import curve_legend, draw_curves, layers_of, stacked_figure
 from cdpsim.draw.curves.step_functions import Series, end_of_run, rates, sum_at_times, used_devices
-from cdpsim.draw.palette import CONTENTS
+from cdpsim.draw.palette import CONTENT_COLOURS
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ORDER = (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT)
-_LAYERS = layers_of(_ORDER, CONTENTS)
+_LAYERS = layers_of(_ORDER, CONTENT_COLOURS)
 
 
 def traffic_over_time(traces: Sequence[Trace]) -> "Figure":

@@ -9,7 +9,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Bases, Kind, Program, Tasks
+from cdpsim.program import Kind, Program, Tasks
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.causal import check_causal
 from cdpsim.program.assembly.data_axis import data_axis
@@ -80,7 +80,8 @@ def derive(
         together=schedule.order.together,
         state=schedule.state,
         barrier=passes.rule.barrier,
-        bases=Bases(passes.line.base[updates.step], passes.line.first[updates.step]) if passes.line else None,
+        base=passes.base[updates.step],
+        first_step=passes.first_step[updates.step],
         untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
     )

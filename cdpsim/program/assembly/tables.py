@@ -52,6 +52,16 @@ class Passes:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
         return self.rule.versions.line(self.steps)
 
+    @property
+    def base(self) -> Ints:
+        """The version that the updates of each step start from."""
+        return self.line.base if self.line else np.arange(self.steps)
+
+    @property
+    def first_step(self) -> Ints:
+        """The first step whose gradients the updates of each step take; the last is their own."""
+        return self.line.first if self.line else np.arange(self.steps)
+
     @cached_property
     def even(self) -> bool:
         """Whether every replica has all of the schedule's micro-batches in every step."""

@@ -19,7 +19,7 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
 from cdpsim.program.collectives import rounds as by_rounds
 from cdpsim.program.collectives.double_tree import BLOCKS, MOST_MEMBERS, double_tree_rounds
-from cdpsim.program.collectives.rounds import Rounds, largest_power_of_two, reverse_rounds
+from cdpsim.program.collectives.rounds import RoundList, largest_power_of_two, reverse_rounds
 
 Nodes = tuple[tuple[int, ...], ...]  # the members of a group in each of its nodes, as their numbers in the group
 
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 class Algorithm:
     """A way to run a collective over k members, as the messages of its rounds."""
 
-    schedule: Callable[[int], Rounds] = field(repr=False)
+    schedule: Callable[[int], RoundList] = field(repr=False)
     parts: Callable[[int], int]  # into how many equal parts the payload is cut
     closed_form: Callable[[int], Counts] | None = None  # None: the rounds are counted
     nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
@@ -80,7 +80,7 @@ def _describe(value: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _count_rounds(schedule: Callable[[int], Rounds], k: int) -> Counts:
+def _count_rounds(schedule: Callable[[int], RoundList], k: int) -> Counts:
     rounds, sends = schedule(k), np.zeros(k, dtype=np.int64)
     for each in rounds:
         np.add.at(sends, each.src, each.parts)
@@ -107,11 +107,11 @@ def _of_all(k: int) -> int:
     return k
 
 
-def _reversed(schedule: Callable[[int], Rounds], k: int) -> Rounds:
+def _reversed(schedule: Callable[[int], RoundList], k: int) -> RoundList:
     return reverse_rounds(schedule(k))
 
 
-def _for_members(rounds: Callable[[Nodes], Rounds], members: Nodes, k: int) -> Rounds:
+def _for_members(rounds: Callable[[Nodes], RoundList], members: Nodes, k: int) -> RoundList:
     return rounds(members)
 
 
@@ -181,7 +181,7 @@ REDUCE_SCATTER = {
 PAIRWISE_EXCHANGE = Algorithm(by_rounds.pairwise_exchange, _of_all, partial(_ring_counts, 1, 1))
 
 # Of each other operation: its algorithm, and those that it has beside certain all-reduces.
-_BESIDE: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
+_OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
     Op.BROADCAST: (BROADCAST, {"halving-doubling": SCATTER_ALL_GATHER}),
     Op.REDUCE: (REDUCE, {"halving-doubling": REDUCE_SCATTER_GATHER}),
     Op.ALL_GATHER: (ALL_GATHER["recursive-doubling"], {"ring": ALL_GATHER["ring"]}),
@@ -197,7 +197,7 @@ def algorithm(op: Op, name: str) -> Algorithm:
     """
     if op == Op.ALL_REDUCE:
         return ALL_REDUCE[name]
-    usual, beside = _BESIDE[op]
+    usual, beside = _OTHER_ALGORITHMS[op]
     return beside.get(name, usual)
 
 
@@ -216,13 +216,13 @@ def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
     if op != Op.ALL_REDUCE:
         return list(dict.fromkeys(algorithm(op, each) for each in (ALL_REDUCE if name == "best" else [name])))
     if name != "best":
-        return [_all_reduce(name, cards)]
+        return [_named_all_reduce(name, cards)]
     names = [each for each in ALL_REDUCE if each != "double-tree" or k <= MOST_MEMBERS]
     names += BY_NODE if 1 < len(cards) < k else ()
-    return [_all_reduce(each, cards) for each in names]
+    return [_named_all_reduce(each, cards) for each in names]
 
 
-def _all_reduce(name: str, cards: Cards) -> Algorithm:
+def _named_all_reduce(name: str, cards: Cards) -> Algorithm:
     """Return the named all-reduce, for members at these cards of nodes."""
     if name in BY_NODE:
         return BY_NODE[name](tuple(tuple(chain.from_iterable(node)) for node in cards))

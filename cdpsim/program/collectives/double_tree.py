@@ -12,7 +12,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
-from cdpsim.program.collectives.rounds import Round, Rounds, at_once, make_round, reverse_rounds
+from cdpsim.program.collectives.rounds import Round, RoundList, at_once, make_round, reverse_rounds
 
 BLOCKS = 16  # of each half of the payload: every round carries one of them
 MOST_MEMBERS = 1 << 12  # beyond, laying out all blocks takes longer than it is worth
@@ -67,7 +67,7 @@ def _depths(parent: Ints) -> Ints:
     return depth
 
 
-def _broadcast(k: int) -> Rounds:
+def _broadcast(k: int) -> RoundList:
     """Send both trees' blocks from their roots down.
 
     Block b crosses an edge of colour c below depth d in step 2(d+b)+c.
@@ -84,7 +84,7 @@ def _broadcast(k: int) -> Rounds:
 
 
 @lru_cache(maxsize=32)
-def double_tree_rounds(k: int) -> Rounds:
+def double_tree_rounds(k: int) -> RoundList:
     """All-reduce: up both trees and down again, every message in the first round in which its ends are free for it."""
     if k > MOST_MEMBERS:
         problem = f"is laid out for at most {MOST_MEMBERS} members, not {k}; take ring or halving-doubling"

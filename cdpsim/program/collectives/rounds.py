@@ -22,7 +22,7 @@ class Round(NamedTuple):
     parts: Ints
 
 
-Rounds = list[Round]
+RoundList = list[Round]
 
 
 def floor_log2(k: int) -> int:
@@ -46,7 +46,7 @@ def make_round(src: Ints, dst: Ints, first: Ints | int, parts: Ints | int) -> Ro
     return Round(src, dst, first, parts)
 
 
-def reverse_rounds(schedule: Rounds) -> Rounds:
+def reverse_rounds(schedule: RoundList) -> RoundList:
     """Turn handing out into summing up: rounds in the opposite order, messages in the opposite direction.
 
     If every member gets every part of another once, then backwards every part is summed along the same ways to where
@@ -55,13 +55,13 @@ def reverse_rounds(schedule: Rounds) -> Rounds:
     return [each._replace(src=each.dst, dst=each.src) for each in reversed(schedule)]
 
 
-def binomial_broadcast(k: int) -> Rounds:
+def binomial_broadcast(k: int) -> RoundList:
     """Let each member that has the payload send it to one that has not (Chan et al. 2007, section 4.1)."""
     halves = [np.arange(min(1 << bit, k - (1 << bit))) for bit in range(ceil_log2(k))]
     return [make_round(src, src + (1 << bit), 0, 1) for bit, src in enumerate(halves)]
 
 
-def scatter(k: int) -> Rounds:
+def scatter(k: int) -> RoundList:
     """Send each part down a binomial tree to the member that it is for (Chan et al. 2007, section 4.1)."""
     rounds = []
     for bit in reversed(range(ceil_log2(k))):
@@ -70,13 +70,13 @@ def scatter(k: int) -> Rounds:
     return rounds
 
 
-def ring_all_gather(k: int) -> Rounds:
+def ring_all_gather(k: int) -> RoundList:
     """Send each part once around, in k-1 rounds (Chan et al. 2007, section 4.2; Patarasuk & Yuan 2009)."""
     member = np.arange(k)
     return [make_round(member, (member + 1) % k, (member - step) % k, 1) for step in range(k - 1)]
 
 
-def doubling_all_gather(k: int) -> Rounds:
+def doubling_all_gather(k: int) -> RoundList:
     """Let members exchange all that they have, with a partner twice as far away each time (Thakur et al. 2005, 4.1).
 
     For powers of two this is recursive doubling. For other k it is Bruck's variant, in which members send what they
@@ -93,7 +93,7 @@ def doubling_all_gather(k: int) -> Rounds:
     return rounds
 
 
-def folded(k: int, parts: int, schedule: Rounds) -> Rounds:
+def folded(k: int, parts: int, schedule: RoundList) -> RoundList:
     """Let the members beyond the largest power of two send their payload first and receive the result last.
 
     This is the variant of Thakur et al. 2005, section 4.5, for all k that are not powers of two.
@@ -105,30 +105,30 @@ def folded(k: int, parts: int, schedule: Rounds) -> Rounds:
     return [make_round(extra, partner, 0, parts), *schedule, make_round(partner, extra, 0, parts)]
 
 
-def recursive_doubling(k: int) -> Rounds:
+def recursive_doubling(k: int) -> RoundList:
     """Exchange sums with a partner twice as far away each time (Thakur et al. 2005, section 4.5)."""
     member = np.arange(largest_power_of_two(k))
     return folded(k, 1, [make_round(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
 
 
-def halving_doubling(k: int) -> Rounds:
+def halving_doubling(k: int) -> RoundList:
     """Reduce-scatter by halving, then all-gather by doubling: Rabenseifner's all-reduce (Thakur et al. 2005, 4.5)."""
     gather = doubling_all_gather(largest_power_of_two(k))
     return folded(k, largest_power_of_two(k), [*reverse_rounds(gather), *gather])
 
 
-def ring(k: int) -> Rounds:
+def ring(k: int) -> RoundList:
     """Reduce-scatter, then all-gather around a ring (Patarasuk & Yuan 2009, section 4)."""
     gather = ring_all_gather(k)
     return [*reverse_rounds(gather), *gather]
 
 
-def ring_channels(orders: tuple[tuple[int, ...], ...]) -> Rounds:
+def ring_channels(orders: tuple[tuple[int, ...], ...]) -> RoundList:
     """Run a ring in each of several orders of the members at once, each for an equal share of the payload."""
     return _side_by_side(ring(len(orders[0])), orders, len(orders[0]))
 
 
-def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
+def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce-scatter inside every node, all-reduce each part along its rail, all-gather inside every node.
 
     Rail r has the r-th member of each node, and is a ring; so are the members of a node. Nodes have equally many.
@@ -141,7 +141,7 @@ def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
     return [*reverse_rounds(gather), *_side_by_side(ring(across), np.transpose(nodes), across), *gather]
 
 
-def _side_by_side(rounds: Rounds, groups: Sequence[Sequence[int]] | Ints, parts: int) -> Rounds:
+def _side_by_side(rounds: RoundList, groups: Sequence[Sequence[int]] | Ints, parts: int) -> RoundList:
     """Let several groups of members do the same rounds at once, each with its own run of so many parts."""
     members = np.array(groups)
     first = parts * np.arange(len(members))[:, None]
@@ -161,18 +161,18 @@ def at_once(rounds: list[Round]) -> Round:
     return Round(*map(np.concatenate, zip(*rounds, strict=True)))
 
 
-def tree(k: int) -> Rounds:
+def tree(k: int) -> RoundList:
     """Reduce, then broadcast by binomial trees (Chan et al. 2007, section 5)."""
     broadcast = binomial_broadcast(k)
     return [*reverse_rounds(broadcast), *broadcast]
 
 
-def scatter_all_gather(k: int) -> Rounds:
+def scatter_all_gather(k: int) -> RoundList:
     """Broadcast a large payload: scatter, then gather everywhere (van de Geijn; Chan et al. 2007, section 7)."""
     return [*scatter(k), *doubling_all_gather(k)]
 
 
-def pairwise_exchange(k: int) -> Rounds:
+def pairwise_exchange(k: int) -> RoundList:
     """Exchange all to all: in round r each member sends to the r-th after it (Thakur et al. 2005, section 4.2).
 
     Part d of each member's payload is for member d.
@@ -181,7 +181,7 @@ def pairwise_exchange(k: int) -> Rounds:
     return [make_round(member, (member + step) % k, (member + step) % k, 1) for step in range(1, k)]
 
 
-def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> Rounds:
+def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce inside every node, all-reduce around a ring of the nodes' first members, broadcast inside every node.
 
     These are the three stages of Thakur et al. 2005 for clusters of multi-processor nodes; `nodes` are the members in
