@@ -158,10 +158,10 @@ def imported_tests(tree: ast.AST) -> list[str]:
     return [dotted for dotted in imports(tree) if re.match(r"tests\.(\w+\.)*test_", dotted)]
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_nothing_is_imported_from_a_test(path: Path) -> None:
+def test_nothing_is_imported_from_a_test() -> None:
     """Helpers have modules of their own, in `tests/helpers` and `tests/validation`."""
-    assert not imported_tests(ast.parse(path.read_text()))
+    imported = {path: imported_tests(ast.parse(path.read_text())) for path in TESTS.rglob("*.py")}
+    assert not [f"{path.relative_to(TESTS)}: {names}" for path, names in imported.items() if names]
 
 
 @pytest.mark.parametrize("name", MODULES)
