@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import Number, plain, said
+from cdpsim.files.units import Number, json_number, simplified
 from cdpsim.numeric.columns import Columns, Ints, Times
 from cdpsim.program import Category, Program
 from cdpsim.program.collectives import Algorithm
@@ -96,7 +96,10 @@ class Run(Trace):
     def _summed(self) -> dict[str, Any]:
         program, rest = self.program, self.at_rest
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = [said(size) if self.in_slots else float(size) for size in communication.bytes_sent(program, self.costs)]
+        sent = [
+            json_number(size) if self.in_slots else float(size)
+            for size in communication.bytes_sent(program, self.costs)
+        ]
         hosts = [] if self.on_hosts is None else self.on_hosts.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         apart: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
@@ -108,7 +111,7 @@ class Run(Trace):
             "tasks": len(program.tasks),
             "messages": len(program.messages),
             "makespan": utilisation.makespan(program, self.end),
-            "period": said(rest.period),
+            "period": json_number(rest.period),
             "period_is": rest.period_is,
             "bubble": rest.bubble,
             "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
@@ -237,7 +240,7 @@ class SteadyState:
 
     def per_step(self, total: int | float | Fraction) -> Number:
         """Share something of these steps among them; exactly where it is exact."""
-        return total / len(self.steps) if isinstance(total, float) else plain(Fraction(total, len(self.steps)))
+        return total / len(self.steps) if isinstance(total, float) else simplified(Fraction(total, len(self.steps)))
 
 
 def _repeated(run: Run, *, certain: bool) -> SteadyState | None:
@@ -271,5 +274,5 @@ def _measured(run: Run, *, disturbed: bool) -> SteadyState:
 
 
 def _quotient(span: Any, steps: int) -> Number:
-    period: Number = plain(Fraction(span, steps)) if isinstance(span, int) else span / steps
+    period: Number = simplified(Fraction(span, steps)) if isinstance(span, int) else span / steps
     return period

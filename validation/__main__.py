@@ -1,56 +1,41 @@
-"""`python -m validation`: schedules run for real, held against the simulation."""
+"""`python -m validation`: schedules run for real, compared with the simulation."""
 
 import sys
 from collections.abc import Sequence
-
-ABOUT = """Hold the simulator against reality: replay its programs with real tensors, profile
-real models for it, measure this machine for it, and show how far it was off.
-"""
-EXAMPLES = """examples:
-  python -m validation replay multi-cdp -n 4 -o report.json    run it, compare with the simulation
-  python -m validation profile gpt2 -n 4 -o gpt2.toml          a model file for cdpsim's --model
-  python -m validation calibrate -o box.toml                   a cluster file for cdpsim's --cluster
-  python -m validation report results                          all reports as one table
-  python -m validation battery -o battery.json                 everything that this machine can show
-
-`python -m validation COMMAND --help` explains a command. Exit codes: 0 done, 1 not
-within tolerance, 2 the request cannot be served (one line on stderr says why, and the
-remedy), 130 interrupted, 143 terminated.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
     try:
-        from cdpsim.cli.console import run
+        from cdpsim.cli.console import exit_code_of
     except ImportError as error:
         remedy = "run `pip install -c constraints.txt -e '.[torch,models]'`, or validation/offline.sh"
         print(f"cdpsim: error: {error.name}: cannot be imported ({error}); {remedy}", file=sys.stderr)
         return 2
-    return run(_serve, arguments)
+    return exit_code_of(_serve, arguments)
 
 
 def _serve(arguments: list[str]) -> int:
-    from cdpsim.cli.console import dispatch, parser_of, say
+    from cdpsim.cli.console import say
+    from cdpsim.cli.parser import help_text, serve_command
     from cdpsim.errors import RequestError
     from cdpsim.files.writing import inputs_kept
     from validation.modules import needed
 
     needed("torch")
-    from validation.calibrate import command as calibrate
-    from validation.profile import command as profile
+    from validation.calibrate.command import calibrate_command
+    from validation.profile.command import profile_command
     from validation.ranks.member import is_out_of_memory
     from validation.replay.plan import ReplayError
-    from validation.report import command as report
-    from validation.trial import battery
-    from validation.trial import command as request
+    from validation.report.command import report_command
+    from validation.trial.battery import battery_command
+    from validation.trial.command import replay_command
 
-    parser, commands = parser_of("python -m validation", ABOUT, EXAMPLES)
-    for command in (request, profile, calibrate, report, battery):
-        command.add_parser(commands)
+    commands = (replay_command, profile_command, calibrate_command, report_command, battery_command)
+    texts = (help_text("validation.txt", "validation"), help_text("examples.txt", "validation"))
     try:
         with inputs_kept():
-            return dispatch(parser, commands, arguments)
+            return serve_command("python -m validation", *texts, commands, arguments)
     except ReplayError as error:
         say(f"error: {error}")
         return 2

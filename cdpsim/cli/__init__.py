@@ -2,28 +2,29 @@
 
 from collections.abc import Sequence
 
-from cdpsim.cli import help
-from cdpsim.cli.commands import breakeven, compare, pictures, presets, runs, superpose, tables
-from cdpsim.cli.console import dispatch, parser_of, run
+from cdpsim.cli.commands.breakeven import breakeven_command
+from cdpsim.cli.commands.compare import compare_command
+from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
+from cdpsim.cli.commands.presets import clusters_command, models_command
+from cdpsim.cli.commands.runs import import_command, simulate_command
+from cdpsim.cli.commands.superpose import superpose_command
+from cdpsim.cli.commands.tables import pyramid_command, schedules_command, table1_command
+from cdpsim.cli.console import exit_code_of
+from cdpsim.cli.parser import help_text, serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (
-    *(tables.add_schedules, tables.add_table1, runs.add_simulate, tables.add_pyramid),
-    *(compare.add_compare, runs.add_import, breakeven.add_breakeven),
-    *(pictures.add_timeline, pictures.add_figure, pictures.add_snapshot, pictures.add_plot),
-    superpose.add_superpose,
-    *(presets.add_models, presets.add_clusters),
+    *(schedules_command, table1_command, simulate_command, pyramid_command, compare_command, import_command),
+    *(breakeven_command, timeline_command, figure_command, snapshot_command, plot_command, superpose_command),
+    *(models_command, clusters_command),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one request and return its exit code."""
-    return run(_serve, arguments)
+    return exit_code_of(_serve, arguments)
 
 
 def _serve(arguments: list[str]) -> int:
-    parser, commands = parser_of("cdpsim", help.ABOUT, help.EXAMPLES)
-    for add in COMMANDS:
-        add(commands)
     with inputs_kept():
-        return dispatch(parser, commands, arguments)
+        return serve_command("cdpsim", help_text("cdpsim.txt"), help_text("examples.txt"), COMMANDS, arguments)

@@ -1,5 +1,6 @@
 """What a schedule runs on: devices, and what joins them: a link for every pair, or a topology."""
 
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
@@ -11,21 +12,22 @@ import numpy as np
 from cdpsim.cluster import graph
 from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.cluster.graph import Graph
-from cdpsim.cluster.routes import Routes
-from cdpsim.cluster.star import Star, star
+from cdpsim.cluster.graph import Graph, card_of, node_of
+from cdpsim.cluster.routes import Routes, TwoNodes
 from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.numeric.columns import Floats, Ints
 
+_PAIRS_AT_ONCE = 2**21
+_MOST_TABLED = 512  # devices of a node, between which all costs are kept
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
 
 
-class Cluster(fileform.Table, frozen=True, kw_only=True):
+class Cluster(config.ConfigTable, frozen=True, kw_only=True):
     """Groups of devices, numbered from 0 through all of them, and what joins them."""
 
     name: Name = ""
@@ -38,22 +40,21 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
     host: Link | None = None  # between each device and its host
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if len(self.devices) > 1 and any(group.count is None for group in self.devices):
             raise RequestError("devices", "every one of several groups needs its count")
         count = self.count
         if count is not None and count > MOST_DEVICES:
             raise RequestError("devices", f"{count} devices are too many; at most {MOST_DEVICES}")
-        seen: set[tuple[int, int]] = set()
-        for pair in self.links:
-            shown = f"between {list(pair.between)}"
-            if count is not None and max(pair.between) >= count:
-                raise RequestError("links", f"{shown}, but the last device is {count - 1}")
-            if not seen.isdisjoint(pair.directions):
-                raise RequestError("links", f"{shown} twice; keep one, or make both one_way")
-            seen.update(pair.directions)
+        _check_pairs("links", self.links, count)
         if self.is_joined:
-            self._check_joined()
+            if self.link != Link() or self.links:
+                raise RequestError("topology", "and link both say what a message pays; keep one")
+            if self.edges and count is None:
+                raise RequestError("edges", "need `count` in [devices], to tell how many there are; give it")
+            _check_pairs("edges", self.edges, count)
+            if count is not None:
+                graph.check_topology(self.topology, count)
 
     @classmethod
     @cache
@@ -132,105 +133,94 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         return [self.devices[group].overlap for group in self._groups(count)]
 
     def link_costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
-        """Give latency and bandwidth of each message between two different devices."""
+        """Return latency and bandwidth of each message between two different devices."""
         if self.is_joined:
-            ends = (np.asarray(end, np.int64).ravel() for end in (src, dst))
-            found = self._joined.costs(*ends)
-            return found[0].reshape(np.shape(src)), found[1].reshape(np.shape(src))
+            return self._costs_by_routes(src, dst)
         latency = np.full(np.shape(src), self.link.latency)
         bandwidth = np.full(np.shape(src), self.link.reached)
         if self.links:
-            pairs, own_latency, own_bandwidth = _own_links(self.link, self.links)
-            wanted = src.astype(np.int64) * MOST_DEVICES + dst  # too large for int32
-            place = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
-            own = pairs[place] == wanted
-            latency[own] = own_latency[place[own]]
-            bandwidth[own] = own_bandwidth[place[own]]
+            pairs, *costs = _costs_of_pairs(self.link, self.links)
+            wanted = np.asarray(src, np.int64) * MOST_DEVICES + dst  # too large for int32
+            row = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
+            listed = pairs[row] == wanted
+            latency[listed], bandwidth[listed] = (cost[row[listed]] for cost in costs)
         return latency, bandwidth
 
     def group_link(self, members: Ints) -> tuple[float, float]:
-        """Give the largest latency and the smallest bandwidth over all ordered pairs of `members`."""
-        members = np.unique(members)
-        pairs = len(members) * (len(members) - 1)
-        if not pairs:
-            return 0.0, inf
-        if self.is_joined:
-            return self._joined.worst(members.astype(np.int64))
-        latencies, bandwidths = np.array([self.link.latency]), np.array([self.link.reached])
-        if self.links:
-            own, own_latency, own_bandwidth = _own_links(self.link, self.links)
-            inside = np.isin(own // MOST_DEVICES, members) & np.isin(own % MOST_DEVICES, members)
-            if inside.sum() == pairs:  # none goes by the common link
-                latencies, bandwidths = latencies[:0], bandwidths[:0]
-            latencies = np.append(latencies, own_latency[inside])
-            bandwidths = np.append(bandwidths, own_bandwidth[inside])
-        return float(latencies.max()), float(bandwidths.min())
+        """Return the largest latency and the smallest bandwidth over all ordered pairs of `members`."""
+        latency, bandwidth = 0.0, inf
+        for latencies, bandwidths in self._costs_between(np.unique(members)):
+            latency, bandwidth = max(latency, float(latencies.max())), min(bandwidth, float(bandwidths.min()))
+        return latency, bandwidth
 
     def is_alike(self, count: int) -> bool:
         """Whether the first `count` devices are all alike, and so are the ways between any two of them."""
-        groups = {
-            msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count).tolist())
-        }
-        if len(groups) > 1:
-            return False
-        members = np.arange(count)
+        groups = {msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count))}
         seen: set[tuple[float, float]] = set()
-        for src in members if self.is_joined or self.links else ():
-            others = np.delete(members, src)
-            latency, bandwidth = self.link_costs(np.full_like(others, src), others)
+        for latency, bandwidth in self._costs_between(np.arange(count)):
             seen.update(zip(latency.tolist(), bandwidth.tolist(), strict=True))
             if len(seen) > 1:
                 return False
-        return True
+        return len(groups) == 1
 
-    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
-        """Give the edges of messages between different devices, a row each, and their bandwidths; -1 fills rows up.
+    def shared_edges(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Return the edges that messages between different devices share with others, and each edge's bandwidth.
 
-        Edges have other numbers here than in `graph`.
+        A message has a row of edges, in their order; -1 fills it up. Edges without a limit are left out. Without a
+        topology, each ordered pair of devices has an edge.
         """
-        if self.is_joined:
-            return self._joined.ways(src, dst)
-        edge = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)[1]
-        return edge.reshape(-1, 1), self.link_costs(src, dst)[1].reshape(-1, 1)
+        if not self.is_joined:
+            edge = (src.astype(np.int64) * MOST_DEVICES + dst).reshape(-1, 1)
+            limit = self.link_costs(src, dst)[1].reshape(-1, 1)
+        elif self._two_nodes is not None:
+            edge, limit = self._two_nodes.edges(src, dst)
+        else:
+            edge = self._routes.edges(src, dst)
+            limit = self._routes.graph.bandwidth[edge]
+        limited = (edge >= 0) & np.isfinite(limit)
+        _, row, number = np.unique(edge[limited], return_index=True, return_inverse=True)
+        edge = np.full(edge.shape, -1)
+        edge[limited] = number
+        return np.take_along_axis(edge, np.argsort(edge < 0, axis=1, kind="stable"), axis=1), limit[limited][row]
 
-    def place(self, members: Ints) -> bytes:
-        """Give what is equal for groups of so many devices whose ways between each other are alike."""
+    def ways_between(self, members: Ints) -> bytes:
+        """Return a key that is equal for groups of as many devices whose ways between each other are alike."""
         if not self.is_joined and not self.links:
             return b""
-        found = star(self.topology, self.edges)
-        return found.place(members) if found else members.tobytes()
+        if self._two_nodes is None or (self.topology is not None and not self.topology.is_alike_inside):
+            return members.tobytes()
+        return _as_they_come(self.nodes(members)) + _as_they_come(card_of(self.topology, members))
 
     def cards(self, members: Ints) -> Cards:
-        """Give the members, as their numbers in the group, by their nodes and, there, by the cards that they use."""
-        node, card = self.nodes(members), graph.card_of(self.topology, members)
+        """Return the members, as their numbers in the group, by their nodes and, there, by the cards that they use."""
+        node, card = self.nodes(members), card_of(self.topology, members)
         return tuple(
-            tuple(
-                tuple(np.flatnonzero((node == one) & (card == each)).tolist()) for each in np.unique(card[node == one])
-            )
+            tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == one]))
             for one in np.unique(node)
         )
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
-        """Give the edges of `graph` that a message from one device to another takes, in their order."""
-        return self._routes.route(src, dst)
+        """Return the edges of `graph` that a message from one device to another takes, in their order."""
+        edges = self._routes.edges(np.array([src]), np.array([dst]))[0] if src != dst else np.zeros(0, np.int64)
+        return tuple(edges[edges >= 0].tolist())
 
     @property
     def graph(self) -> Graph:
-        """The points, and the directed edges with their latency and bandwidth; without a topology one for each pair."""
+        """The points of a topology, and the directed edges with their latency and bandwidth."""
         return self._routes.graph
 
     def nodes(self, members: Ints) -> Ints:
-        """Say in which node each of some devices is; all are in one where nothing says how many a node has."""
-        return graph.node_of(self.topology, members)
+        """Return the node of each device; all are in one where the cluster does not say how many a node has."""
+        return node_of(self.topology, members)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a cluster file, .toml or .json."""
-        return cls.from_builtins(fileform.load(path), str(path))
+        return cls.from_builtins(config.read_config(path), str(path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a cluster file; loading it gives an equal cluster."""
-        fileform.save(path, self._table(), force=force)
+        config.write_config(path, self._table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
         """Give what a file says of this cluster, or "unit"."""
@@ -241,7 +231,7 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         """Make a cluster of a file's content, or of "unit"; errors begin with `subject`."""
         if content == "unit":
             return cls.unit()
-        form = fileform.decode(content, _ClusterFile, subject, _TABLES)
+        form = config.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
             return cls(**{name: getattr(form, name) for name in form.__struct_fields__} | {"devices": groups})
@@ -249,17 +239,17 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
             raise RequestError(subject, f"$.{error}") from None
 
     def _table(self) -> dict[str, object]:
-        groups = [fileform.encode(group) for group in self.devices]
+        groups = [config.encode(group) for group in self.devices]
         table: dict[str, object] = {
             "name": self.name,
             "devices": groups[0] if len(groups) == 1 else groups,
-            "link": fileform.encode(self.link),
-            "links": [fileform.encode(pair) for pair in self.links],
-            "topology": fileform.encode(self.topology) if self.topology is not None else {},
-            "edges": [fileform.encode(edge) for edge in self.edges],
-            "disorder": fileform.encode(self.disorder),
+            "link": config.encode(self.link),
+            "links": [config.encode(pair) for pair in self.links],
+            "topology": config.encode(self.topology) if self.topology is not None else {},
+            "edges": [config.encode(edge) for edge in self.edges],
+            "disorder": config.encode(self.disorder),
         }
-        host = {} if self.host is None else {"host": fileform.encode(self.host)}  # may be empty: free
+        host = {} if self.host is None else {"host": config.encode(self.host)}  # may be empty: free
         # Never all of them: an empty file is one that was not written to its end.
         return {key: value for key, value in table.items() if value or key == "devices"} | host
 
@@ -268,34 +258,38 @@ class Cluster(fileform.Table, frozen=True, kw_only=True):
         return f"cluster {self.name!r}" if self.name else "cluster"
 
     @property
-    def _joined(self) -> Star | Routes:
-        """What knows the ways of a topology."""
-        return star(self.topology, self.edges) or self._routes
-
-    @property
     def _routes(self) -> Routes:
         if self.count is None:
             raise RequestError(self._subject, "has as many devices as it takes; say how many first: cluster.sized(8)")
-        if self.is_joined:
-            return _routes(self.topology, self.edges, self.count)
-        return _links_as_edges(self)
+        return _routes(self.topology, self.edges, self.count)
 
-    def _check_joined(self) -> None:
-        """Refuse two answers to one question, and edges to devices that there are not."""
-        if self.link != Link() or self.links:
-            raise RequestError("topology", "and link both say what a message pays; keep one")
-        if self.edges and self.count is None:
-            raise RequestError("edges", "need `count` in [devices], to tell how many there are; give it")
-        seen: set[tuple[object, object]] = set()
-        for edge in self.edges:
-            shown = f"between {list(edge.between)}"
-            if any(isinstance(end, int) and end >= (self.count or 0) for end in edge.between):
-                raise RequestError("edges", f"{shown}, but the last device is {(self.count or 0) - 1}")
-            if not seen.isdisjoint(edge.directions):
-                raise RequestError("edges", f"{shown} twice; keep one, or make both one_way")
-            seen.update(edge.directions)
-        if self.count is not None:
-            graph.check(self.topology, self.count)
+    @property
+    def _two_nodes(self) -> TwoNodes | None:
+        """The routes between two nodes, if all nodes are alike, and so are the ways from each to each other one."""
+        topology = self.topology
+        if topology is None or not topology.has_alike_nodes or self.edges or (topology.per_node or 0) > _MOST_TABLED:
+            return None
+        return _two_nodes(topology)
+
+    def _costs_by_routes(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
+        """Return latency and bandwidth by routes."""
+        src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        if self._two_nodes is not None:
+            return self._two_nodes.costs(src, dst)
+        latency, bandwidth = self._routes.costs(src.ravel(), dst.ravel())
+        return latency.reshape(src.shape), bandwidth.reshape(src.shape)
+
+    def _costs_between(self, members: Ints) -> Iterator[tuple[Floats, Floats]]:
+        """Yield latencies and bandwidths of all ordered pairs of different members, or of one if all have one link."""
+        if not self.is_joined and not self.links:
+            members = members[:2]
+        step = max(1, _PAIRS_AT_ONCE // max(1, len(members)))
+        for k in range(0, len(members), step):
+            ends = members[k : k + step]
+            src, dst = np.tile(members, len(ends)), np.repeat(ends, len(members))
+            apart = src != dst
+            if apart.any():
+                yield self.link_costs(src[apart], dst[apart])
 
     def _groups(self, count: int) -> Ints:
         """Say to which group each of the first `count` devices belongs."""
@@ -312,7 +306,7 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
     return msgspec.structs.replace(cluster, devices=(group,))
 
 
-class _ClusterFile(fileform.Table, frozen=True, kw_only=True):
+class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
     devices: Devices | tuple[Devices, ...] = Devices()
     link: Link = Link()
@@ -339,23 +333,39 @@ def _without_speed(group: Devices, precision: str | None) -> str:
 
 @lru_cache(maxsize=8)
 def _routes(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Routes:
-    return Routes(graph.draw(topology, edges, count))
+    return Routes(graph.draw_graph(topology, edges, count))
 
 
 @lru_cache(maxsize=8)
-def _links_as_edges(cluster: Cluster) -> Routes:
-    """A link for every pair is a full mesh whose edges cost what the links do."""
-    count = cluster.count or 0
-    return Routes(graph.draw_mesh(count, *cluster.link_costs(*graph.mesh(count))))
+def _two_nodes(topology: Topology) -> TwoNodes:
+    return TwoNodes(_routes(topology, (), 2 * (topology.per_node or 1)))
 
 
-@lru_cache(maxsize=8)  # asked for every group of devices
-def _own_links(link: Link, links: tuple[PairLink, ...]) -> tuple[Ints, Floats, Floats]:
-    """Give the pairs that have a link of their own, ascending, with its latency and bandwidth."""
+@lru_cache(maxsize=8)  # asked for at every price
+def _costs_of_pairs(link: Link, links: tuple[PairLink, ...]) -> tuple[Ints, Floats, Floats]:
+    """Return the pairs of devices that have a link of their own, ascending, with its latency and bandwidth."""
     rows = sorted(
-        (src * MOST_DEVICES + dst, own.latency, own.reached)
-        for pair, own in ((pair, pair.over(link)) for pair in links)
-        for src, dst in pair.directions
+        (src * MOST_DEVICES + dst, listed.latency, listed.reached)
+        for listed, directions in ((pair.over(link), pair.directions) for pair in links)
+        for src, dst in directions
     )
     pairs, latency, bandwidth = np.array(rows, np.float64).T
     return pairs.astype(np.int64), latency, bandwidth
+
+
+def _check_pairs(option: str, pairs: Sequence[PairLink | Edge], count: int | None) -> None:
+    """Refuse two links or edges in one direction, and those of devices beyond the first `count`."""
+    seen: set[tuple[object, object]] = set()
+    for pair in pairs:
+        shown = f"between {list(pair.between)}"
+        if count is not None and any(isinstance(end, int) and end >= count for end in pair.between):
+            raise RequestError(option, f"{shown}, but the last device is {count - 1}")
+        if not seen.isdisjoint(pair.directions):
+            raise RequestError(option, f"{shown} twice; keep one, or make both one_way")
+        seen.update(pair.directions)
+
+
+def _as_they_come(label: Ints) -> bytes:
+    """Return labels numbered by their first places."""
+    _, first, number = np.unique(label, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number].tobytes()

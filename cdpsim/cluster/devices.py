@@ -6,7 +6,7 @@ import msgspec
 
 from cdpsim.cluster.topology import MOST_DEVICES
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Bandwidth, Share, Size, Speed
 
 UNLIMITED_LANES = 1_000_000_000
@@ -15,7 +15,7 @@ UNLIMITED_LANES = 1_000_000_000
 OVERLAPS = FULL, STREAM, NONE = "full", "stream", "none"
 
 
-class Speeds(fileform.Table, frozen=True, kw_only=True):
+class Speeds(config.ConfigTable, frozen=True, kw_only=True):
     """Peak FLOP/s by the precision of what is multiplied; None where a device cannot."""
 
     fp64: Speed | None = None
@@ -26,7 +26,7 @@ class Speeds(fileform.Table, frozen=True, kw_only=True):
     fp8: Speed | None = None
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if not self.known:
             raise RequestError("speeds", f"has none; give at least one of {', '.join(self.__struct_fields__)}")
 
@@ -37,7 +37,7 @@ class Speeds(fileform.Table, frozen=True, kw_only=True):
         return {name: speed for name, speed in speeds.items() if speed is not None}
 
 
-class Devices(fileform.Table, frozen=True, kw_only=True):
+class Devices(config.ConfigTable, frozen=True, kw_only=True):
     """A group of equal devices."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] | None = None  # None: as many as it takes
@@ -50,7 +50,7 @@ class Devices(fileform.Table, frozen=True, kw_only=True):
     overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.speed is not None and self.speeds is not None:
             raise RequestError("speed", "and speeds both say how fast it is; keep one")
         if self.achieved is not None and self.speed is None and self.speeds is None:

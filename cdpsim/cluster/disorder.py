@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from cdpsim.cluster.topology import MOST_DEVICES, Device
 from cdpsim.errors import RequestError, choose, short_repr
-from cdpsim.files import config as fileform
-from cdpsim.files import units
+from cdpsim.files import config, units
 from cdpsim.files.config import Seconds
 from cdpsim.numeric.random_factors import DISTRIBUTIONS
 
@@ -20,14 +19,14 @@ _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
 
 
-class Slow(fileform.Table, frozen=True):
+class Slow(config.ConfigTable, frozen=True):
     """A device whose tasks take `factor` times as long."""
 
     device: Device
     factor: Annotated[float, msgspec.Meta(ge=1 / MOST_TIMES, le=MOST_TIMES)]
 
 
-class Stop(fileform.Table, frozen=True):
+class Stop(config.ConfigTable, frozen=True):
     """A device that does nothing from `at` on: for so long, or for good; in seconds, or of a unit model in slots."""
 
     device: Device
@@ -35,7 +34,7 @@ class Stop(fileform.Table, frozen=True):
     lasts: Seconds | None = None
 
 
-class Disorder(fileform.Table, frozen=True, kw_only=True):
+class Disorder(config.ConfigTable, frozen=True, kw_only=True):
     """All that disturbs a run. Jitter is a distribution and a coefficient of variation, "lognormal:0.1"."""
 
     jitter: str = ""  # of tasks
@@ -44,7 +43,7 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
     stop: tuple[Stop, ...] = ()
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         for name in ("jitter", "link_jitter"):
             if getattr(self, name):
                 read_jitter(name.replace("_", "-"), getattr(self, name))
@@ -89,7 +88,7 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
         """Give the keywords of `simulate` that ask for it; in slots, times are numbers of them."""
 
         def time(amount: float) -> str:
-            return str(int(amount)) if slots else units.text(amount, "s")
+            return str(int(amount)) if slots else units.quantity_text(amount, "s")
 
         slow = [f"{one.device}:{_shortest(one.factor)}" for one in self.slow]
         stop = [
@@ -102,7 +101,7 @@ class Disorder(fileform.Table, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> "Disorder":
         """Make it of a file's content; errors begin with `subject`."""
-        return fileform.decode(content, cls, subject, (cls, Slow, Stop))
+        return config.decode(content, cls, subject, (cls, Slow, Stop))
 
     def words(self) -> list[str]:
         """Say it in a picture's title."""

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from cdpsim.cluster.topology import MOST_JOINED, PORTS, Cable, Edge, Topology
+from cdpsim.cluster.topology import MOST_DEVICES, MOST_JOINED, PORTS, Cable, Edge, Topology
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints
 
@@ -29,7 +27,7 @@ class Graph:
 
     @property
     def forwards(self) -> bool:
-        """Whether devices pass on what is for others."""
+        """Whether devices pass on messages for others."""
         return self.cards is None
 
     @property
@@ -38,11 +36,18 @@ class Graph:
         return self.devices + len(self.switches)
 
     @cached_property
+    def by_head(self) -> tuple[Ints, Ints]:
+        """The edges, ascending by head, and where those to each point begin among them."""
+        order = np.argsort(self.head, kind="stable")
+        return order, np.searchsorted(self.head[order], np.arange(self.points + 1))
+
+    @cached_property
     def _pairs(self) -> Ints:
+        """Each edge's tail and head as one number, ascending."""
         return self.tail * self.points + self.head
 
     def edge(self, tail: Ints, head: Ints) -> Ints:
-        """Give the number of the edge from point to point; -1 where there is none."""
+        """Return the number of the edge from each tail to each head; -1 where there is none."""
         if not len(self._pairs):
             return np.full(len(tail), -1)
         wanted = tail * self.points + head
@@ -50,88 +55,85 @@ class Graph:
         return np.where(self._pairs[place] == wanted, place, -1)
 
     def name(self, point: int) -> str:
-        """What a point is called: a device by its number."""
+        """Return what users call a point: a device is called by its number."""
         return str(point) if point < self.devices else self.switches[point - self.devices]
 
 
 @dataclass
 class _Draft:
-    """A graph in the making: who has an edge to whom, in blocks that share a cable."""
+    """A graph in the making: switches by name, and blocks of edges that share a cable."""
 
     devices: int
     switches: list[str] = field(default_factory=list)
-    tail: list[Ints] = field(default_factory=list)
-    head: list[Ints] = field(default_factory=list)
-    latency: list[Floats] = field(default_factory=list)
-    bandwidth: list[Floats] = field(default_factory=list)
+    blocks: list[tuple[Ints, Ints, Floats, Floats]] = field(default_factory=list)  # as in `Graph`
 
     def switch(self, name: str) -> int:
+        """Add a switch; return its point."""
         self.switches.append(name)
         return self.devices + len(self.switches) - 1
 
     def one_way(self, tail: Ints, head: Ints, latency: float, bandwidth: float) -> None:
-        self.tail.append(tail)
-        self.head.append(head)
-        self.latency.append(np.full(len(tail), latency))
-        self.bandwidth.append(np.full(len(tail), bandwidth))
+        """Add edges from each tail to its head."""
+        self.blocks.append((tail, head, np.full(len(tail), latency), np.full(len(tail), bandwidth)))
 
     def join(self, low: Ints, high: Ints, cable: Cable, back: Ints | None = None) -> None:
+        """Add a cable from each low point to its high one, and back to it, or to its point in `back`."""
         self.one_way(low, high, *cable.there)
         self.one_way(high, low if back is None else back, *cable.back)
 
+    def finished(self, cards: Ints | None) -> Graph:
+        """Return the graph; refuse two edges between the same points."""
+        tail, head, latency, bandwidth = (np.concatenate(column) for column in zip(*self.blocks, strict=True))
+        order = np.lexsort((head, tail))
+        ends, costs = (tail[order], head[order]), (latency[order], bandwidth[order])
+        graph = Graph(self.devices, tuple(self.switches), *ends, *costs, cards)
+        again = np.flatnonzero((np.diff(graph.tail) == 0) & (np.diff(graph.head) == 0))
+        if len(again):
+            between = [graph.name(int(column[again[0]])) for column in (graph.tail, graph.head)]
+            raise RequestError("edges", f"between {between} twice; keep one, or make both one_way")
+        return graph
 
-def draw(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Graph:
-    """Make the graph of that many devices."""
-    check(topology, count)
-    draft = _Draft(count)
+
+def draw_graph(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Graph:
+    """Return the graph of that many devices."""
+    check_topology(topology, count)
+    draft, points = _Draft(count), np.arange(count)
+    draft.one_way(points[:0], points[:0], 0.0, 0.0)  # one block at least
+    cards = None
     if topology is not None:
-        _DRAWERS[topology.kind](draft, np.arange(count), topology)
+        _DRAWERS[topology.kind](draft, points, topology)
+        if topology.kind == "nodes":
+            cards = card_of(topology, points)
     _draw_edges(draft, edges)
-    return _finished(draft, _cards(topology, np.arange(count)))
+    return draft.finished(cards)
 
 
-def _cards(topology: Topology | None, device: Ints) -> Ints | None:
-    """Number the cards of all nodes through, for each device."""
-    if topology is None or topology.kind != "nodes":
-        return None
-    return node_of(topology, device) * topology.nics + card_of(topology, device)
-
-
-def check(topology: Topology | None, count: int) -> None:
-    """Refuse what a topology of that many devices cannot be."""
+def check_topology(topology: Topology | None, count: int) -> None:
+    """Refuse a topology that cannot have that many devices."""
     if count > MOST_JOINED:
         raise RequestError("topology", f"{count} devices are too many; at most {MOST_JOINED}, or [link] for all pairs")
-    if topology is not None and topology.kind == "mesh":
-        _meshed(count)
-    if topology is not None and topology.ports is not None:
+    if topology is None:
+        return
+    if topology.kind == "mesh":
+        _check_mesh(count)
+    if topology.ports is not None:
         size = topology.per_node or 1
-        whole, rest = divmod(count, size)
-        cards = whole * topology.nics + ((rest - 1) * topology.nics // size + 1 if rest else 0)
+        whole_nodes, rest = divmod(count, size)
+        cards = whole_nodes * topology.nics + ((rest - 1) * topology.nics // size + 1 if rest else 0)
         _fewest_ports(cards, topology.ports)
 
 
-def mesh(count: int) -> tuple[Ints, Ints]:
-    """Give all ordered pairs of different devices."""
-    tail, head = np.nonzero(~np.eye(_meshed(count), dtype=np.bool_))
-    return tail.astype(np.int64), head.astype(np.int64)
+def node_of(topology: Topology | None, device: Ints) -> Ints:
+    """Return the node of each device: all are in one where the topology does not say how many a node has."""
+    return np.asarray(device, np.int64) // (MOST_DEVICES if topology is None else topology.per_node or MOST_DEVICES)
 
 
-def draw_mesh(count: int, latency: Floats, bandwidth: Floats) -> Graph:
-    """Make the graph in which each pair of `mesh` has an edge of its own, with these costs in that order."""
-    return Graph(count, (), *mesh(count), latency, bandwidth)
-
-
-def node_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
-    """Say in which node each device is: all in one where nobody says more."""
-    size = None if topology is None else topology.per_node
-    return np.zeros(len(device), np.int64) if size is None else device.astype(np.int64) // size
-
-
-def card_of(topology: Topology | None, device: npt.NDArray[Any]) -> Ints:
-    """Say which of its node's network cards each device sends by: 0 where nobody says that there are several."""
+def card_of(topology: Topology | None, device: Ints) -> Ints:
+    """Return the network card by which each device sends, numbered through all nodes; each has one or more."""
     if topology is None or topology.per_node is None:
-        return np.zeros(len(device), np.int64)
-    return device.astype(np.int64) % topology.per_node * topology.nics // topology.per_node
+        return node_of(topology, device)
+    size = topology.per_node
+    return node_of(topology, device) * topology.nics + np.asarray(device, np.int64) % size * topology.nics // size
 
 
 def _draw_ring(draft: _Draft, points: Ints, topology: Topology) -> None:
@@ -141,7 +143,7 @@ def _draw_ring(draft: _Draft, points: Ints, topology: Topology) -> None:
 
 
 def _draw_mesh(draft: _Draft, points: Ints, topology: Topology) -> None:
-    low, high = np.triu_indices(_meshed(len(points)), 1)
+    low, high = np.triu_indices(_check_mesh(len(points)), 1)
     draft.join(points[low], points[high], topology.link)
 
 
@@ -157,16 +159,16 @@ def _draw_nodes(draft: _Draft, points: Ints, topology: Topology) -> None:
     size = topology.per_node or 1
     cards: list[tuple[Ints, Ints]] = []
     for node, begin in enumerate(range(0, len(points), size)):
-        own = points[begin : begin + size]
+        devices = points[begin : begin + size]
         if topology.inside == "switch":
-            _draw_switch(draft, own, topology, f"node {node}")
+            _draw_switch(draft, devices, topology, f"node {node}")
         else:
-            _draw_mesh(draft, own, topology)
-        share = card_of(topology, own)
-        names = [f"nic {node}.{c}" for c in range(int(share[-1]) + 1)]
+            _draw_mesh(draft, devices, topology)
+        card = card_of(topology, devices) - node * topology.nics
+        names = [f"nic {node}.{c}" for c in range(int(card[-1]) + 1)]
         out, into = (np.array([draft.switch(f"{name} {way}") for name in names]) for way in ("out", "in"))
-        draft.one_way(own, out[share], *topology.host.there)
-        draft.one_way(into[share], own, *topology.host.back)
+        draft.one_way(devices, out[card], *topology.host.there)
+        draft.one_way(into[card], devices, *topology.host.back)
         cards.append((out, into))
     out, into = (np.concatenate(ends) for ends in zip(*cards, strict=True))
     if topology.across == "fat-tree":
@@ -187,10 +189,10 @@ def _draw_tree(draft: _Draft, hosts: Ints, into: Ints, cable: Cable, ports: int 
     half = _fewest_ports(len(hosts), ports) // 2
     cores = np.array([draft.switch(f"core {c}") for c in range(half * half)])
     for pod, first in enumerate(range(0, len(hosts), half * half)):
-        own = np.arange(first, min(first + half * half, len(hosts)))
+        pod_hosts = np.arange(first, min(first + half * half, len(hosts)))
         middle = np.array([draft.switch(f"aggregation {pod}.{a}") for a in range(half)])
-        lowest = np.array([draft.switch(f"edge {pod}.{e}") for e in range(-(-len(own) // half))])
-        draft.join(hosts[own], lowest[(own - first) // half], cable, into[own])
+        lowest = np.array([draft.switch(f"edge {pod}.{e}") for e in range(-(-len(pod_hosts) // half))])
+        draft.join(hosts[pod_hosts], lowest[(pod_hosts - first) // half], cable, into[pod_hosts])
         draft.join(np.repeat(lowest, half), np.tile(middle, len(lowest)), cable)
         draft.join(np.repeat(middle, half), cores, cable)
 
@@ -201,17 +203,13 @@ def _fewest_ports(hosts: int, ports: int | None) -> int:
     return ports or next(k for k in range(2, PORTS, 2) if k**3 // 4 >= hosts)
 
 
-def _draw_nothing(draft: _Draft, points: Ints, topology: Topology) -> None:
-    """Edges alone."""
-
-
 _DRAWERS: dict[str, Callable[[_Draft, Ints, Topology], None]] = {
     "ring": _draw_ring,
     "mesh": _draw_mesh,
     "switch": _draw_switch,
     "nodes": _draw_nodes,
     "fat-tree": _draw_fat_tree,
-    "edges": _draw_nothing,
+    "edges": lambda *_: None,
 }
 
 
@@ -226,23 +224,8 @@ def _draw_edges(draft: _Draft, edges: tuple[Edge, ...]) -> None:
             draft.one_way(tail, head, edge.latency, edge.reached)
 
 
-def _meshed(count: int) -> int:
+def _check_mesh(count: int) -> int:
+    """Return the number of devices of a full mesh; refuse too many."""
     if count > MOST_MESHED:
         raise RequestError("mesh", f"{count} devices are too many; at most {MOST_MESHED}, or [link] for all pairs")
     return count
-
-
-def _finished(draft: _Draft, cards: Ints | None) -> Graph:
-    empty = np.zeros(0, np.int64)
-    tail, head = (np.concatenate([empty, *ends]) for ends in (draft.tail, draft.head))
-    latency, bandwidth = (np.concatenate([np.zeros(0), *costs]) for costs in (draft.latency, draft.bandwidth))
-    order = np.lexsort((head, tail))
-    graph = Graph(
-        draft.devices, tuple(draft.switches), tail[order], head[order], latency[order], bandwidth[order], cards
-    )
-    again = (np.diff(graph.tail) == 0) & (np.diff(graph.head) == 0)
-    if again.any():
-        k = int(again.argmax())
-        shown = f"between [{graph.name(int(graph.tail[k]))!r}, {graph.name(int(graph.head[k]))!r}]"
-        raise RequestError("edges", f"{shown} twice; keep one, or make both one_way")
-    return graph

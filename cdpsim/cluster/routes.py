@@ -1,25 +1,27 @@
-"""The way of a message through a graph: fewest edges, then least latency, then by turns."""
+"""The route of a message through a graph: fewest edges, then least latency, then by turns."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 
 import numpy as np
 
 from cdpsim.cluster.graph import Graph
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.numeric.columns import Floats, Ints, group_starts, slice_rows
 
-_TICKS = 1e15  # a second: ways that differ by less than a femtosecond are equally fast
+_TICKS_PER_SECOND = 1e15  # routes that differ by less than a femtosecond are equally fast
 _MOST_KEPT = 2**25  # what is remembered, in points times destinations
-_AT_ONCE = 2**21
+_SWEPT_AT_ONCE = 2**21  # likewise
 
 
 @dataclass(frozen=True, eq=False)
-class _Towards:
-    """Every point's best way to one device."""
+class _RoutesTo:
+    """Every point's best route to one device."""
 
-    first: Ints  # its first edge from each point; -1 where there is none
-    latency: Floats  # of the whole way, from each device
+    first_edge: Ints  # of the route, from each point; -1 where there is none
+    latency: Floats  # of the whole route, from each device
     bandwidth: Floats  # the smallest on it
 
 
@@ -27,81 +29,55 @@ class _Towards:
 class Routes:
     """Routes of a graph, found when they are asked for.
 
-    Where several ways are equally good at a point, destinations take turns, so that not all of them crowd one core of a
-    fat tree: of c ways, the one that the destination's number, or that of its network card, has as its last digit in
-    base c, or last but one, as InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
+    Where several routes are equally good at a point, destinations take turns, so that not all of them crowd one core of
+    a fat tree: of c routes, the one that the destination's number, or that of its network card, has as its last digit
+    in base c, or last but one, as InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
     """
 
     graph: Graph
-    known: dict[int, _Towards] = field(default_factory=dict)
+    known: dict[int, _RoutesTo] = field(default_factory=dict)
 
     def costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
-        """Give latency (summed over a route's edges) and bandwidth (the smallest of them) from devices to devices."""
+        """Return latency (summed over a route's edges) and bandwidth (the smallest of them) from devices to devices."""
         latency, bandwidth = np.zeros(len(src)), np.full(len(src), inf)
         edge = self.graph.edge(src, dst)
         direct = edge >= 0
         latency[direct], bandwidth[direct] = self.graph.latency[edge[direct]], self.graph.bandwidth[edge[direct]]
-        rest = np.flatnonzero(~direct & (src != dst))
-        rest = rest[np.argsort(dst[rest], kind="stable")]
-        ends, starts = np.unique(dst[rest], return_index=True)
-        own = np.split(rest, starts[1:])
-        step = max(1, _AT_ONCE // self.graph.points)
+        for rows, routes in self._by_destination(src, dst, np.flatnonzero(~direct & (src != dst))):
+            latency[rows], bandwidth[rows] = routes.latency[src[rows]], routes.bandwidth[src[rows]]
+        return latency, bandwidth
+
+    def edges(self, src: Ints, dst: Ints) -> Ints:
+        """Return the numbers of the edges from devices to other devices, a row each, in order; -1 fills rows up."""
+        columns = [self.graph.edge(src, dst)]
+        for far, routes in self._by_destination(src, dst, np.flatnonzero(columns[0] < 0)):
+            rows, at, hop = far, src[far], 0
+            while len(rows):
+                if hop == len(columns):
+                    columns.append(np.full(len(src), -1))
+                columns[hop][rows] = edge = routes.first_edge[at]
+                at, hop = self.graph.head[edge], hop + 1
+                moving = at != dst[rows]
+                rows, at = rows[moving], at[moving]
+        return np.stack(columns, axis=1)
+
+    def _by_destination(self, src: Ints, dst: Ints, rows: Ints) -> Iterator[tuple[Ints, _RoutesTo]]:
+        """Yield, for each destination, its rows and the routes to it; refuse a row without a route."""
+        rows = rows[np.argsort(dst[rows], kind="stable")]
+        starts = group_starts(dst[rows])
+        ends, of_end = dst[rows][starts], np.split(rows, starts[1:])
+        step = max(1, _SWEPT_AT_ONCE // self.graph.points)
         for k in range(0, len(ends), step):
             self._find(ends[k : k + step])
-            for end, rows in zip(ends[k : k + step].tolist(), own[k : k + step], strict=True):
-                towards = self.known[end]
-                self._require(towards, src[rows], end)
-                latency[rows], bandwidth[rows] = towards.latency[src[rows]], towards.bandwidth[src[rows]]
-        return latency, bandwidth
-
-    def worst(self, members: Ints) -> tuple[float, float]:
-        """Give the largest latency and the smallest bandwidth over all ordered pairs of several devices."""
-        step = max(1, _AT_ONCE // len(members))
-        latency, bandwidth = 0.0, inf
-        for k in range(0, len(members), step):
-            ends = members[k : k + step]
-            own = self.costs(np.tile(members, len(ends)), np.repeat(ends, len(members)))
-            latency, bandwidth = max(latency, float(own[0].max())), min(bandwidth, float(own[1].min()))
-        return latency, bandwidth
-
-    def ways(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
-        """Give the edges from devices to other devices, a row each, and their bandwidths; -1 fills rows up."""
-        steps = [self.graph.edge(src, dst)]
-        far = np.flatnonzero(steps[0] < 0)
-        for end in np.unique(dst[far]).tolist():
-            rows, hop = far[dst[far] == end], 0
-            self._find(np.array([end]))
-            self._require(self.known[end], at := src[rows], end)
-            while len(rows):
-                if hop == len(steps):
-                    steps.append(np.full(len(src), -1))
-                steps[hop][rows] = edge = self.known[end].first[at]
-                at, hop = self.graph.head[edge], hop + 1
-                rows, at = rows[at != end], at[at != end]
-        found = np.stack(steps, axis=1)
-        return found, self.graph.bandwidth[found]
-
-    def route(self, src: int, dst: int) -> tuple[int, ...]:
-        """Give the numbers of the edges from device to device, in their order."""
-        if src == dst:
-            return ()
-        direct = int(self.graph.edge(np.array([src]), np.array([dst]))[0])
-        if direct >= 0:
-            return (direct,)
-        self._find(np.array([dst]))
-        towards = self.known[dst]
-        self._require(towards, np.array([src]), dst)
-        edges = []
-        while src != dst:
-            edges.append(int(towards.first[src]))
-            src = int(self.graph.head[edges[-1]])
-        return tuple(edges)
-
-    def _require(self, towards: _Towards, src: Ints, dst: int) -> None:
-        if (lost := towards.first[src] < 0).any():
-            raise RequestError("topology", f"no route from device {src[lost.argmax()]} to device {dst}; add an edge")
+            for end, these in zip(ends[k : k + step].tolist(), of_end[k : k + step], strict=True):
+                routes = self.known[end]
+                if (lost := routes.first_edge[src[these]] < 0).any():
+                    problem = f"no route from device {src[these][lost.argmax()]} to device {end}; add an edge"
+                    raise RequestError("topology", problem)
+                yield these, routes
 
     def _find(self, devices: Ints) -> None:
+        """Find the routes to devices; forget others if they are too many."""
         wanted = np.array([device for device in devices.tolist() if device not in self.known], np.int64)
         if (len(self.known) + len(wanted)) * self.graph.points > _MOST_KEPT:
             self.known.clear()
@@ -110,18 +86,59 @@ class Routes:
             self.known.update(zip(wanted.tolist(), _sweep(self.graph, wanted), strict=True))
 
 
-def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
-    """Go back from all devices at once, an edge at a time; a cell is a point's way to one of them."""
+@dataclass(frozen=True, eq=False)
+class TwoNodes:
+    """Routes of two nodes round one switch, which stand for those of any number of nodes that are like them.
+
+    Points are the devices of both nodes, then what else is in the first one and in the second one, then the switch.
+    """
+
+    routes: Routes
+
+    def costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
+        """Return latency and bandwidth between devices of any nodes."""
+        latency, bandwidth = self._table
+        ends = self._ends(src, dst)
+        return latency[ends], bandwidth[ends]
+
+    def edges(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Return a number for each edge between devices of any nodes, -1 where rows are filled up, and bandwidths."""
+        graph = self.routes.graph
+        size, points = graph.devices // 2, (graph.points - 1) // 2  # of a node
+        devices, others = np.arange(size), np.arange(size, points)
+        place = np.concatenate([devices, devices, others, others, [0]])  # of each point in its node, and which that is:
+        which = np.repeat([0, 1, 0, 1, 2], [size, size, points - size, points - size, 1])
+        nodes = np.stack([src // size, dst // size, np.full(len(src), -1)])
+        edge = self.routes.edges(*self._ends(src, dst))
+        row = np.arange(len(src))[:, None]
+        tail, head = (nodes[which[end[edge]], row] * points + place[end[edge]] for end in (graph.tail, graph.head))
+        return np.where(edge < 0, -1, (tail + points << 32) + head + points), graph.bandwidth[edge]
+
+    def _ends(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+        """Return the devices of the first node, and of either one, between which routes are as between these."""
+        size = self.routes.graph.devices // 2
+        return src % size, dst % size + size * (src // size != dst // size)
+
+    @cached_property
+    def _table(self) -> tuple[Floats, Floats]:
+        """Latency and bandwidth from each device of the first node (rows) to each of both (columns)."""
+        size = self.routes.graph.devices // 2
+        src, dst = (ends.ravel() for ends in np.indices((size, 2 * size)))
+        latency, bandwidth = self.routes.costs(src, dst)
+        return latency.reshape(size, -1), bandwidth.reshape(size, -1)
+
+
+def _sweep(graph: Graph, devices: Ints) -> list[_RoutesTo]:
+    """Go back from all devices at once, an edge at a time; return the routes to each.
+
+    A cell is a point's route to one of the devices: point * devices + place of the device.
+    """
     width = len(devices)
     host = devices if graph.cards is None else graph.cards[devices]  # of a tree, which starts one hop behind cards
-    own = np.rint(graph.latency * _TICKS)
-    into, begin = (
-        np.argsort(graph.head, kind="stable"),
-        np.searchsorted(np.sort(graph.head), np.arange(graph.points + 1)),
-    )
+    edge_ticks = np.rint(graph.latency * _TICKS_PER_SECOND)
     ticks = np.full(graph.points * width, inf)
     latency, bandwidth = np.full(len(ticks), inf), np.full(len(ticks), inf)
-    first = np.full(len(ticks), -1, np.int32)
+    first_edge = np.full(len(ticks), -1, np.int32)
     front = devices * width + np.arange(width)
     ticks[front] = latency[front] = 0
     hops = 0
@@ -129,32 +146,28 @@ def _sweep(graph: Graph, devices: Ints) -> list[_Towards]:
         if hops and not graph.forwards:
             front = front[front // width >= graph.devices]
         hops += 1
-        point = front // width
-        degree = begin[point + 1] - begin[point]
-        offset = np.arange(degree.sum()) - np.repeat(np.cumsum(degree) - degree, degree)
-        edge = into[np.repeat(begin[point], degree) + offset]
-        reached = np.repeat(front, degree)
+        edge, reached = _edges_into(graph, front, width)
         cell = graph.tail[edge] * width + reached % width
         new = np.isinf(ticks[cell])
         edge, reached, cell = edge[new], reached[new], cell[new]
-        cost = ticks[reached] + own[edge]
+        cost = ticks[reached] + edge_ticks[edge]
         np.minimum.at(ticks, cell, cost)
         best = np.flatnonzero(cost == ticks[cell])
         best = best[np.lexsort((edge[best], cell[best]))]
-        front, start, ways = np.unique(cell[best], return_index=True, return_counts=True)
-        turn = host[front % width] // ways ** ((hops + graph.forwards) % 2) % ways
+        front, start, routes = np.unique(cell[best], return_index=True, return_counts=True)
+        turn = host[front % width] // routes ** ((hops + graph.forwards) % 2) % routes
         chosen = best[start + turn]
-        first[front] = edge[chosen]
+        first_edge[front] = edge[chosen]
         latency[front] = graph.latency[edge[chosen]] + latency[reached[chosen]]
         bandwidth[front] = np.minimum(graph.bandwidth[edge[chosen]], bandwidth[reached[chosen]])
-    shape = graph.points, width
-    rows = slice(graph.devices)
-    return [
-        _Towards(*columns)
-        for columns in zip(
-            np.ascontiguousarray(first.reshape(shape).T),
-            np.ascontiguousarray(latency.reshape(shape)[rows].T),
-            np.ascontiguousarray(bandwidth.reshape(shape)[rows].T),
-            strict=True,
-        )
-    ]
+    tables = first_edge, latency[: graph.devices * width], bandwidth[: graph.devices * width]
+    by_device = (np.ascontiguousarray(table.reshape(-1, width).T) for table in tables)
+    return [_RoutesTo(*columns) for columns in zip(*by_device, strict=True)]
+
+
+def _edges_into(graph: Graph, front: Ints, width: int) -> tuple[Ints, Ints]:
+    """Return the edges that lead to the points of a front's cells, and the cell that each of them reaches."""
+    order, begin = graph.by_head
+    point = front // width
+    degree = begin[point + 1] - begin[point]
+    return order[slice_rows(begin[point], degree)], np.repeat(front, degree)

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.files.config import Bandwidth, Seconds, Share
 
 MOST_DEVICES = 10_000_000
@@ -33,7 +33,7 @@ def _require_bandwidth(achieved: float, *bandwidths: float | None) -> None:
         raise RequestError("achieved", "is a share of the bandwidth; give one")
 
 
-class Link(fileform.Table, frozen=True, kw_only=True):
+class Link(config.ConfigTable, frozen=True, kw_only=True):
     """The cost of a message between two devices: latency + size / (achieved * bandwidth)."""
 
     latency: Seconds = 0.0
@@ -41,7 +41,7 @@ class Link(fileform.Table, frozen=True, kw_only=True):
     achieved: Share = 1.0  # the share of the bandwidth that messages reach
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         _require_bandwidth(self.achieved, self.bandwidth)
 
     @property
@@ -50,7 +50,7 @@ class Link(fileform.Table, frozen=True, kw_only=True):
         return self.bandwidth * self.achieved
 
 
-class PairLink(fileform.Table, frozen=True, kw_only=True):
+class PairLink(config.ConfigTable, frozen=True, kw_only=True):
     """What differs for one pair of devices, in both directions or from the first to the second only."""
 
     between: tuple[Device, Device]
@@ -60,7 +60,7 @@ class PairLink(fileform.Table, frozen=True, kw_only=True):
     one_way: bool = False
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         if self.between[0] == self.between[1]:
             raise RequestError("between", f"{list(self.between)} is one device; name two")
 
@@ -76,7 +76,7 @@ class PairLink(fileform.Table, frozen=True, kw_only=True):
         return msgspec.structs.replace(common, **{name: value for name, value in said.items() if value is not None})
 
 
-class Cable(fileform.Table, frozen=True, kw_only=True):
+class Cable(config.ConfigTable, frozen=True, kw_only=True):
     """What a message pays from one point to the next, and back: from a switch, or to the lower-numbered device."""
 
     latency: Seconds = 0.0
@@ -86,7 +86,7 @@ class Cable(fileform.Table, frozen=True, kw_only=True):
     bandwidth_back: Bandwidth | None = None
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         _require_bandwidth(self.achieved, self.bandwidth, self.bandwidth_back)
 
     @property
@@ -107,7 +107,7 @@ class Cable(fileform.Table, frozen=True, kw_only=True):
         return self.there == self.back == (0.0, inf)
 
 
-class Edge(fileform.Table, frozen=True, kw_only=True):
+class Edge(config.ConfigTable, frozen=True, kw_only=True):
     """One cable between two points: devices by number, and switches by any other name."""
 
     between: tuple[Point, Point]
@@ -117,7 +117,7 @@ class Edge(fileform.Table, frozen=True, kw_only=True):
     one_way: bool = False
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         ends = tuple(int(end) if str(end).isascii() and str(end).isdigit() else end for end in self.between)
         if ends[0] == ends[1]:
             raise RequestError("between", f"{list(ends)} is one point; name two")
@@ -138,7 +138,7 @@ class Edge(fileform.Table, frozen=True, kw_only=True):
         return [(a, b)] if self.one_way else [(a, b), (b, a)]
 
 
-class Topology(fileform.Table, frozen=True, kw_only=True):
+class Topology(config.ConfigTable, frozen=True, kw_only=True):
     """How devices are joined, in a few words; which of them go with which kind is in `KINDS`."""
 
     kind: str
@@ -152,7 +152,7 @@ class Topology(fileform.Table, frozen=True, kw_only=True):
     ports: Annotated[int, msgspec.Meta(ge=2, le=PORTS)] | None = None  # of a fat tree's switches; None: what is needed
 
     def __post_init__(self) -> None:
-        fileform.Table.__post_init__(self)
+        config.ConfigTable.__post_init__(self)
         taken = KINDS[choose("kind", self.kind, KINDS)]
         choose("inside", self.inside, ("switch", "mesh"))
         choose("across", self.across, ("switch", "fat-tree"))
@@ -172,6 +172,16 @@ class Topology(fileform.Table, frozen=True, kw_only=True):
     def is_free(self) -> bool:
         """Whether every message takes no time at all."""
         return self.link.is_free and self.host.is_free and self.network.is_free
+
+    @property
+    def has_alike_nodes(self) -> bool:
+        """Whether it has nodes round one switch: then all of them are alike, and the ways between any two."""
+        return self.kind == "nodes" and self.across == "switch"
+
+    @property
+    def is_alike_inside(self) -> bool:
+        """Whether ways within a node are alike both ways."""
+        return self.inside == "switch" or self.link.there == self.link.back
 
     def whole(self, count: int) -> int:
         """Say how many devices there are where at least `count` are needed: nodes come whole."""

@@ -10,20 +10,20 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from cdpsim.errors import RequestError, one_line
+from cdpsim.files.units import short_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+PICTURE_FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 INK = "#222222"
 GREY = "#6b6b6b"
 PALE = "#dddddd"
-_LONGEST = 60
 
 
-def check_form(path: str | Path, known: Iterable[str] = FORMS) -> str:
-    """Give the ending of a picture's name; refuse one that names no known form."""
+def check_form(path: str | Path, known: Iterable[str] = PICTURE_FORMS) -> str:
+    """Return the ending of a picture's name; refuse one that names no known form."""
     ending = Path(path).suffix.lower()
     if ending not in known:
         raise RequestError(str(path), f"its form is unknown; end its name in {', '.join(known)}")
@@ -32,7 +32,7 @@ def check_form(path: str | Path, known: Iterable[str] = FORMS) -> str:
 
 @contextmanager
 def defaults() -> Iterator[None]:
-    """Let matplotlib use its own defaults inside: no matplotlibrc or style of the user's counts."""
+    """Let matplotlib use its own defaults inside, whatever a user's matplotlibrc or style says."""
     _import_matplotlib()
     import matplotlib as mpl
 
@@ -42,7 +42,7 @@ def defaults() -> Iterator[None]:
 
 
 def _import_matplotlib() -> None:
-    """Import it although MPLBACKEND names no backend that it knows: figures here need none, those of others may."""
+    """Import matplotlib even if MPLBACKEND names an unknown backend, which only other programs' figures need."""
     backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     try:
         import matplotlib as mpl
@@ -62,22 +62,22 @@ def rendered(figure: "Figure", path: str | Path) -> bytes:
 
     ending, out = check_form(path), BytesIO()
     with defaults(), mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        figure.savefig(out, format=ending[1:], metadata=FORMS[ending], dpi=150)
+        figure.savefig(out, format=ending[1:], metadata=PICTURE_FORMS[ending], dpi=150)
     return out.getvalue()
 
 
-def label(name: str, longest: int = _LONGEST) -> str:
-    """Return a name that a user chose as one line that can stand in a figure: no formula, either."""
-    return line(name, longest).replace("$", r"\$")
+def label(name: str, longest: int = 60) -> str:
+    """Return a name that a user chose as one line of a figure, in which nothing is set as a formula."""
+    return one_line(name, longest).replace("$", r"\$")
 
 
-def line(name: str, longest: int = _LONGEST) -> str:
-    """Return a name that a user chose as one line: printable, not long."""
-    return one_line(name, longest)
+def amount_text(value: float, unit: str) -> str:
+    """Return an amount for a figure, in three digits: "12.5 ms", "1.5 GB"; "36" in the slot model, without a unit."""
+    return short_text(value, unit, digits=3).replace("u", "µ") if unit else f"{value}"
 
 
 def caption(figure: "Figure", lines: Sequence[str]) -> None:
-    """Say above a figure what all of it is of, and make it higher by that."""
+    """Write lines above a figure, which becomes higher by that."""
     width, height = figure.get_size_inches()
     wrapped = [part for text in lines for part in wrap(label(text, 1000), int(15 * width))]
     if wrapped:
@@ -86,7 +86,7 @@ def caption(figure: "Figure", lines: Sequence[str]) -> None:
 
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
-    """Give a panel its title, and take away what says nothing."""
+    """Give a panel its title, grey axes and a pale grid, without a frame."""
     axes.set_title(title, fontsize=size, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)

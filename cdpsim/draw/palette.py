@@ -1,4 +1,6 @@
-"""Colours that everybody can tell apart, in print too: any two differ in lightness."""
+"""Colours that remain distinct for colour-blind readers and in print: any two differ in lightness."""
+
+from functools import cache
 
 from cdpsim.program import Category, Content, Kind
 
@@ -6,30 +8,31 @@ from cdpsim.program import Category, Content, Kind
 # blindness, and by at least 7 in lightness alone. tests/draw/test_palette.py measures it.
 COLOURS = ("#0d48f2", "#f7990d", "#0dad8f", "#712b63", "#b7bff7", "#d0342c", "#490d8c", "#f7d18b")
 # Where parts lie on each other, as in a sum of memory, adjacent ones differ most.
-CATEGORIES = {
+CATEGORY_COLOURS = {
     Category.PARAMETERS: COLOURS[0],
     Category.ACTIVATIONS: COLOURS[1],
     Category.GRADIENTS: COLOURS[2],
     Category.OPTIMIZER: COLOURS[3],
     Category.COMMUNICATION: COLOURS[4],
 }
-CONTENTS = {
+CONTENT_COLOURS = {
     Content.ACTIVATION: COLOURS[1],
     Content.ACTIVATION_GRADIENT: COLOURS[7],
     Content.GRADIENT: COLOURS[2],
     Content.PARAMETERS: COLOURS[0],
     Content.STATE: COLOURS[3],
 }
-KINDS = {Kind.F: COLOURS[0], Kind.B: COLOURS[1], Kind.W: COLOURS[2], Kind.U: COLOURS[3]}
+KIND_COLOURS = {Kind.F: COLOURS[0], Kind.B: COLOURS[1], Kind.W: COLOURS[2], Kind.U: COLOURS[3]}
 
 
 def colour(number: int) -> str:
-    """Give the colour of a micro-batch, a stage or a curve; they repeat after eight."""
+    """Return the colour of a micro-batch, a stage or a curve; colours repeat after eight."""
     return COLOURS[number % len(COLOURS)]
 
 
+@cache
 def ink_on(background: str) -> str:
-    """Black or white, whichever can be read on that colour.
+    """Return black or white, whichever can be read on that colour.
 
     >>> ink_on("#f7990d"), ink_on("#490d8c")
     ('#000000', '#ffffff')
@@ -38,7 +41,7 @@ def ink_on(background: str) -> str:
 
 
 def luminance(background: str) -> float:
-    """How light a colour is, from 0 to 1 (WCAG's relative luminance).
+    """Return WCAG's relative luminance of a colour, from 0 for black to 1 for white.
 
     >>> round(luminance("#ffffff"), 6)
     1.0

@@ -1,4 +1,4 @@
-"""A sheet of paper measured in points, from its lower left corner; what is drawn on it, and a key to that."""
+"""A sheet of paper measured in points, from its lower left corner; marks drawn on it, and a key to them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,22 +10,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-Point: TypeAlias = tuple[float, float]
-SMALL = 6.5  # points: the size of what stands in a column of a paper
-_GAP = 9.0
+SheetPoint: TypeAlias = tuple[float, float]
+Box: TypeAlias = tuple[float, float, float, float]  # left, right, lower, upper
+SMALL = 6.5  # points: the size of letters in a column of a paper
+_ENTRY_GAP = 9.0
 _MARK_GAP = 3.5
 
 
-class Entry(NamedTuple):
-    """What a key says of one mark: how it is drawn around a point, how wide that is, and what it means."""
+class KeyEntry(NamedTuple):
+    """One mark of a key: a function that draws it around a point, its width, and its meaning."""
 
     draw: Callable[["Axes", float, float], object]
     width: float
     meaning: str
 
 
-def sheet(width: float, height: float) -> tuple["Figure", "Axes"]:
-    """Give an empty figure of that size in points, and axes on it whose unit is the point."""
+def new_sheet(width: float, height: float) -> tuple["Figure", "Axes"]:
+    """Return an empty figure of that size in points, and axes on it whose unit is the point."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72))
@@ -36,59 +37,62 @@ def sheet(width: float, height: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def put(axes: "Axes", patch: "Patch", name: str = "") -> None:
-    """Put something on the sheet, whole; `name` is its id in an SVG."""
+def put_patch(axes: "Axes", patch: "Patch", name: str = "") -> None:
+    """Put a patch on the sheet, unclipped; `name` is its id in an SVG."""
     patch.set_clip_on(False)
     if name:
         patch.set_gid(name)
     axes.add_artist(patch)
 
 
-def area(axes: "Axes", corners: Sequence[Point], fill: str, *, name: str = "", **style: Any) -> None:
+def fill_polygon(axes: "Axes", corners: Sequence[SheetPoint], fill: str, *, name: str = "", **style: Any) -> None:
     """Fill a polygon."""
     from matplotlib.patches import Polygon
 
-    put(axes, Polygon(corners, facecolor=fill, **({"edgecolor": "none"} | style)), name)
+    put_patch(axes, Polygon(corners, facecolor=fill, **({"edgecolor": "none"} | style)), name)
 
 
-def rectangle(box: tuple[float, float, float, float]) -> list[Point]:
-    """The corners of a box that is given as left, right, lower, upper."""
+def corners_of(box: Box) -> list[SheetPoint]:
+    """Return the corners of a box."""
     left, right, lower, upper = box
     return [(left, lower), (right, lower), (right, upper), (left, upper)]
 
 
-def line(axes: "Axes", *lines: Sequence[Point], name: str = "", **style: Any) -> None:
+def draw_lines(axes: "Axes", *lines: Sequence[SheetPoint], name: str = "", **style: Any) -> None:
     """Draw open lines as one mark."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    codes = [Path.MOVETO if not k else Path.LINETO for points in lines for k in range(len(points))]
-    path = Path([point for points in lines for point in points], codes)
-    put(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "capstyle": "butt"} | style)), name)
+    codes = [code for points in lines for code in "M" + "L" * (len(points) - 1)]
+    _draw_path(axes, [point for points in lines for point in points], codes, name, **({"capstyle": "butt"} | style))
 
 
-def arc(axes: "Axes", start: Point, bend: Point, end: Point, head: float, *, name: str = "", **style: Any) -> None:
+def draw_arc(
+    axes: "Axes", start: SheetPoint, bend: SheetPoint, end: SheetPoint, head: float, *, name: str = "", **style: Any
+) -> None:
     """Draw a curve from a point to another, bent towards a third, with an open arrow head at its end."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
     along, across = end[0] - bend[0], end[1] - bend[1]
     length = max((along**2 + across**2) ** 0.5, 1e-9)
     along, across = along / length * head, across / length * head
     wings = [(end[0] - along - side * across / 2, end[1] - across + side * along / 2) for side in (1, -1)]
-    codes = [Path.MOVETO, Path.CURVE3, Path.CURVE3, Path.MOVETO, Path.LINETO, Path.LINETO]
-    path = Path([start, bend, end, wings[0], end, wings[1]], codes)
-    put(axes, PathPatch(path, fill=False, **({"edgecolor": INK, "joinstyle": "miter"} | style)), name)
+    _draw_path(axes, [start, bend, end, wings[0], end, wings[1]], "MCCMLL", name, **({"joinstyle": "miter"} | style))
 
 
-def write(axes: "Axes", x: float, y: float, words: str, size: float = SMALL, **style: Any) -> None:
+def _draw_path(axes: "Axes", points: Sequence[SheetPoint], codes: Iterable[str], name: str, **style: Any) -> None:
+    """Draw a path: M moves to its point, L draws a line to it, and CC a curve."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    kinds = {"M": Path.MOVETO, "L": Path.LINETO, "C": Path.CURVE3}
+    path = Path(points, [kinds[code] for code in codes])
+    put_patch(axes, PathPatch(path, fill=False, **({"edgecolor": INK} | style)), name)
+
+
+def write_words(axes: "Axes", x: float, y: float, words: str, size: float = SMALL, **style: Any) -> None:
     """Write words, by default with their left end on a point and their middle at its height."""
     look: dict[str, Any] = {"fontsize": size, "color": INK, "ha": "left", "va": "center_baseline"} | style
     axes.text(x, y, words, **look)
 
 
 def width_of(words: str, size: float = SMALL) -> float:
-    """How wide words are, in points."""
+    """Return the width of words in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -96,7 +100,7 @@ def width_of(words: str, size: float = SMALL) -> float:
 
 
 def fitted(words: str, width: float, size: float = SMALL) -> str:
-    """Words that have been made fit for a figure, cut where they would be wider than that."""
+    """Return words that `canvas.label` made, cut where they would be wider than `width`."""
     if width_of(words, size) <= width:
         return words
     while words and width_of(words + "…", size) > width:
@@ -104,9 +108,9 @@ def fitted(words: str, width: float, size: float = SMALL) -> str:
     return words + "…"
 
 
-def rows_of(entries: Iterable[Entry], width: float) -> list[list[tuple[float, Entry]]]:
-    """A key's entries in rows that are no wider than that: where each begins, and the entry."""
-    rows: list[list[tuple[float, Entry]]] = []
+def key_rows(entries: Iterable[KeyEntry], width: float) -> list[list[tuple[float, KeyEntry]]]:
+    """Return a key's entries in rows that are no wider than `width`: where each begins, and the entry."""
+    rows: list[list[tuple[float, KeyEntry]]] = []
     at = width
     for entry in entries:
         needs = entry.width + _MARK_GAP + width_of(entry.meaning)
@@ -114,14 +118,14 @@ def rows_of(entries: Iterable[Entry], width: float) -> list[list[tuple[float, En
             rows.append([])
             at = 0.0
         rows[-1].append((at, entry))
-        at += needs + _GAP
+        at += needs + _ENTRY_GAP
     return rows
 
 
-def write_key(axes: "Axes", left: float, top: float, rows: list[list[tuple[float, Entry]]], pitch: float) -> None:
+def draw_key(axes: "Axes", left: float, top: float, rows: list[list[tuple[float, KeyEntry]]], pitch: float) -> None:
     """Draw a key, its first row in the middle of the `pitch` below `top`."""
     for number, row in enumerate(rows):
         y = top - (number + 0.5) * pitch
         for at, entry in row:
             entry.draw(axes, left + at + entry.width / 2, y)
-            write(axes, left + at + entry.width + _MARK_GAP, y, entry.meaning)
+            write_words(axes, left + at + entry.width + _MARK_GAP, y, entry.meaning)

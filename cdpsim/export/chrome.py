@@ -8,13 +8,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from cdpsim.draw.scene import plain_title
+from cdpsim.draw.views import KIND_WORDS, Views, plain_title
 from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, tracks
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
 
-CATEGORIES = {"U": "update", "F": "forward", "B": "backward", "W": "weight backward"}
 _EVENTS_AT_ONCE = 1 << 14
 
 Micros = int | float  # JSON's unit of time; a float where a run has fractions of a microsecond
@@ -56,21 +55,14 @@ class Slice(Struct, tag_field="ph", tag="X", gc=False):
     args: TaskArguments | MessageArguments
 
 
-class ArrowStart(Struct, tag_field="ph", tag="s", gc=False):
-    """The start of an arrow, bound to the slice that runs on its thread at its time."""
+class ArrowEnd(Struct, gc=False):
+    """One end of an arrow: the start (`ph` is "s"), bound to the slice that runs on its thread at its time, or the end.
 
-    id: int
-    cat: str
-    name: str
-    pid: int
-    tid: int
-    ts: Micros
+    The end (`ph` is "f") is bound to the slice that encloses it (`bp` is "e").
+    """
 
-
-class ArrowEnd(Struct, tag_field="ph", tag="f", gc=False):
-    """The end of an arrow, bound to the slice that encloses it (`bp` is "e")."""
-
-    bp: str
+    ph: str
+    bp: str | UnsetType
     id: int
     cat: str
     name: str
@@ -90,19 +82,20 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
 
 def chrome(trace: Trace) -> Iterator[bytes]:
     """Return a trace as the content of a .json file, some events at a time."""
-    return _encode(trace, tracks(trace), counters(trace))
+    views = Views(trace)
+    return _encode_trace(views, tracks(views), counters(views))
 
 
-def _encode(trace: Trace, shown: Tracks, held: Counters) -> Iterator[bytes]:
-    yield _head(trace, shown)
+def _encode_trace(views: Views, shown: Tracks, held: Counters) -> Iterator[bytes]:
+    yield _file_head(views, shown)
     encoder = msgspec.json.Encoder()
-    for events in chain(_counter_events(trace, held), _slices_and_arrows(trace, shown)):
+    for events in chain(_counter_events(views, held), _slices_and_arrows(views, shown)):
         # JSON escapes line breaks within texts, so that all that are left stand between events.
         yield b",\n" + encoder.encode_lines(events).rstrip(b"\n").replace(b"\n", b",\n")
     yield b"\n]}\n"
 
 
-def _head(trace: Trace, shown: Tracks) -> bytes:
+def _file_head(views: Views, shown: Tracks) -> bytes:
     """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
     One file has all devices, so it is rank 0's of as many ranks.
@@ -110,8 +103,8 @@ def _head(trace: Trace, shown: Tracks) -> bytes:
     head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
-        "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": shown.devices},
-        "otherData": {"title": plain_title(trace), "request": dict(trace.request)},
+        "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": views.devices},
+        "otherData": {"title": plain_title(views.trace), "request": dict(views.trace.request)},
     }
     # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
     text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
@@ -140,8 +133,8 @@ def _microseconds(nanoseconds: Ints) -> np.ndarray:
     return nanoseconds // SLOT if whole else nanoseconds / SLOT
 
 
-def _counter_events(trace: Trace, held: Counters) -> Iterator[list[Any]]:
-    unit = "stages' worth" if trace.in_slots else "bytes"
+def _counter_events(views: Views, held: Counters) -> Iterator[list[Any]]:
+    unit = "stages' worth" if views.in_slots else "bytes"
     category, device, time = np.array(held.category, dtype=object), held.device, _microseconds(held.time)
     for low in progress(range(0, len(time), _EVENTS_AT_ONCE), "write"):
         rows = slice(low, low + _EVENTS_AT_ONCE)
@@ -150,17 +143,17 @@ def _counter_events(trace: Trace, held: Counters) -> Iterator[list[Any]]:
         yield list(map(Counter, *columns, ({unit: size} for size in held.size[rows].tolist())))
 
 
-def _slices_and_arrows(trace: Trace, shown: Tracks) -> Iterator[list[Any]]:
+def _slices_and_arrows(views: Views, shown: Tracks) -> Iterator[list[Any]]:
     """Return slices by their start, each with the ends of its arrows behind it, as viewers bind them."""
     count, rank = len(shown.order), np.empty(len(shown.order), dtype=np.int64)
     rank[shown.order] = np.arange(count)
     begins = np.zeros(count, dtype=bool)
     begins[shown.source] = True
     sources = np.flatnonzero(begins)
-    events = _Events(trace, shown)
+    events = _Events(views, shown)
     kinds = (
-        (events.tasks, np.arange(len(trace.tasks["start"]))),
-        (events.messages, np.arange(len(trace.tasks["start"]), count)),
+        (events.tasks, np.arange(len(views.kind))),
+        (events.messages, np.arange(len(views.kind), count)),
         (events.starts, sources),
         (events.ends, np.arange(len(shown.target))),
     )
@@ -178,28 +171,28 @@ def _slices_and_arrows(trace: Trace, shown: Tracks) -> Iterator[list[Any]]:
 class _Events:
     """What makes events of slices and arrows from their numbers."""
 
-    def __init__(self, trace: Trace, shown: Tracks) -> None:
-        self.trace, self.shown, self.count = trace, shown, len(trace.tasks["start"])
+    def __init__(self, views: Views, shown: Tracks) -> None:
+        self.views, self.shown = views, shown
         process = np.array([thread.process for thread in shown.threads])
         self.pid, self.tid = process[shown.thread], _tid(shown, shown.thread)
         times = _microseconds(np.concatenate([shown.start, shown.end]))
         self.start = times[: len(shown.start)]
         self.duration = _microseconds(shown.end - shown.start)
-        self.dst = np.array([link.dst for link in shown.links], dtype=object)
+        self.dst = np.array(shown.dst, dtype=object)
 
     def tasks(self, rows: Ints) -> list[Slice]:
         """Name tasks as timetables do: `F1.0` is the forward of micro-batch 1 on stage 0; `/` marks a stale one."""
-        tasks = {name: column[rows].tolist() for name, column in self.trace.tasks.items()}
+        tasks = {name: column[rows].tolist() for name, column in self.views.tasks.items()}
         where = zip(tasks["kind"], tasks["micro_batch"], tasks["stage"], tasks["stale"], strict=True)
         names = [f"{kind}{' ' * (kind == 'U')}{place(i, j)}{'/' * stale}" for kind, i, j, stale in where]
         indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
         arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
-        return self._slices(rows, names, map(CATEGORIES.__getitem__, tasks["kind"]), arguments)
+        return self._slices(rows, names, map(KIND_WORDS.__getitem__, tasks["kind"]), arguments)
 
     def messages(self, slices: Ints) -> list[Slice]:
         """Name messages by their content: `activation 1.0`, `all_reduce gradient of stage 2`."""
-        rows = slices - self.count
-        columns = {name: column[rows].tolist() for name, column in self.trace.messages.items()}
+        rows = slices - len(self.views.kind)
+        columns = {name: column[rows].tolist() for name, column in self.views.messages.items()}
         op, content = columns["op"], columns["content"]
         where = zip(op, content, columns["micro_batch"], columns["stage"], strict=True)
         names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(i, j)}" for o, c, i, j in where]
@@ -208,22 +201,22 @@ class _Events:
         others = (columns["step"], src, columns["size"], columns["rounds"])
         return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
 
-    def starts(self, slices: Ints) -> list[ArrowStart]:
+    def starts(self, slices: Ints) -> list[ArrowEnd]:
         """Return one start for all arrows that come from a slice."""
-        return list(map(ArrowStart, slices.tolist(), *self._arrow(slices)))
+        return self._arrow_ends("s", UNSET, slices, slices)
 
     def ends(self, arrows: Ints) -> list[ArrowEnd]:
         """Return the end of each arrow, under the number of its start."""
-        source = self.shown.source[arrows].tolist()
-        return list(map(ArrowEnd, repeat("e"), source, *self._arrow(self.shown.target[arrows])))
+        return self._arrow_ends("f", "e", self.shown.source[arrows], self.shown.target[arrows])
 
     def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
         columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start, self.duration))
         return list(map(Slice, *columns, names, categories, arguments))
 
-    def _arrow(self, slices: Ints) -> tuple[Any, ...]:
+    def _arrow_ends(self, phase: str, binding: str | UnsetType, number: Ints, slices: Ints) -> list[ArrowEnd]:
         columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start))
-        return repeat("flow"), repeat("flow"), *columns
+        fixed = repeat(phase), repeat(binding), number.tolist(), repeat("flow"), repeat("flow")
+        return list(map(ArrowEnd, *fixed, *columns))
 
 
 def place(micro_batch: int, stage: int) -> str:

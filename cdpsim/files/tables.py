@@ -17,37 +17,39 @@ import msgspec
 
 from cdpsim.errors import RequestError, one_line, suggestion
 
-Row = Sequence[str]
-Data = Sequence[object]  # a row of numbers, texts, truths and None
+TextRow = Sequence[str]
+DataRow = Sequence[object]  # of numbers, texts, truths and None
 
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
-LONGEST = 300  # characters of a cell for people
-_NUMBER = re.compile(r"-?[0-9]+([./][0-9]+)?")
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # what a spreadsheet would compute; also full-width
+LONGEST_CELL = 300  # characters of a cell for people
+_NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
+_FORMULA = re.compile(
+    r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]"
+)  # the beginning of a spreadsheet's formula; also full-width
 
 
-def as_text(header: Row, rows: Sequence[Row]) -> str:
-    """Align columns for reading: numbers to the right, the rest to the left."""
-    table = [[one_line(cell, LONGEST) for cell in row] for row in [header, *rows]]
+def as_text(header: TextRow, rows: Sequence[TextRow]) -> str:
+    """Return a table for reading, its columns aligned: numbers to the right, the rest to the left."""
+    table = [[one_line(cell, LONGEST_CELL) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[c]) for row in table) for c in range(len(header))]
-    right = [bool(rows) and all(_NUMBER.fullmatch(row[c]) for row in rows) for c in range(len(header))]
+    right = [bool(rows) and all(_NUMERIC.fullmatch(row[c]) for row in rows) for c in range(len(header))]
 
-    def line(row: Row) -> str:
+    def line(row: TextRow) -> str:
         cells = zip(row, widths, right, strict=True)
         return "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in cells).rstrip()
 
     return "\n".join([line(table[0]), line(["-" * w for w in widths]), *map(line, table[1:])]) + "\n"
 
 
-def as_csv(header: Row, rows: Sequence[Data]) -> str:
-    """Write comma-separated values: numbers to the last digit, true and false, nothing for None."""
+def as_csv(header: TextRow, rows: Sequence[DataRow]) -> str:
+    """Return comma-separated values: numbers to the last digit, true and false, nothing for None."""
     out = StringIO()
     csv.writer(out, lineterminator="\n").writerows([map(_datum, row) for row in [header, *rows]])
     return out.getvalue()
 
 
 def _datum(value: object) -> str:
-    """Write one value; a text that a spreadsheet would compute gets an apostrophe in front."""
+    """Return the cell of one value; a text that a spreadsheet would compute gets an apostrophe in front."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -55,12 +57,12 @@ def _datum(value: object) -> str:
     if isinstance(value, Real) and not isinstance(value, Fraction):
         return str(int(value)) if isinstance(value, Integral) else repr(float(value))
     text = one_line(str(value))
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    return f"'{text}" if _FORMULA.match(text) and not _NUMERIC.fullmatch(text) else text
 
 
-def as_markdown(header: Row, rows: Sequence[Row]) -> str:
-    """Write a Markdown table, its columns aligned for whoever reads it as it is."""
-    cells = [[_markdown_text(one_line(cell, LONGEST)) for cell in row] for row in [header, *rows]]
+def as_markdown(header: TextRow, rows: Sequence[TextRow]) -> str:
+    """Return a Markdown table, the columns of its source aligned."""
+    cells = [[_markdown_text(one_line(cell, LONGEST_CELL)) for cell in row] for row in [header, *rows]]
     widths = [max(3, *(len(row[c]) for row in cells)) for c in range(len(header))]
     cells.insert(1, ["-" * width for width in widths])
     return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in cells)
@@ -70,47 +72,47 @@ _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`[]*"} | {"&": "&amp;", "<":
 
 
 def _markdown_text(text: str) -> str:
-    """Escape what Markdown would take for HTML, a link, code, emphasis or the end of a cell."""
+    """Return a text in which nothing is HTML, a link, code, emphasis or the end of a cell to Markdown."""
     return text.translate(_MARKDOWN)
 
 
-def as_latex(header: Row, rows: Sequence[Row]) -> str:
-    """Write a LaTeX tabular, its source aligned."""
-    return LATEX_NEEDS + latex_tabular(
-        "l" * len(header), [[*map(latex_text, header)]], [[*map(latex_text, row)] for row in rows]
-    )
+def as_latex(header: TextRow, rows: Sequence[TextRow]) -> str:
+    """Return a LaTeX tabular, its source aligned."""
+    top, *body = ([*map(latex_text, row)] for row in [header, *rows])
+    return LATEX_NEEDS + latex_tabular("l" * len(header), [top], body)
 
 
-def latex_tabular(columns: str, header: Sequence[Row | str], rows: Sequence[Row]) -> str:
-    """A tabular of cells that are LaTeX already; of the header, a plain string is a line of its own."""
+def latex_tabular(columns: str, header: Sequence[TextRow | str], rows: Sequence[TextRow]) -> str:
+    """Return a tabular of cells that are LaTeX already; in the header, a plain string is a line of its own."""
     cells = [line for line in [*header, *rows] if not isinstance(line, str)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
-    def line(row: Row | str) -> str:
+    def line(row: TextRow | str) -> str:
         return row if isinstance(row, str) else " & ".join(map(str.ljust, row, widths)) + r" \\"
 
     top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *map(line, header), r"\midrule"]
     return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "[": "{[}",  # the end of the row above would take it for its argument
-    "*": "{*}",  # and this, too
+_LATEX_SPECIAL = {
+    "[": "{[}",  # the end of the row above would take a bracket for its argument
+    "*": "{*}",  # and a star, too
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
+_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _LATEX_SPECIAL)
 
 
 def latex_text(text: str) -> str:
-    """Escape what LaTeX would take for a command."""
-    return "".join(_LATEX.get(c, c) for c in one_line(text, LONGEST))
+    """Return a text in which nothing is a command to LaTeX."""
+    return one_line(text, LONGEST_CELL).translate(_LATEX)
 
 
 def as_json(value: object) -> str:
-    """Write JSON; fractions as strings in lowest terms, and what does not print as its number."""
+    """Return JSON: fractions as strings in lowest terms, and characters that do not print as their numbers."""
     try:
         text = msgspec.json.format(msgspec.json.encode(value, enc_hook=_fraction), indent=1).decode()
     except UnicodeEncodeError:
@@ -120,7 +122,7 @@ def as_json(value: object) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Write as JSON what does not print, which stands in texts alone."""
+    """Return a line of JSON in which characters that do not print, which only texts have, are escaped."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
@@ -131,11 +133,20 @@ FORMATS: Mapping[str, Callable[..., str]] = {
     "markdown": as_markdown,
     "latex": as_latex,
 }
-DATA_FORMATS = ("text", "json", "csv")  # of every table; Markdown and LaTeX are for the tables that go into papers
+DATA_FORMATS = ("text", "json", "csv")  # of every table; Markdown and LaTeX are for tables that go into papers
+
+
+def format_table(form: str, records: object, header: TextRow, rows: Sequence[DataRow]) -> str:
+    """Write a table in one of `FORMATS`: JSON of the records, all others of the rows; for people None is a dash."""
+    if form == "json":
+        return as_json(records)
+    if form != "csv":
+        rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    return FORMATS[form](header, rows)
 
 
 def noted(table: str, form: str, notes: Sequence[str]) -> str:
-    """Add lines to a table for people, in LaTeX as comments; leave a table for programs as it is."""
+    """Return a table for people with lines added, in LaTeX as comments; a table for programs as it is."""
     lines = [one_line(note) for note in notes]
     if form == "latex":
         return "".join(f"% {line}\n" for line in lines) + table

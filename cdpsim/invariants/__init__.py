@@ -1,12 +1,13 @@
-"""What must hold in every run, whatever produced it: read off its program, costs and times, one law at a time.
+"""Invariants: laws that hold in every run, read off its program, costs and times, one law at a time.
 
-`check.py` asks whether a program is well formed, before it runs; this asks whether a run makes sense, after. No
-invariant relies on how the assembly derives things: each recounts from tasks, messages, times and the request.
+`cdpsim.program.check` asks whether a program is well formed, before it runs; this asks whether a run makes sense,
+after. No invariant relies on how the assembly derives things: each recounts from tasks, messages, times and the
+request.
 """
 
 from collections.abc import Callable, Iterator
 
-from cdpsim.invariants import gradients, held, messages, passes, states, times, turns, versions
+from cdpsim.invariants import buffers, gradients, messages, passes, resources, states, times, versions
 from cdpsim.invariants.recount import Recount
 from cdpsim.runs import Run
 
@@ -14,10 +15,10 @@ Invariant = Callable[[Recount], Iterator[str]]
 
 
 def violations(run: Run) -> dict[str, str]:
-    """The first violation of each invariant that does not hold, by its name."""
+    """Return the first violation of each invariant that does not hold, by the invariant's name."""
     recount = Recount(run)
-    found = {name: next(invariant(recount), None) for name, invariant in INVARIANTS.items()}
-    return {name: problem for name, problem in found.items() if problem is not None}
+    first = {name: next(invariant(recount), None) for name, invariant in INVARIANTS.items()}
+    return {name: problem for name, problem in first.items() if problem is not None}
 
 
 INVARIANTS: dict[str, Invariant] = {
@@ -47,13 +48,13 @@ INVARIANTS: dict[str, Invariant] = {
         versions.readings_are_as_old_as_the_rule_says,
         states.states_go_from_user_to_user,
         states.optimizer_states_follow_updates,
-        turns.pulled_messages_find_room,
-        turns.hosts_make_one_update_at_a_time,
-        turns.streams_keep_their_order,
-        held.readers_hold_what_they_read,
-        held.senders_hold_what_they_send,
-        held.receivers_hold_what_arrives,
-        held.activations_are_held_from_forward_to_backward,
-        held.what_is_held_is_freed,
+        resources.pulled_messages_find_room,
+        resources.hosts_make_one_update_at_a_time,
+        resources.streams_keep_their_order,
+        buffers.readers_hold_what_they_read,
+        buffers.senders_hold_what_they_send,
+        buffers.receivers_hold_what_arrives,
+        buffers.activations_are_held_from_forward_to_backward,
+        buffers.buffers_end_after_they_begin,
     )
 }

@@ -1,7 +1,7 @@
-"""A run, and what several laws recount of it, each once; nothing here reads the program's edges.
+"""Recount of a run: facts that several laws derive from it, each derived once, without the program's edges.
 
-A law is a list of needs. They follow from tasks, messages and the request, and their nodes are those of the run with
-every collective in one piece (`pieces.py`).
+A law is a list of needs. They follow from tasks, messages and the request, and their nodes are those of the run in
+which every collective is one node (`collapsed.py`).
 """
 
 from collections.abc import Iterator
@@ -9,48 +9,54 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cdpsim.cluster import Cluster
+from cdpsim.invariants.collapsed import Collapsed, collapse
 from cdpsim.invariants.needs import Needs
-from cdpsim.invariants.pieces import Whole, put_together
 from cdpsim.model import Tie
-from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, find_rows, group_numbers, group_starts, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
 
 
-class Lanes(NamedTuple):
+class LaneOrder(NamedTuple):
     """The compute tasks, lane after lane, each in its order."""
 
     order: Ints
-    rank: Ints  # of each compute task, its place there
+    place: Ints  # of each compute task in `order`
     head: Ints  # of each place, the place at which its lane begins
 
 
 class Recount:
-    """A run, with what is recounted of it for several laws."""
+    """A run, and the facts that laws derive from it."""
 
     def __init__(self, run: Run) -> None:
-        self.program, self.costs, self.request = run.program, run.costs, run.request
+        program, state = run.program, run.program.state
+        self.program, self.costs, self.request = program, run.costs, run.request
         self.start, self.end = run.start, run.end
+        self.replicas = run.request.shape.replicas
+        self.together = program.together or self.replicas > 1  # collectives sum gradients and hand parameters out
+        self.travels = state.travels  # the state of a stage goes from user to user
+        self.owned = state.parameters is Home.OWNED  # parameters are in one place between their uses
+        self.handed_out = self.owned and not self.travels  # their owners send them for each use
+        self.givers = program.gradient_tasks.ravel()  # the tasks that give gradients
+        self.updates = np.arange(program.compute, len(program.tasks))
 
-    def names(self, nodes: Ints, problem: str) -> Iterator[str]:
-        """Say it of each of some nodes."""
+    def report(self, nodes: Ints, problem: str) -> Iterator[str]:
+        """Yield the problem of each of some nodes."""
         for node in nodes.tolist():
             yield f"{self.program.describe(node)} {problem}"
 
-    def unmet(self, needs: Needs, problem: str) -> Iterator[str]:
-        """Say of each need that is not met what the node before has not done."""
-        whole = self.whole
-        early = np.flatnonzero(whole.start[needs.after] < whole.until(needs))
-        for row in early.tolist():
-            before, after = (whole.program.describe(int(ends[row])) for ends in needs)
-            yield f"{after} starts before {before} {problem}"
+    def report_unmet(self, needs: Needs, problem: str, lack: str = "") -> Iterator[str]:
+        """Yield the problem of each need whose second node starts too early, and `lack` where there is no first one."""
+        run = self.collapsed
+        for row in np.flatnonzero((needs.before < 0) | (run.start[needs.after] < run.until(needs))).tolist():
+            before, after = (int(ends[row]) for ends in needs)
+            early = f"starts before {run.program.describe(before)} {problem}"
+            yield f"{run.program.describe(after)} {lack if before < 0 else early}"
 
-    def early(self, key: Ints, turn: Ints, node: Ints, blocks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which rows are of nodes that start before one that blocks, of the same key and a lower turn, has ended."""
+    def starts_early(self, key: Ints, turn: Ints, node: Ints, blocks: Flags) -> Flags:
+        """Flag rows whose node starts before one that blocks, of the same key and a lower turn, has ended."""
         order = sort_by(key, turn)
         key, turn, row = key[order], turn[order], node[order]
         times, rank = np.unique(self.end[row], return_inverse=True)
@@ -58,65 +64,33 @@ class Recount:
         latest = np.append(-1, np.maximum.accumulate(floor + np.where(blocks[order], rank + 1, 0)))
         batch = group_starts(key, turn)
         until = latest[batch[group_numbers(batch, len(row))]] - floor  # from 1 on: the latest end of lower turns
-        some = np.flatnonzero(until > 0)
-        result = np.zeros(len(row), dtype=np.bool_)
-        result[order[some]] = self.start[row[some]] < times[until[some] - 1]
-        return result
+        early = np.zeros(len(row), dtype=np.bool_)
+        early[order] = (until > 0) & (self.start[row] < times[np.maximum(until, 1) - 1])
+        return early
 
     @cached_property
-    def whole(self) -> Whole:
-        """The run with collectives in one piece."""
+    def collapsed(self) -> Collapsed:
+        """The run in which every collective is one node."""
         program, messages = self.program, self.program.messages
         if self.together and self.request.expands:
-            pieces = np.flatnonzero(
-                (messages.op == Op.P2P) & np.isin(messages.content, (Content.GRADIENT, Content.PARAMETERS))
-            )
+            of_collectives = np.isin(messages.content, (Content.GRADIENT, Content.PARAMETERS))
+            pieces = np.flatnonzero((messages.op == Op.P2P) & of_collectives)
             if len(pieces):
-                return put_together(program, pieces, self.start, self.end)
-        return Whole(program, np.arange(program.message_nodes.stop), self.start, self.end, self.end[:0, None])
-
-    @cached_property
-    def replicas(self) -> int:
-        """How many replicas of a pipeline there are."""
-        return self.request.shape.replicas
+                return collapse(program, pieces, self.start, self.end)
+        return Collapsed(program, np.arange(program.message_nodes.stop), self.start, self.end, self.end[:0, None])
 
     @cached_property
     def counts(self) -> Ints:
-        """How many micro-batches each replica has in each step."""
+        """The number of micro-batches of each replica (columns) in each step (rows)."""
         shape = self.request.shape
         given = self.request.counts or [[shape.m] * shape.replicas] * self.program.steps
         return np.array(given, dtype=np.int64)
 
     @cached_property
-    def own(self) -> Ints:
+    def number_in_replica(self) -> Ints:
         """The number of each pass among those of its replica in its step."""
         counts = self.counts.ravel()
-        return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-
-    @cached_property
-    def together(self) -> bool:
-        """Whether gradients are summed, and sharded parameters handed out, by collectives."""
-        return self.program.together or self.replicas > 1
-
-    @cached_property
-    def travels(self) -> bool:
-        """Whether the state of a stage goes from user to user."""
-        return self.program.state.travels
-
-    @cached_property
-    def handed_out(self) -> bool:
-        """Whether owners hand parameters out for each use."""
-        return self.owned and not self.travels
-
-    @cached_property
-    def owned(self) -> bool:
-        """Whether parameters are in one place between their uses."""
-        return self.program.state.parameters is Home.OWNED
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """What it ran on."""
-        return self.request.cluster
+        return expand_ranges(np.zeros_like(counts), counts)[1]
 
     @cached_property
     def shared(self) -> list[Tie]:
@@ -127,41 +101,29 @@ class Recount:
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
 
     @cached_property
-    def givers(self) -> Ints:
-        """The tasks that give gradients."""
-        return self.program.gradient_tasks.ravel()
-
-    @cached_property
-    def updates(self) -> Ints:
-        """The nodes of updates."""
-        return np.arange(self.program.compute, len(self.program.tasks))
-
-    @cached_property
-    def lanes(self) -> Lanes:
+    def lanes(self) -> LaneOrder:
         """The lanes without the updates that have a place in them."""
         program = self.program
         compute = program.lane_tasks < program.compute
-        order, lane = (
-            program.lane_tasks[compute],
-            group_numbers(program.lane_start[:-1], len(program.lane_tasks))[compute],
-        )
-        rank = np.empty(program.compute, dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        return Lanes(order, rank, np.searchsorted(lane, lane))
+        order = program.lane_tasks[compute]
+        lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))[compute]
+        place = np.empty(program.compute, dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return LaneOrder(order, place, np.searchsorted(lane, lane))
 
     @cached_property
     def position(self) -> Ints | None:
-        """Each compute task's position in the order that its schedule declares; None of one that has lists."""
+        """The position of each compute task in the order that its schedule declares; None if it declares lists."""
         schedule, program = self.request.schedule, self.program
         if schedule.order.lists:
             return None
-        t, i, phase = program.pass_step[:, None], self.own[:, None], np.arange(program.phases)
+        t, i, phase = program.pass_step[:, None], self.number_in_replica[:, None], np.arange(program.phases)
         position = schedule.order.position(t, i, phase, self.request.shape)
         return np.broadcast_to(position, (program.passes, program.phases)).ravel()
 
     @cached_property
     def barriers(self) -> Ints:
-        """Of each update, the task with which the last micro-batch's pass ends in its step and replica."""
+        """For each update, the task with which the last micro-batch's pass ends in its step and replica."""
         program, updates = self.program, self.updates
         replica = program.tasks.device[updates] // (program.devices // self.replicas)
         until, step = np.cumsum(self.counts, axis=1), program.tasks.step[updates]
@@ -171,12 +133,12 @@ class Recount:
 
     @cached_property
     def anchors(self) -> Ints:
-        """Of each update, the last task that gives a gradient to it; where all update together, on its device."""
+        """For each update, the last task that gives a gradient to it; where all update together, on its device."""
         program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
         if not self.together:
             last = program.gradient_tasks[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
-        giver = giver[np.argsort(-self.lanes.rank[giver], kind="stable")]
+        giver = giver[np.argsort(-self.lanes.place[giver], kind="stable")]
         rows, wanted = ((tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]) for nodes in (giver, updates))
         return giver[find_rows(rows, wanted)]

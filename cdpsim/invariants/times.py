@@ -1,4 +1,4 @@
-"""Times: finite, as long as they cost, and none before what the program, its lanes and its releases want first."""
+"""Laws of times: they are finite, as long as they cost, and no earlier than edges, lanes and releases allow."""
 
 from collections.abc import Iterator
 
@@ -9,29 +9,29 @@ from cdpsim.numeric.columns import group_starts
 
 
 def times_are_finite(run: Recount) -> Iterator[str]:
-    """Nothing starts before 0, ends before it starts, or never ends."""
+    """Every node starts at 0 or later, and both its times are finite."""
     fine = np.isfinite(run.start) & np.isfinite(run.end) & (run.start >= 0)
-    yield from run.names(np.flatnonzero(~fine), "has no time")
+    yield from run.report(np.flatnonzero(~fine), "has no time")
 
 
 def nodes_last_their_cost(run: Recount) -> Iterator[str]:
-    """Whatever starts ends after its own duration, and the time in which its device stands still.
+    """A node ends when its own duration is over, and the time in which its device stands still.
 
     Messages on links that they share end no earlier than that.
     """
     end = run.start + run.costs.duration
     if run.costs.calendar is not None:
         start, end = run.costs.calendar.worked(np.arange(run.program.nodes), run.start, run.costs.duration)
-        yield from run.names(np.flatnonzero(run.start != start), "starts while its device stands still")
+        yield from run.report(np.flatnonzero(run.start != start), "starts while its device stands still")
     wrong = run.end != end
     if run.costs.wires is not None:
         shares = np.flatnonzero(np.diff(run.costs.wires.first)) + len(run.program.tasks)
         wrong[shares] = run.end[shares] < end[shares]
-    yield from run.names(np.flatnonzero(wrong), "does not last what it costs")
+    yield from run.report(np.flatnonzero(wrong), "does not last what it costs")
 
 
 def links_carry_no_more_than_they_can(run: Recount) -> Iterator[str]:
-    """From when a message's bytes flow until a link has nothing more to do: not more than its bandwidth, by then."""
+    """From when a message's bytes flow until its link is idle, the link carries no more than its bandwidth allows."""
     wires, tasks = run.costs.wires, len(run.program.tasks)
     if wires is None or not len(wires.edge):
         return
@@ -41,20 +41,18 @@ def links_carry_no_more_than_they_can(run: Recount) -> Iterator[str]:
     row, begin, edge = row[order], begin[order], wires.edge[order]
     end, first = run.end[tasks + row], group_starts(edge)
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(edge)], strict=True):
-        busy = slice(low, high)
-        until, limit = np.maximum.accumulate(end[busy]), wires.bandwidth[edge[low]]
-        idle = np.append(np.flatnonzero(begin[busy][1:] >= until[:-1]), high - low - 1)  # the last of each busy time
-        last = idle[np.searchsorted(idle, np.arange(high - low))]
-        sent = np.cumsum(wires.size[row[busy]])
-        carried = sent[last] - sent + wires.size[row[busy]]
-        room = limit * (until[last] - begin[busy])
-        over = carried > room * (1 + 1e-9) + limit * 1e-12 * until[-1]
+        on_link, since, limit = row[low:high], begin[low:high], wires.bandwidth[edge[low]]
+        until, size = np.maximum.accumulate(end[low:high]), wires.size[on_link]
+        last_busy = np.append(np.flatnonzero(since[1:] >= until[:-1]), high - low - 1)  # the last of each busy time
+        last = last_busy[np.searchsorted(last_busy, np.arange(high - low))]
+        sent = np.cumsum(size)
+        over = sent[last] - sent + size > limit * (until[last] - since) * (1 + 1e-9) + limit * 1e-12 * until[-1]
         problem = "and those after it are more than their link can carry by then"
-        yield from run.names(tasks + row[busy][over], problem)
+        yield from run.report(tasks + on_link[over], problem)
 
 
 def dependencies_are_kept(run: Recount) -> Iterator[str]:
-    """Nothing starts before what the program makes it wait for has ended."""
+    """No node starts before the nodes that the program makes it wait for have ended."""
     edges = run.program.edges
     early = np.flatnonzero(run.start[edges.after] < run.end[edges.before])
     for row in early.tolist():
@@ -63,26 +61,26 @@ def dependencies_are_kept(run: Recount) -> Iterator[str]:
 
 
 def lanes_do_one_task_at_a_time(run: Recount) -> Iterator[str]:
-    """In the order of the program."""
+    """A lane starts a task when the one before it, in the order of the program, has ended."""
     before, after = run.program.lane_edges
-    yield from run.names(after[run.start[after] < run.end[before]], "starts while its lane is busy")
+    yield from run.report(after[run.start[after] < run.end[before]], "starts while its lane is busy")
 
 
 def releases_are_kept(run: Recount) -> Iterator[str]:
-    """No micro-batch starts before it may."""
+    """No micro-batch starts before its release."""
     for (task, _), release in zip(run.program.releases, run.costs.release, strict=True):
         if run.start[task] < release:
             yield f"{run.program.describe(task)} starts at {run.start[task]}, before its release at {release}"
 
 
 def nothing_waits_without_cause(run: Recount) -> Iterator[str]:
-    """Everything starts the moment that the last thing it waits for has ended."""
+    """Every node starts the moment that the last one it waits for has ended."""
     program = run.program
     cause = np.zeros_like(run.start)
     for (task, _), release in zip(program.releases, run.costs.release, strict=True):
         cause[task] = release
-    for before, after in ((program.edges.before, program.edges.after), program.lane_edges):
-        np.maximum.at(cause, after, run.end[before])
+    before, after = program.waits()
+    np.maximum.at(cause, after, run.end[before])
     if run.costs.calendar is not None:
         cause, _ = run.costs.calendar.worked(np.arange(program.nodes), cause, run.costs.duration)
-    yield from run.names(np.flatnonzero(run.start > cause), "waits for nothing")
+    yield from run.report(np.flatnonzero(run.start > cause), "waits for nothing")

@@ -1,67 +1,54 @@
-"""Versions: made in order, on their device before they are read or sent, and as old as the rule says."""
+"""Laws of versions: made in order, on their device before they are read or sent, and as old as the rule says."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
+from cdpsim.invariants.collapsed import receivers
 from cdpsim.invariants.needs import Key, Needs, combine
-from cdpsim.invariants.pieces import members
 from cdpsim.invariants.recount import Recount
-from cdpsim.numeric.columns import Ints, Times, find_rows, group_numbers, group_starts, matching_pairs, sort_by
-from cdpsim.program import Content, Kind, Op, Program
+from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
+from cdpsim.program import Content, Kind, Op
 from cdpsim.schedules.state import Home
 
 
-def _made(program: Program, end: Times) -> Times:
-    """When each version of each stage first exists anywhere; theta_0 from the start."""
-    update = np.flatnonzero(program.tasks.kind == Kind.U)
-    made = np.full((program.n, program.versions), np.inf)
-    made[:, 0] = 0
-    np.minimum.at(made, (program.tasks.stage[update], program.tasks.version[update]), end[update])
-    return made
-
-
-def _sent(run: Recount, op: Op) -> Ints:
-    """The rows of messages that carry parameters in a way."""
-    messages = run.whole.program.messages
-    return np.flatnonzero((messages.content == Content.PARAMETERS) & (messages.op == op))
+def _carriers(run: Recount, *ops: Op) -> Ints:
+    """Return the rows of messages that carry parameters by some operations."""
+    messages = run.collapsed.program.messages
+    return np.flatnonzero((messages.content == Content.PARAMETERS) & np.isin(messages.op, ops))
 
 
 def _brought(run: Recount) -> tuple[Ints, Ints]:
-    """Messages that bring a version to stay, each with its receiver: of a broadcast all members but its root."""
-    program, single = run.whole.program, _sent(run, Op.P2P)
-    spread = _sent(run, Op.BROADCAST)[: None if run.program.state.parameters is Home.COPIED else 0]
-    rows, device = members(program, spread)
-    apart = device != program.messages.src[rows]
-    receivers = np.concatenate([program.messages.dst[single], device[apart]])
-    return np.concatenate([single, rows[apart]]), receivers
+    """Return messages that bring a version to stay, each with its receivers."""
+    stays = run.program.state.parameters is Home.COPIED
+    return receivers(run.collapsed.program, _carriers(run, Op.P2P, *([Op.BROADCAST] if stays else [])))
 
 
-def _provided(run: Recount, node: Ints, key: Key) -> tuple[Needs, Ints]:
-    """What nodes wait for that need a (stage, version, device), and those whose device never gets it.
+def _needs_of_versions(run: Recount, node: Ints, key: Key) -> Needs:
+    """Return the needs of nodes that need a (stage, version, device); -1 where their device never gets it.
 
-    It is made there or brought there, whatever comes first; inside a state that travels, it is made anywhere.
+    A version is made there or brought there, and the earlier of both counts. Of a state that travels, it may be made
+    anywhere.
     """
-    tasks, whole, update = run.program.tasks, run.whole, run.updates
-    messages, (came, receiver) = whole.program.messages, _brought(run)
+    tasks, collapsed, update = run.program.tasks, run.collapsed, run.updates
+    messages, (came, receiver) = collapsed.program.messages, _brought(run)
     source = np.concatenate([update, len(tasks) + came])
-    has = (
-        np.concatenate([tasks.stage[update], messages.stage[came]]),
-        np.concatenate([tasks.version[update], messages.step[came] + 1]),
-        np.concatenate([tasks.device[update], receiver]),
+    order = np.argsort(collapsed.end[source], kind="stable")
+    there = (
+        np.concatenate([tasks.stage[update], messages.stage[came]])[order],
+        np.concatenate([tasks.version[update], messages.step[came] + 1])[order],
+        np.concatenate([tasks.device[update], receiver])[order],
     )
+    made = np.flatnonzero(key[1] > 0)  # theta_0 is there from the start
     needed = 2 if run.travels else 3
-    order = np.argsort(whole.end[source], kind="stable")
-    some = np.flatnonzero(key[1] > 0)
-    row = find_rows(tuple(column[order] for column in has[:needed]), tuple(column[some] for column in key[:needed]))
-    there = row >= 0
-    return Needs(source[order[row[there]]], node[some[there]]), node[some[~there]]
+    row = find_rows(there[:needed], tuple(column[made] for column in key[:needed]))
+    return Needs(np.append(source[order], -1)[row], node[made])
 
 
-def broadcasts(run: Recount) -> Needs:
-    """Broadcasts and their readers: of a version the first is for forwards, the second for backwards."""
-    program, start = run.whole.program, run.whole.start
-    messages, tasks, first, rows = program.messages, program.tasks, len(program.tasks), _sent(run, Op.BROADCAST)
+def broadcast_needs(run: Recount) -> Needs:
+    """Return the needs of readers for broadcasts: of a version the first is for forwards, the second for backwards."""
+    program, start = run.collapsed.program, run.collapsed.start
+    messages, tasks, first, rows = program.messages, program.tasks, len(program.tasks), _carriers(run, Op.BROADCAST)
     rows = rows[np.argsort(start[first + rows], kind="stable")]
     rows = rows[sort_by(messages.stage[rows], messages.step[rows] + 1)]
     begin = group_starts(messages.stage[rows], messages.step[rows])
@@ -72,62 +59,53 @@ def broadcasts(run: Recount) -> Needs:
     return Needs(first + rows[row], task[reader])
 
 
-def _handed_out(run: Recount) -> bool:
-    return run.handed_out and bool((run.whole.program.messages.op == Op.BROADCAST).any())
-
-
-def _readers(run: Recount) -> tuple[Needs, Ints]:
-    """What tasks wait for that read a version: forwards, and backwards where they read another one."""
+def reader_needs(run: Recount) -> Needs:
+    """Return the needs of tasks that read a version: forwards, and backwards where they read another one."""
     tasks, task = run.program.tasks, np.arange(run.program.compute)
-    if _handed_out(run):
-        needs = broadcasts(run)
-        return needs, np.setdiff1d(task, needs.after)
+    if run.handed_out and len(_carriers(run, Op.BROADCAST)):
+        needs = broadcast_needs(run)
+        without = np.setdiff1d(task, needs.after)
+        return combine(needs, Needs(np.full(len(without), -1), without))
     if not run.program.versions_differ:
         task = run.program.tasks_of_kind(Kind.F).ravel()
-    return _provided(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
+    return _needs_of_versions(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
 
 
-def _updates(run: Recount) -> tuple[Needs, Ints]:
-    """Give what each update must wait for: the version that it starts from."""
+def base_needs(run: Recount) -> Needs:
+    """Return the needs of updates for the version that they start from."""
     tasks, update = run.program.tasks, run.updates
-    return _provided(run, update, (tasks.stage[update], run.program.base, tasks.device[update]))
+    return _needs_of_versions(run, update, (tasks.stage[update], run.program.base, tasks.device[update]))
 
 
-def _messages(run: Recount) -> tuple[Needs, Ints]:
-    """What messages wait for that carry a version away."""
-    messages, first = run.whole.program.messages, len(run.program.tasks)
-    rows = np.concatenate([_sent(run, Op.P2P), _sent(run, Op.BROADCAST)])
-    return _provided(run, first + rows, (messages.stage[rows], messages.step[rows] + 1, messages.src[rows]))
-
-
-def needs(run: Recount) -> Needs:
-    """All that wait for a version."""
-    return combine(*(found for found, _ in (_readers(run), _updates(run), _messages(run))))
+def sender_needs(run: Recount) -> Needs:
+    """Return the needs of messages that carry a version away."""
+    messages, first = run.collapsed.program.messages, len(run.program.tasks)
+    rows = _carriers(run, Op.P2P, Op.BROADCAST)
+    return _needs_of_versions(run, first + rows, (messages.stage[rows], messages.step[rows] + 1, messages.src[rows]))
 
 
 def versions_are_made_in_order(run: Recount) -> Iterator[str]:
     """Every version of a stage is made, and none before its device has the one that it replaces."""
-    made = _made(run.program, run.end)
-    for stage, version in np.argwhere(~np.isfinite(made)).tolist():
+    tasks, made = run.program.tasks, np.zeros((run.program.n, run.program.versions), dtype=np.bool_)
+    ended = run.updates[np.isfinite(run.end[run.updates])]
+    made[:, 0] = True
+    made[tasks.stage[ended], tasks.version[ended]] = True
+    for stage, version in np.argwhere(~made).tolist():
         yield f"version {version} of stage {stage} is never made"
-    found, missing = _updates(run)
-    yield from run.unmet(found, "has ended, whose version it replaces")
-    yield from run.names(missing, "replaces a version that its device never gets")
+    lack = "replaces a version that its device never gets"
+    yield from run.report_unmet(base_needs(run), "has ended, whose version it replaces", lack)
 
 
 def versions_exist_before_they_are_read(run: Recount) -> Iterator[str]:
-    """A task starts when what it reads has been made on its device, or has arrived there."""
-    found, missing = _readers(run)
-    yield from run.unmet(found, "has ended, from which it has the version that it reads")
-    yield from run.names(missing, "reads a version that its device never gets")
+    """A task starts when the version that it reads has been made on its device, or has arrived there."""
+    lack = "reads a version that its device never gets"
+    yield from run.report_unmet(reader_needs(run), "has ended, from which it has the version that it reads", lack)
 
 
 def versions_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
     """Parameters leave a device when they have been made there, or have arrived there."""
-    found, missing = _messages(run)
-    yield from run.unmet(found, "has ended, from which it has the version that it carries")
-    for node in missing.tolist():
-        yield f"{run.whole.program.describe(node)} carries a version that its sender never gets"
+    lack = "carries a version that its sender never gets"
+    yield from run.report_unmet(sender_needs(run), "has ended, from which it has the version that it carries", lack)
 
 
 def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
@@ -136,6 +114,6 @@ def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     tasks, shape, rule = program.tasks, run.request.shape, run.request.rule
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
-    lag = lags[back, np.repeat(run.own, program.phases), tasks.stage[compute]]
+    lag = lags[back, np.repeat(run.number_in_replica, program.phases), tasks.stage[compute]]
     wrong = np.flatnonzero(tasks.version[compute] != np.maximum(tasks.step[compute] - lag, 0))
-    yield from run.names(wrong, "reads another version than its rule says")
+    yield from run.report(wrong, "reads another version than its rule says")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim.errors import RequestError, choose, short_repr
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.request.options import OPTION_NAMES
 
 ENDINGS = (".toml", ".json")
@@ -30,7 +30,7 @@ def is_experiment(name: str) -> bool:
 
 def read_experiment(path: str | Path) -> dict[str, Any]:
     """Return the options of the request in an experiment file or a summary.json."""
-    content = fileform.load(path)
+    content = config.read_config(path)
     if isinstance(content, Mapping) and "makespan" in content and isinstance(content.get("request"), Mapping):
         content = content["request"]
     if not isinstance(content, Mapping):

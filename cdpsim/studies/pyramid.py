@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import said
+from cdpsim.files.units import json_number
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
@@ -70,7 +70,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         "n": program.n,
         "devices": sum(stage["devices"] for stage in stages),
         "bound": sum(bounds),
-        "period": said(trace.at_rest.period),
+        "period": json_number(trace.at_rest.period),
         "period_is": trace.at_rest.period_is,
         "stages": stages,
         "assignment": [dict(zip(columns, row, strict=True)) for row in assignment],

@@ -297,21 +297,15 @@ class _Group(NamedTuple):
 
 
 def _group(cluster: Cluster, members: Ints) -> _Group:
-    return _Group(cluster.place(members), tuple(members.tolist()))
+    return _Group(cluster.ways_between(members), tuple(members.tolist()))
 
 
 @lru_cache(maxsize=256)
 def _laid_out(how: Algorithm, cluster: Cluster, group: _Group) -> Alone:
     rounds, devices = rounds_of(how, len(group.members)), np.array(group.members)
     src, dst = devices[rounds.src], devices[rounds.dst]
-    edges, bandwidth = cluster.ways(src, dst)
-    limited = (edges >= 0) & np.isfinite(bandwidth)
-    _, row, number = np.unique(edges[limited], return_index=True, return_inverse=True)
-    own = np.full(edges.shape, -1)
-    own[limited] = number
-    own = np.take_along_axis(own, np.argsort(own < 0, axis=1, kind="stable"), axis=1)  # none before one of no limit
-    latency, fastest = cluster.link_costs(src, dst)
-    return Alone(rounds, latency, fastest, own, bandwidth[limited][row])
+    latency, fastest_rate = cluster.link_costs(src, dst)
+    return Alone(rounds, latency, fastest_rate, *cluster.shared_edges(src, dst))
 
 
 def fastest(op: Op, name: str, cluster: Cluster, members: Ints, size: int) -> tuple[Algorithm, float]:

@@ -146,22 +146,13 @@ def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
     """Lay messages between two devices on the edges of their routes; without a topology each pair has its own."""
     messages = program.messages
     moves = (messages.op == Op.P2P) & (messages.size > 0)
-    joins = np.where(moves, messages.src.astype(np.int64) * program.devices + messages.dst, -1)
-    known, which = np.unique(joins, return_inverse=True)
-    src, dst = np.divmod(known, program.devices)
-    latency, bandwidth = np.zeros(len(known)), np.full(len(known), np.inf)
-    own = np.flatnonzero(known >= 0)
-    latency[own], bandwidth[own] = cluster.link_costs(src[own], dst[own])
-    routes: list[tuple[int, ...]] = [(k,) if pair >= 0 else () for k, pair in enumerate(known.tolist())]
-    if cluster.is_joined:
-        for k in own.tolist():
-            routes[k] = cluster.route(int(src[k]), int(dst[k]))
-        bandwidth = cluster.graph.bandwidth
-    limited = np.flatnonzero(np.isfinite(bandwidth))
-    number = np.full(len(bandwidth), -1, dtype=np.int64)
-    number[limited] = np.arange(len(limited))
-    kept = [[edge for edge in number[list(route)].tolist() if edge >= 0] for route in routes]
-    many = np.array([len(route) for route in kept], dtype=np.int64)[which]
-    first = np.concatenate([[0], np.cumsum(many)])
-    edge = np.array([edge for k in which.tolist() for edge in kept[k]], dtype=np.int64)
-    return Wires(contention, latency[which], messages.size.astype(np.float64), first, edge, bandwidth[limited])
+    pair = np.where(moves, messages.src.astype(np.int64) * program.devices + messages.dst, -1)
+    pairs, which = np.unique(pair, return_inverse=True)
+    latency, edges = np.zeros(len(pairs)), np.full((len(pairs), 1), -1)
+    some = slice(np.searchsorted(pairs, 0), None)  # empty messages, and collectives, take nothing
+    src, dst = np.divmod(pairs[some], program.devices)
+    latency[some] = cluster.link_costs(src, dst)[0]
+    shared, bandwidth = cluster.shared_edges(src, dst)
+    edges = np.concatenate([np.full((len(pairs) - len(shared), shared.shape[1]), -1), shared])[which]
+    first = np.append(0, np.cumsum((edges >= 0).sum(axis=1)))
+    return Wires(contention, latency[which], messages.size.astype(np.float64), first, edges[edges >= 0], bandwidth)

@@ -117,7 +117,7 @@ def load(directory: str | Path) -> Trace:
     path = folder / SEAL
     if not path.exists() and any((folder / name).exists() for name in FILES):
         raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_WRITE_AGAIN} (--force)")
-    tables = {name: _read(folder / f"{name}.csv", header) for name, header in TABLES.items()}
+    tables = {name: _read_table(folder / f"{name}.csv", header) for name, header in TABLES.items()}
     rows = sum(len(next(iter(table.values()))) for table in tables.values())
     for name, table in tables.items():
         _check(folder / f"{name}.csv", table, rows)
@@ -177,7 +177,7 @@ def _cells(name: str, column: np.ndarray) -> list[object]:
     return cells
 
 
-def _read(path: Path, header: tuple[str, ...]) -> Columns:
+def _read_table(path: Path, header: tuple[str, ...]) -> Columns:
     """Read a CSV file of that header into columns, some rows at a time."""
     lines = read_text(path, largest_bytes=_LARGEST_FILE).splitlines()
     if lines[0] != ",".join(header):

@@ -21,7 +21,7 @@ import pytest
 import tqdm
 
 from cdpsim import SCHEDULES, RequestError, __version__, cli
-from cdpsim.cli import console
+from cdpsim.cli import console, parser
 from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
@@ -150,7 +150,7 @@ def test_a_word_that_means_nothing_is_refused_with_the_one_that_was_meant(
 def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
     """As argparse words it where options exclude each other."""
     with pytest.raises(RequestError, match=r"^arguments: one of -a -b is required; see x --help$"):
-        console.Parser(prog="x").error("one of -a -b is required")
+        parser.Parser(prog="x").error("one of -a -b is required")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_an_output_without_a_name_is_refused(output: str, command: Command, here
 
 
 def test_an_output_is_refused_before_any_work(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", lambda *_, **__: pytest.fail("worked for nothing"))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", lambda *_, **__: pytest.fail("worked for nothing"))
     refuse(command, here, "simulate mp-cdp -n 3 -o missing/out", "there is no folder")
 
 
@@ -502,7 +502,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_an_interruption_exits_with_130(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(KeyboardInterrupt()))
     assert command("simulate", "mp-cdp", "-n", 3, "-o", "out") == (130, "", "cdpsim: interrupted\n")
 
 
@@ -527,7 +527,7 @@ def test_an_interruption_while_writing_leaves_nothing_behind(
 def test_a_failure_of_the_machine_is_one_line(
     error: Exception, problem: str, command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SIMULATE, "simulate", raising(error))
+    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(error))
     refuse(command, here, "simulate mp-cdp -n 3 -o out", problem)
 
 
@@ -543,7 +543,7 @@ def simulate(*_, **__):
 # A shell's background jobs ignore the first of them, and those of nohup the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules["cdpsim.front"].simulate = simulate
+sys.modules["cdpsim.cli.commands.requests"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 
@@ -578,7 +578,7 @@ def _handlers_while_serving() -> list[object]:
         found.extend(_handlers())
         return 0
 
-    assert console.run(serve, []) == 0
+    assert console.exit_code_of(serve, []) == 0
     return found
 
 
@@ -601,7 +601,7 @@ def test_handlers_of_a_program_around_it_stay(monkeypatch: pytest.MonkeyPatch) -
         for number, handler in zip(ENDINGS, before, strict=True):
             signal.signal(number, handler)  # type: ignore[arg-type]
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(console.run(lambda _: 0, [])))
+    thread = threading.Thread(target=lambda: codes.append(console.exit_code_of(lambda _: 0, [])))
     thread.start()
     thread.join()
     assert codes == [0]
@@ -762,9 +762,9 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert progress(items, "about") is items
     terminal, bars = Terminal(), []
 
-    def bar(given: list[int], **options: Any) -> list[int]:
-        bars.append((given, options))
-        return given
+    def bar(iterable: list[int], **options: Any) -> list[int]:
+        bars.append((iterable, options))
+        return iterable
 
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(tqdm, "tqdm", bar)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cdpsim.cli.commands.compare import COLUMNS, QUANTILES
+from cdpsim.cli.commands.compare import MEASURED_COLUMNS, QUANTILE_COLUMNS
 from tests.conftest import Command
 
 REAL = "--model toy.toml --cluster box.toml"
-COMPARED = {heading: field for field, _, heading in (*COLUMNS, *QUANTILES)}
+COMPARED = {heading: field for field, _, heading in (*MEASURED_COLUMNS, *QUANTILE_COLUMNS)}
 PEOPLE = re.compile(r"-?[0-9.]+(e-?[0-9]+)? ?([a-zA-Zµ]*(B|s|FLOP|FLOPS)(/s)?|%|/s)|yes|no|never|any|-")
 COMMANDS = [
     f"compare multi-dp multi-cdp mp-cdp {REAL}",

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
-from cdpsim.cluster.graph import Graph, draw
+from cdpsim.cluster.graph import Graph, draw_graph
 from cdpsim.cluster.routes import Routes
-from cdpsim.cluster.star import star
 from cdpsim.errors import RequestError
 from tests.conftest import examples
 
@@ -116,7 +115,8 @@ def test_costs_of_many_messages_are_those_of_each(cluster: Cluster) -> None:
     latency, bandwidth = cluster.link_costs(src, dst)
     fresh = Routes(cluster.graph)
     for a, b in product(range(count), repeat=2):
-        route = list(fresh.route(a, b))
+        edges = fresh.edges(np.array([a]), np.array([b]))[0] if a != b else np.zeros(0, np.int64)
+        route = edges[edges >= 0]
         assert latency[a, b] == cluster.graph.latency[route].sum()
         assert bandwidth[a, b] == cluster.graph.bandwidth[route].min(initial=inf)
     apart = ~np.eye(count, dtype=bool)
@@ -189,11 +189,11 @@ def test_a_fat_trees_destinations_take_turns_at_its_cores(k: int) -> None:
 
 
 def test_what_is_remembered_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = draw(Topology(kind="fat-tree", link=Cable(latency=1.0, bandwidth=5.0)), (), 20)
+    graph = draw_graph(Topology(kind="fat-tree", link=Cable(latency=1.0, bandwidth=5.0)), (), 20)
     src, dst = np.indices((20, 20)).reshape(2, -1)
     plain = Routes(graph).costs(src, dst)
     monkeypatch.setattr("cdpsim.cluster.routes._MOST_KEPT", 3 * graph.points)
-    monkeypatch.setattr("cdpsim.cluster.routes._AT_ONCE", 2 * graph.points)
+    monkeypatch.setattr("cdpsim.cluster.routes._SWEPT_AT_ONCE", 2 * graph.points)
     scarce = Routes(graph)
     again = scarce.costs(src, dst)
     assert all(np.array_equal(one, other) for one, other in zip(plain, again, strict=True))
@@ -206,8 +206,9 @@ def test_what_is_remembered_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         )
         for device in range(20)
     )
-    assert Routes(draw(None, away + back, 20)).worst(members) == (4.0, 2.0)  # found neither first nor last
-    assert scarce.worst(members) == (plain[0].max(), 5.0)
+    cluster = Cluster(devices=(Devices(count=20),), edges=away + back)
+    monkeypatch.setattr("cdpsim.cluster._PAIRS_AT_ONCE", 50)
+    assert cluster.group_link(members) == (4.0, 2.0)  # found neither first nor last
 
 
 def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
@@ -219,25 +220,42 @@ def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
 
 @given(shaped(), st.lists(st.integers(0, 19), min_size=2, max_size=8, unique=True))
 @settings(max_examples=examples(150), deadline=None)
-def test_a_star_needs_no_search(cluster: Cluster, members: list[int]) -> None:
-    """To the last bit what routes find, for each pair and for groups."""
-    assert cluster.topology is not None
-    known = star(cluster.topology, ())
-    assert (known is not None) == (cluster.topology.kind == "nodes" and cluster.topology.across == "switch")
-    if known is None:
-        return
+def test_costs_between_alike_nodes_are_those_of_routes(cluster: Cluster, members: list[int]) -> None:
+    """To the last bit what routes through the whole graph cost, for each pair and for groups."""
     routes, count = Routes(cluster.graph), cluster.count or 0
     src, dst = (ends.ravel() for ends in np.indices((count, count)))
-    for found, wanted in zip(known.costs(src, dst), routes.costs(src, dst), strict=True):
+    for found, wanted in zip(cluster.link_costs(src, dst), routes.costs(src, dst), strict=True):
         assert found.tolist() == wanted.tolist()
-    group = np.array([member for member in members if member < count], np.int64)
+    group = [member for member in members if member < count]
     if len(group) > 1:
-        assert known.worst(group) == routes.worst(group)
-        assert cluster.group_link(group) == known.worst(group)
+        pairs = np.array([(a, b) for a in group for b in group if a != b]).T
+        latency, bandwidth = routes.costs(*pairs)
+        assert cluster.group_link(np.array(group)) == (latency.max(), bandwidth.min())
 
 
-def test_what_edges_change_is_searched() -> None:
-    topology = Topology(kind="nodes", per_node=2)
-    assert star(topology, ()) is not None
-    assert star(topology, (Edge(between=(0, 3)),)) is None
-    assert star(None, (Edge(between=(0, 3)),)) is None
+@given(shaped(), st.integers(1, 3))
+@settings(max_examples=examples(150), deadline=None)
+def test_shared_edges_are_those_of_routes_that_have_a_limit(cluster: Cluster, shift: int) -> None:
+    """Rows with a common edge are the same, and so are their bandwidths, whichever numbers edges have."""
+    count = cluster.count or 0
+    src = np.arange(count)
+    src, dst = (np.delete(ends, np.flatnonzero(src == (src + shift) % count)) for ends in (src, (src + shift) % count))
+    edges, bandwidth = cluster.shared_edges(src, dst)
+    limit = cluster.graph.bandwidth
+    number: dict[int, int] = {}
+    for row, ends in zip(edges.tolist(), zip(src.tolist(), dst.tolist(), strict=True), strict=True):
+        route = [edge for edge in cluster.route(*ends) if limit[edge] < inf]
+        found = [edge for edge in row if edge >= 0]
+        assert row[: len(found)] == found
+        assert [number.setdefault(edge, shared) for edge, shared in zip(route, found, strict=True)] == found
+        assert bandwidth[found].tolist() == limit[route].tolist()
+    assert sorted(number.values()) == list(range(len(bandwidth)))
+
+
+def test_an_edge_beside_alike_nodes_is_searched() -> None:
+    """Devices 0 and 3 of two nodes have a cable of their own."""
+    topology = Topology(kind="nodes", per_node=2, network=Cable(latency=1.0))
+    src, dst = np.array([0]), np.array([3])
+    for edges, latency in (((), 2.0), ((Edge(between=(0, 3), latency=0.5),), 0.5)):
+        cluster = Cluster(devices=(Devices(count=4),), topology=topology, edges=edges)
+        assert cluster.link_costs(src, dst)[0].tolist() == [latency]

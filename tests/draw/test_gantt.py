@@ -173,7 +173,7 @@ def test_collectives_have_a_row_for_each_group() -> None:
     )
     assert [*picture.rows] == ["device 0", "device 1", "all-reduce 0–1"]
     assert picture.boxes("message-gradient") == [
-        Box("all-reduce 0–1", lane, start, start + 2, palette.CONTENTS[Content.GRADIENT])
+        Box("all-reduce 0–1", lane, start, start + 2, palette.CONTENT_COLOURS[Content.GRADIENT])
         for lane in (-1, 1)
         for start in (6, 14)
     ]

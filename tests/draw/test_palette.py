@@ -72,7 +72,8 @@ def test_colours_repeat_after_eight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("colours", "kinds"), [(palette.CATEGORIES, Category), (palette.CONTENTS, Content), (palette.KINDS, Kind)]
+    ("colours", "kinds"),
+    [(palette.CATEGORY_COLOURS, Category), (palette.CONTENT_COLOURS, Content), (palette.KIND_COLOURS, Kind)],
 )
 def test_every_kind_has_its_own_colour(colours: dict[int, str], kinds: type[Category]) -> None:
     assert set(colours) == set(kinds)

@@ -12,7 +12,7 @@ from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.paper import figure_1, paper
-from cdpsim.draw.paper.shown import synchronisations
+from cdpsim.draw.paper.content import synchronisations
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.trace import MESSAGES, Trace, load

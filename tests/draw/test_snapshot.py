@@ -14,7 +14,8 @@ from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.snapshot import figure_2, snapshot
 from cdpsim.draw.snapshot.devices import arrange
-from cdpsim.draw.snapshot.moment import Moment, busiest, look, served
+from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, stages_served
+from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
 from cdpsim.trace import MESSAGES, Trace, load
 from tests.helpers.made_traces import empty
@@ -58,18 +59,18 @@ def test_a_moment_is_what_the_specification_says(name: str, n: int) -> None:
     """Of every slot: who computes what, how much is held where, and what is sent after it."""
     trace, run = simulate(name, n, steps=STEPS), reference(name, n)
     for slot in range(int(trace.tasks["end"].max())):
-        moment = look(trace, slot)
+        moment = moment_at(Views(trace), slot)
         now = running(run.computations, slot)
         computed: dict[tuple[int, int], list[int]] = {}
         for task in sorted(now, key=lambda task: task.micro_batch):
             computed.setdefault((task.device, task.stage), []).append(task.micro_batch)
         assert moment.running == computed
         assert moment.activations == passes_held(run, slot)
-        assert {device: size for device, size in moment.held.items() if size} == Counter(
+        assert {device: size for device, size in moment.stash.items() if size} == Counter(
             device for (device, _), count in moment.activations.items() for _ in range(count)
         )
-        assert moment.inner == inner(run, now)
-        assert set(moment.sent) == {
+        assert moment.inside == inner(run, now)
+        assert set(moment.messages) == {
             ((m.src, m.stage), (int(m.dst), m.stage + {"activation": 1, "activation_gradient": -1}.get(m.content, 0)))
             for m in run.messages
             if m.op == "p2p" and m.start == slot + 1
@@ -96,7 +97,7 @@ def inner(run: Reference, now: list[Task]) -> list[tuple[tuple[int, int], tuple[
 def test_steady_slots_hold_what_the_paper_says(name: str, n: int) -> None:
     """Cyclic: N(N+1)/2 stage-activations in every steady slot; simultaneous: N*N at the peak, in slots N-1 and N."""
     trace = simulate(name, n, steps=STEPS)
-    held = [sum(look(trace, slot).activations.values()) for slot in range(2 * n * STEPS)]
+    held = [sum(moment_at(Views(trace), slot).activations.values()) for slot in range(2 * n * STEPS)]
     if name in CYCLIC:
         assert set(held[2 * (n - 1) :]) == {n * (n + 1) // 2}
     else:
@@ -110,7 +111,7 @@ def test_states_are_where_parameters_are_alive(name: str, n: int) -> None:
     trace, run = simulate(name, n, steps=STEPS), reference(name, n)
     parameters = list(run.parameters())
     for slot in range(2 * n, 2 * n * STEPS):
-        states = look(trace, slot).states
+        states = moment_at(Views(trace), slot).states
         assert states is not None
         devices = Counter(device for device, _ in states)
         if name in ("single-cdp", "pp-cdp", "zero-cdp"):  # where a state may have two versions
@@ -122,11 +123,11 @@ def test_states_are_where_parameters_are_alive(name: str, n: int) -> None:
 def test_the_busiest_slot_is_in_the_middle_step() -> None:
     """Slot N of it: for DP, the second of two that hold N*N; for CDP, the middle of a step of equals."""
     for name in SCHEDULES:
-        assert busiest(simulate(name, 4, steps=3)) == 8 + 4
-        assert busiest(simulate(name, 4, steps=1)) == (7 if name in CYCLIC else 4)
+        assert busiest_moment(Views(simulate(name, 4, steps=3))) == 8 + 4
+        assert busiest_moment(Views(simulate(name, 4, steps=1))) == (7 if name in CYCLIC else 4)
     moments = simulate("multi-dp", model=TOY, cluster=BOX)
     middle = moments.tasks["step"] == 1
-    assert busiest(moments) in moments.tasks["start"][middle & (moments.tasks["kind"] == "B")]
+    assert busiest_moment(Views(moments)) in moments.tasks["start"][middle & (moments.tasks["kind"] == "B")]
 
 
 # How devices are arranged
@@ -134,7 +135,7 @@ def test_the_busiest_slot_is_in_the_middle_step() -> None:
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_the_pyramid_looks_like_one(n: int) -> None:
-    found = arrange(served(simulate("mp-cdp", n)))
+    found = arrange(stages_served(Views(simulate("mp-cdp", n))))
     assert len(found.column) == n * (n + 1) // 2
     assert found.by_stage and (found.columns, found.rows) == (n, n)
     for row in range(n):
@@ -143,13 +144,13 @@ def test_the_pyramid_looks_like_one(n: int) -> None:
 
 
 def test_devices_stand_in_a_grid_side_by_side_or_above_each_other() -> None:
-    grid = arrange(served(simulate("mp-dp", 3)))
+    grid = arrange(stages_served(Views(simulate("mp-dp", 3))))
     assert {device: (grid.column[device], grid.span[device][0]) for device in range(9)} == {
         i * 3 + j: (i, j) for i in range(3) for j in range(3)
     }
-    beside = arrange(served(simulate("zero-cdp", 3)))
+    beside = arrange(stages_served(Views(simulate("zero-cdp", 3))))
     assert beside.column == {0: 0, 1: 1, 2: 2} and set(beside.span.values()) == {(0, 2)}
-    above = arrange(served(simulate("pp-cdp", 3)))
+    above = arrange(stages_served(Views(simulate("pp-cdp", 3))))
     assert above.column == {0: 0, 1: 0, 2: 0} and above.span == {j: (j, j) for j in range(3)}
 
 
@@ -168,9 +169,9 @@ def test_stages_that_do_not_follow_each_other_stand_closely() -> None:
 
 def check_drawn(picture: Picture, moment: Moment, prefix: str = "") -> None:
     """Everything of a moment is there once, where and as it should be."""
-    places = {(device, stage) for device, stages in moment.served.items() for stage in stages}
+    places = {(device, stage) for device, stages in moment.stages.items() for stage in stages}
     boxes = picture.named(rf"{prefix}device-d\d+")
-    assert set(boxes) == {f"{prefix}device-d{device}" for device in moment.served}
+    assert set(boxes) == {f"{prefix}device-d{device}" for device in moment.stages}
     disks = {
         f"{prefix}disk-d{d}-j{j}-i{i}": palette.colour(i) for (d, j), several in moment.running.items() for i in several
     }
@@ -196,7 +197,7 @@ def check_drawn(picture: Picture, moment: Moment, prefix: str = "") -> None:
                 and box.lower < shape.lower
                 and shape.upper < box.upper
             )
-    for kind, pairs in (("inner", moment.inner), ("message", moment.sent)):
+    for kind, pairs in (("inner", moment.inside), ("message", moment.messages)):
         names = {f"{prefix}{kind}-d{a}-j{b}-d{c}-j{d}" for (a, b), (c, d) in pairs}
         assert set(picture.named(f"{prefix}{kind}-.*")) == names
     for kind, now in (("collective", True), ("another-collective", False)):
@@ -217,11 +218,11 @@ def check_apart(picture: Picture, pattern: str) -> None:
 def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
     trace = simulate(name, n)
     picture = drawn(snapshot(trace, 3 * n))
-    check_drawn(picture, look(trace, 3 * n))
+    check_drawn(picture, moment_at(Views(trace), 3 * n))
     check_apart(picture, r"device-d\d+")
     assert min(text.size for text in picture.texts) >= 6
     assert f"{name}, n = {n}, {'cdp-v2' if name in CYCLIC else 'dp'}, time step {3 * n}" in picture.said()
-    held = look(trace, 3 * n).held
+    held = moment_at(Views(trace), 3 * n).stash
     assert {f"{device}: {size}" for device, size in held.items()} <= set(picture.said())
 
 
@@ -229,7 +230,7 @@ def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
 def test_a_snapshot_of_a_pipeline_shows_the_moment(name: str) -> None:
     """What runs, and what is held of passes: from a forward on, to the end of the last part of its backward."""
     trace, slot = simulate(**fitting(name, 4), steps=2), 9
-    moment, running = look(trace, slot), defaultdict[tuple[int, int], list[int]](list)
+    moment, running = moment_at(Views(trace), slot), defaultdict[tuple[int, int], list[int]](list)
     begun, ended = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     last = "W" if "W" in trace.tasks["kind"] else "B"
     columns = (trace.tasks[column].tolist() for column in ("kind", "device", "stage", "micro_batch", "start", "end"))
@@ -290,14 +291,14 @@ def test_arrows_are_thin_inside_devices_and_thick_between_them() -> None:
 @pytest.mark.parametrize("name", ["multi-cdp", "mp-cdp", "multi-dp", "pp-cdp"])
 def test_with_real_costs_the_moment_is_a_time(name: str) -> None:
     trace = simulate(name, model=TOY, cluster=BOX)
-    now = busiest(trace) + 0.0002
-    moment = look(trace, now)
+    now = busiest_moment(Views(trace)) + 0.0002
+    moment = moment_at(Views(trace), now)
     tasks, messages = trace.tasks, trace.messages
     runs = (tasks["kind"] != "U") & (tasks["start"] <= now) & (tasks["end"] > now)
     pairs = zip(tasks["device"][runs].tolist(), tasks["stage"][runs].tolist(), strict=True)
     assert Counter({place: len(several) for place, several in moment.running.items()}) == Counter(pairs)
     flying = (messages["op"] == "p2p") & (messages["start"] <= now) & (messages["end"] > now)
-    assert len(moment.sent) <= flying.sum() and bool(moment.sent) == flying.any()
+    assert len(moment.messages) <= flying.sum() and bool(moment.messages) == flying.any()
     picture = drawn(snapshot(trace, now))
     check_drawn(picture, moment)
     assert any(words.endswith(" ms") for words in picture.said()) and any(
@@ -311,17 +312,21 @@ def test_a_message_under_way_is_shown_while_it_is() -> None:
     one = int(np.flatnonzero(trace.messages["op"] == "p2p")[0])
     start, end = (trace.messages[name][one].item() for name in ("start", "end"))
     for now, there in ((start - 1e-9, False), (start, True), ((start + end) / 2, True), (end, False)):
-        assert bool(look(trace, now).sent) == there
+        assert bool(moment_at(Views(trace), now).messages) == there
 
 
 @pytest.mark.parametrize("name", ["mp-cdp", "multi-dp", "zero-dp", "zero-cdp"])
 def test_a_loaded_trace_shows_what_its_columns_say(name: str, tmp_path: Path) -> None:
     trace = simulate(name, 3)
     trace.save(tmp_path / "trace")
-    moment, loaded = look(trace, 9), look(load(tmp_path / "trace"), 9)
-    assert loaded.states is None and not loaded.activations and not loaded.inner
-    assert (loaded.running, loaded.sent, loaded.collectives) == (moment.running, moment.sent, moment.collectives)
-    assert loaded.held == moment.held
+    moment, loaded = moment_at(Views(trace), 9), moment_at(Views(load(tmp_path / "trace")), 9)
+    assert loaded.states is None and not loaded.activations and not loaded.inside
+    assert (loaded.running, loaded.messages, loaded.collectives) == (
+        moment.running,
+        moment.messages,
+        moment.collectives,
+    )
+    assert loaded.stash == moment.stash
     check_drawn(drawn(snapshot(load(tmp_path / "trace"), 9)), loaded)
 
 
@@ -365,7 +370,7 @@ def test_figure_2_shows_all_nine_implementations(figure: tuple[int, Picture]) ->
     for name in SCHEDULES:
         expected = n * (n + 1) // 2 if name == "mp-cdp" else devices[name.partition("-")[0]]
         assert len(picture.named(rf"{name}-device-d\d+")) == expected
-        check_drawn(picture, look(simulate(name, n), 3 * n), f"{name}-")
+        check_drawn(picture, moment_at(Views(simulate(name, n)), 3 * n), f"{name}-")
     check_apart(picture, r".*device-d\d+")
 
 
@@ -389,7 +394,7 @@ def test_figure_2_is_without_cdp_above_and_with_it_below(figure: tuple[int, Pict
 def test_figure_2_at_another_slot() -> None:
     picture = drawn(figure_2(2, slot=5))
     for name in SCHEDULES:
-        check_drawn(picture, look(simulate(name, 2), 5), f"{name}-")
+        check_drawn(picture, moment_at(Views(simulate(name, 2)), 5), f"{name}-")
 
 
 @pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])

@@ -416,10 +416,10 @@ def test_colourings(opened: Opener) -> None:
         "micro-batch": [second, grey, first, fourth],
         "stage": [fourth, second, first, fourth],
         "kind": [
-            palette.KINDS[Kind.B],
-            palette.CONTENTS[Content.GRADIENT],
-            palette.KINDS[Kind.F],
-            palette.KINDS[Kind.F],
+            palette.KIND_COLOURS[Kind.B],
+            palette.CONTENT_COLOURS[Content.GRADIENT],
+            palette.KIND_COLOURS[Kind.F],
+            palette.KIND_COLOURS[Kind.F],
         ],
         "staleness": [first, grey, second, first],
     }

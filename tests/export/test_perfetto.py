@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.draw import scene
+from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
 from cdpsim.export import chrome as chrome_module
 from cdpsim.export.chrome import chrome
-from cdpsim.export.tracks import _ranks, in_order, nanoseconds
+from cdpsim.export.tracks import _ranks, nanoseconds
 from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
@@ -103,7 +103,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     """
     if not isinstance(trace, Run):
         return set()
-    made, used = scene.message_ends(trace)
+    made, used = Views(trace).message_tasks
     count = len(trace.tasks["start"])
     slices = expected_slices(trace)
     pairs = [(task, message + count) for message, task in zip(*made, strict=True)]
@@ -198,13 +198,13 @@ def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, process
     long = Stage(forward=forward, backward=backward, activation=5, boundary=1, parameters=7)
     trace = simulate("pp-cdp", steps=2, model=Model(stages=(long,) * 4), cluster=SLOW)
     assert trace.tasks["end"].max() * 1e9 > 2**53
-    starts = nanoseconds(trace, trace.tasks["start"])
+    starts = nanoseconds(Views(trace), trace.tasks["start"])
     assert not (starts % 1000).any()
     assert np.abs(starts / 1e9 - trace.tasks["start"]).max() < 1e-6
     processor.load(b"".join(chrome(trace)))
     assert processor.query(FAULTS) == []
     found = processor.query("select ts, dur from slice where name glob '[FB]*'")
-    ends = nanoseconds(trace, trace.tasks["end"])
+    ends = nanoseconds(Views(trace), trace.tasks["end"])
     expected = [
         (a, b - a) for a, b, k in zip(starts.tolist(), ends.tolist(), trace.tasks["kind"], strict=True) if k != "U"
     ]
@@ -370,13 +370,6 @@ def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
         file.write_text(file.read_text().splitlines()[0] + "\n")
     with pytest.raises(RequestError, match=r"^trace: has no tasks"):
         chrome(load(tmp_path / "run"))
-
-
-def test_rows_are_sorted_by_keys_of_any_size() -> None:
-    for key in ([3, 1, 2, 1], [2**60, 5, 2**60, 0], []):
-        order, keys = in_order(np.array(key, dtype=np.int64))
-        assert keys.tolist() == sorted(key)
-        assert order.tolist() == sorted(range(len(key)), key=lambda k: key[k])
 
 
 def test_without_node_the_check_is_skipped_or_fails_where_all_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:

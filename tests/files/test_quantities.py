@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.request.options import Contention
 from tests.conftest import examples
 from tests.helpers.saved_files import files
@@ -44,7 +44,7 @@ def units(table: type[Any]) -> dict[str, str]:
         field.name: kind.unit
         for field in msgspec.structs.fields(table)
         for kind in (field.type, *get_args(field.type))
-        if isinstance(kind, fileform._Quantity)
+        if isinstance(kind, config._Quantity)
     }
 
 

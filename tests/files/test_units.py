@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
 from cdpsim.files import units
-from cdpsim.files.units import Work, bandwidth, seconds, size_bytes, speed, text, time_or_work
+from cdpsim.files.units import Work, bandwidth, quantity_text, seconds, size_bytes, speed, time_or_work
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -186,32 +186,32 @@ def test_only_a_bandwidth_can_be_infinite(read: Read, given: object) -> None:
     ],
 )
 def test_a_quantity_is_written_as_people_do(amount: float, unit: str, shown: str) -> None:
-    assert text(amount, unit) == shown
+    assert quantity_text(amount, unit) == shown
 
 
 @given(st.floats(0, 1e9))
 def test_a_written_time_is_read_back_to_the_last_bit(amount: float) -> None:
-    assert seconds(text(amount, "s")) == amount
+    assert seconds(quantity_text(amount, "s")) == amount
 
 
 @given(st.floats(1e-30, 1e24))
 def test_written_work_is_read_back_to_the_last_bit(amount: float) -> None:
-    assert time_or_work(text(Work(amount), "FLOP")) == Work(amount)
+    assert time_or_work(quantity_text(Work(amount), "FLOP")) == Work(amount)
 
 
 @given(st.integers(0, 10**15))
 def test_a_written_size_is_read_back_to_the_last_byte(amount: int) -> None:
-    assert size_bytes(text(amount, "B")) == amount
+    assert size_bytes(quantity_text(amount, "B")) == amount
 
 
 @given(st.floats(1e-9, 1e21))
 def test_a_written_speed_is_read_back_to_the_last_bit(amount: float) -> None:
-    assert speed(text(amount, "FLOPS")) == amount
+    assert speed(quantity_text(amount, "FLOPS")) == amount
 
 
 @given(st.floats(1e-9, 1e18) | st.just(math.inf))
 def test_a_written_bandwidth_is_read_back_to_the_last_bit(amount: float) -> None:
-    assert bandwidth(text(amount, "B/s")) == amount
+    assert bandwidth(quantity_text(amount, "B/s")) == amount
 
 
 @given(st.text(max_size=80))

@@ -70,15 +70,24 @@ def arrivals(traffic: Sequence[Sent], cluster: Cluster, contention: str = "fair"
 def as_json(traffic: Sequence[Sent], cluster: Cluster) -> dict[str, object]:
     """What `simgrid_arrivals.py` reads: the bandwidth of each edge, and of each message its route and its latency."""
     cluster = cluster.sized(max(max(ends) for ends in _ends(traffic)) + 1)
-    used: dict[int, int] = {}
+    used: dict[tuple[int, int], float] = {}
     messages = []
     for message in traffic:
-        route = cluster.route(message.src, message.dst)
-        limited = [edge for edge in route if np.isfinite(cluster.graph.bandwidth[edge])]
-        edges = [used.setdefault(edge, len(used)) for edge in limited]
-        latency = float(cluster.graph.latency[list(route)].sum())
-        messages.append(message._asdict() | {"route": edges, "latency": latency})
-    return {"bandwidth": cluster.graph.bandwidth[list(used)].tolist(), "messages": messages}
+        edges, latency = _route(message, cluster)
+        used |= {ends: limit for ends, limit in edges.items() if np.isfinite(limit)}
+        numbers = [list(used).index(ends) for ends in edges if ends in used]
+        messages.append(message._asdict() | {"route": numbers, "latency": latency})
+    return {"bandwidth": list(used.values()), "messages": messages}
+
+
+def _route(message: Sent, cluster: Cluster) -> tuple[dict[tuple[int, int], float], float]:
+    """Return the edges of a message with their bandwidths, and its latency; without a topology, pairs have edges."""
+    if not cluster.is_joined:
+        latency, bandwidth = cluster.link_costs(np.array([message.src]), np.array([message.dst]))
+        return {(message.src, message.dst): float(bandwidth[0])}, float(latency[0])
+    graph, route = cluster.graph, list(cluster.route(message.src, message.dst))
+    ends = zip(graph.tail[route].tolist(), graph.head[route].tolist(), strict=True)
+    return dict(zip(ends, graph.bandwidth[route].tolist(), strict=True)), float(graph.latency[route].sum())
 
 
 def filled(traffic: Sequence[Sent], cluster: Cluster) -> list[float]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
-from cdpsim.invariants import turns, violations
+from cdpsim.invariants import resources, violations
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Edges, Kind, Program
 from cdpsim.runs import Run
@@ -178,7 +178,7 @@ def test_no_edge_that_matters_can_be_missing(name: str) -> None:
 def test_what_is_recounted_times_the_run(request: dict[str, Any]) -> None:
     """The needs of the laws alone, without the program's edges, give every node the start that it has."""
     run = simulate(**request)
-    found, program = turns.needs(Recount(run)), run.program
+    found, program = resources.all_needs(Recount(run)), run.program
     edges = Edges(found.before, found.after, np.zeros_like(found.before))
     start, end = ENGINES["fast"](replace(program, edges=edges), run.costs)
     assert np.array_equal(start, run.start) and np.array_equal(end, run.end)

@@ -12,7 +12,7 @@ from hypothesis import given
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.invariants.pieces import put_together
+from cdpsim.invariants.collapsed import collapse
 from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import recorded_rule
@@ -395,7 +395,7 @@ FAULTS: dict[str, Fault] = {
     "senders_hold_what_they_send": dropped_while_sent,
     "receivers_hold_what_arrives": no_room_for_what_comes,
     "activations_are_held_from_forward_to_backward": lambda: without_buffer(sound(), Category.ACTIVATIONS),
-    "what_is_held_is_freed": freed_before_held,
+    "buffers_end_after_they_begin": freed_before_held,
 }
 
 
@@ -512,7 +512,7 @@ def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
     parameters, gradients = (messages.content == content for content in (Content.PARAMETERS, Content.GRADIENT))
     gradients[gradients.argmax()] = False
     pieces = np.flatnonzero(parameters | gradients)
-    part_of = put_together(run.program, pieces, run.start, run.end).part_of[first + np.flatnonzero(parameters)]
+    part_of = collapse(run.program, pieces, run.start, run.end).part_of[first + np.flatnonzero(parameters)]
     brought = sorted(zip(part_of.tolist(), messages.dst[parameters].tolist(), strict=True))
     broadcasts = [brought[k : k + 3] for k in range(0, len(brought), 3)]
     assert all(len({node for node, _ in one}) == 1 and len(set(one)) == 3 for one in broadcasts)

@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +63,6 @@ CLUSTERS = {
 class Played:
     """A collective's messages, and nothing else, carried by the engine that serves `--contention fair`."""
 
-    tasks = 0
     duration: list[float]
     followers: dict[int, list[int]]
     waits: list[int]
@@ -73,7 +71,7 @@ class Played:
     carrier: Carrier | None = None
 
     def run(self, wires: Wires) -> np.ndarray:
-        self.carrier = Carrier(cast(Any, self), wires)
+        self.carrier = Carrier(self.env, 0, self.duration, self.finish, wires)
         for first in [message for message, waits in enumerate(self.waits) if not waits]:
             self.begin(first)
         self.env.run()
@@ -90,20 +88,16 @@ class Played:
             if not self.waits[after]:
                 self.begin(after)
 
-    def arrived(self, delivery: simpy.Event) -> None:
-        self.finish(int(delivery.value or 0))
-
 
 def played(how: Algorithm, cluster: Cluster, members: np.ndarray, size: int) -> np.ndarray:
     """When each message ends, with the dependencies that expansion gives them and the routes of the cluster."""
     layout = unroll(how, len(members))
     src, dst = members[layout.src], members[layout.dst]
     latency, alone = cluster.link_costs(src, dst)
-    sizes, limit = layout.parts / how.parts(len(members)) * size, cluster.graph.bandwidth
-    routes = [cluster.route(*ends) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
-    routes = [tuple(edge for edge in route if limit[edge] < inf) for route in routes]
-    first = np.cumsum([0, *map(len, routes)])
-    wires = Wires("fair", latency, sizes, first, np.array([edge for route in routes for edge in route]), limit)
+    sizes = layout.parts / how.parts(len(members)) * size
+    edges, limit = cluster.shared_edges(src, dst)
+    first = np.append(0, np.cumsum((edges >= 0).sum(axis=1)))
+    wires = Wires("fair", latency, sizes, first, edges[edges >= 0], limit)
     waits = [0] * len(src)
     followers: dict[int, list[int]] = defaultdict(list)
     for before, after in zip(*np.concatenate([layout.data, layout.room], axis=1).tolist(), strict=True):
@@ -172,13 +166,13 @@ def test_in_one_piece_and_in_messages_takes_as_long(name: str, collective: str) 
 def test_groups_whose_ways_are_alike_have_one_price() -> None:
     """Of the same nodes and cards as they come; not of others, nor where each pair has links of its own."""
     cluster = CLUSTERS["two cards"]
-    places = [cluster.place(np.array(members)) for members in ([0, 1, 8], [9, 10, 16], [0, 7, 8], [8, 0, 1])]
+    places = [cluster.ways_between(np.array(members)) for members in ([0, 1, 8], [9, 10, 16], [0, 7, 8], [8, 0, 1])]
     assert places[0] == places[1]
     assert len(set(places)) == 3
     for name in ("meshes", "fat tree", "links"):
         cluster = CLUSTERS[name]
-        assert cluster.place(np.array([0, 1])) != cluster.place(np.array([4, 5]))
-    assert CLUSTERS["link"].place(np.array([0, 1])) == CLUSTERS["link"].place(np.array([4, 5]))
+        assert cluster.ways_between(np.array([0, 1])) != cluster.ways_between(np.array([4, 5]))
+    assert CLUSTERS["link"].ways_between(np.array([0, 1])) == CLUSTERS["link"].ways_between(np.array([4, 5]))
 
 
 @pytest.mark.parametrize(("name", "cards", "nodes", "per_node"), [("two cards", 2, 3, 8), ("all cards", 4, 4, 4)])
@@ -228,8 +222,8 @@ def test_recursive_doubling_shares_a_card() -> None:
 def test_a_fat_tree_between_nodes_gives_every_card_its_own_way() -> None:
     """By hand: twelve cards at each of two edge switches exchange with their partners at full rate."""
     cluster = joined(24, kind="nodes", per_node=4, nics=4, across="fat-tree", ports=24, network=cable(1, 10))
-    way, limit = cluster.ways(np.arange(12), np.arange(12, 24))
-    limited = way[(way >= 0) & np.isfinite(limit)]
+    edges, _ = cluster.shared_edges(np.arange(12), np.arange(12, 24))
+    limited = edges[edges >= 0]
     assert len(np.unique(limited)) == len(limited) == 12 * 4
 
 

@@ -298,9 +298,9 @@ def test_unlike_links_that_devices_meet_in_turn_are_measured() -> None:
 
 def test_a_fraction_of_slots_is_a_text() -> None:
     """Two steps of 7 slots together: steps that take turns at 3 and 4 slots, as no schedule of ours does."""
-    from cdpsim.files.units import plain, said
+    from cdpsim.files.units import json_number, simplified
 
-    assert [said(plain(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
+    assert [json_number(simplified(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

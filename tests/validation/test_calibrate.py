@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cdpsim import simulate
-from cdpsim.cli.console import parser_of
+from cdpsim.cli.parser import serve_command
 from cdpsim.cluster import Cluster
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
@@ -108,7 +108,7 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
         assert stage.backward == pytest.approx(seconds[j, "backward"], rel=1e-3)
         assert stage.activation > 0
         assert stage.weight_backward is not None
-        assert stage.hands_back == (j > 0)
+        assert stage.has_input_part == (j > 0)
     times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
     assert times.summary()["makespan"] > sum(stage.forward + stage.backward for stage in model.stages) / 2
 
@@ -227,10 +227,8 @@ def test_refusals_are_one_line_and_leave_nothing(
     arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    parser, commands = parser_of("cdpsim", "", "")
-    calibrate.add_parser(commands)
-    options = parser.parse_args(["calibrate", "-o", "box.toml", *arguments])
+    words = ["calibrate", "-o", "box.toml", *arguments]
     with pytest.raises(RequestError, match=problem) as refusal:
-        options.serve(options)
+        serve_command("cdpsim", "", "", [calibrate.calibrate_command], words)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from cdpsim.cli import main
-from cdpsim.cli.console import dispatch, parser_of
+from cdpsim.cli.parser import serve_command
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
-from validation.profile.command import add_parser, profile, without_weights
+from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import layer_times
 from validation.profile.partition import PARTITIONS
 from validation.profile.peak import imitate_module, peak_activations, whole_peak
@@ -276,9 +276,7 @@ def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
 
 
 def command(*words: str) -> int:
-    parser, commands = parser_of("python -m validation", "about", "examples")
-    add_parser(commands)
-    return dispatch(parser, commands, ["profile", *words])
+    return serve_command("python -m validation", "about", "examples", [profile_command], ["profile", *words])
 
 
 def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,17 +4,18 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from cdpsim.cli import console
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, command
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
-from cdpsim.files.units import text
+from cdpsim.files.units import quantity_text
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.calibrate import results as calibration
@@ -32,24 +33,6 @@ from validation.report.environment import environment
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
-ABOUT = "measure this machine: a cluster file for --cluster"
-MORE = """Writes three files: FILE.toml, a cluster of the link and the speed that explain best what was
-measured; FILE.json, all that was measured and how far those are off; FILE.png, a picture of it.
-
-  link        one message from rank to rank, of 8 B to 64 MiB: latency and bandwidth
-  collectives all-reduce, broadcast and reduce over 2 to K ranks: which textbook algorithm
-              takes as long on that link (what to tell `cdpsim simulate --collective`)
-  speed       FLOP/s of the stages' forwards and backwards, in all ranks at once
-
-One speed for all passes predicts less well than each stage's own times, which --stages writes
-as a model file for `--model`.
-
-examples:
-  python -m validation calibrate -o box.toml
-  python -m validation calibrate --model mlp -n 2 --size width=512 -o box.toml --stages mlp.toml
-  python -m validation replay multi-cdp --model mlp -n 2 --size width=512 --batch 8 --dtype float32
-                              --cluster box.toml --stages mlp.toml -o report.json
-"""
 SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
@@ -157,6 +140,7 @@ def cluster_of(found: Calibration, request: Request) -> Cluster:
 def told(found: Calibration) -> str:
     """Say in a few lines what was found."""
     link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
+    speed = quantity_text(rounded(compute.speed_flop_per_second), "FLOPS")
     lines = [
         _line("link", link),
         _line("both directions at once", both),
@@ -164,7 +148,7 @@ def told(found: Calibration) -> str:
             f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
             for each in found.collectives
         ),
-        f"speed: {text(rounded(compute.speed_flop_per_second), 'FLOPS')}, off by {compute.median_relative_error:.0%}",
+        f"speed: {speed}, off by {compute.median_relative_error:.0%}",
         f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
     if (times := disturbance(found.one_way.points)) > _QUIET:
@@ -173,38 +157,32 @@ def told(found: Calibration) -> str:
 
 
 def _line(name: str, fit: Errors) -> str:
-    latency, bandwidth = text(rounded(fit.latency_seconds), "s"), text(rounded(fit.bandwidth), "B/s")
+    latency, bandwidth = quantity_text(rounded(fit.latency_seconds), "s"), quantity_text(rounded(fit.bandwidth), "B/s")
     return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command `calibrate` to a command line."""
-    parser = console.add_command(commands, "calibrate", serve, ABOUT, MORE)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.toml", help="the cluster file to write")
-    parser.add_argument("--stages", metavar="FILE.toml", help="also write a model file of the stages' own times")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
-    parser.add_argument("--backend", default="gloo", metavar="NAME", help="gloo (default) or nccl: a GPU for each rank")
-    parser.add_argument("--ranks", default="2", metavar="K", help="processes to start (default 2)")
-    parser.add_argument("--model", metavar="NAME", help="whose stages to time (default a transformer of width 256)")
-    parser.add_argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})")
-    parser.add_argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})")
-    parser.add_argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float32)")
-    parser.add_argument(
-        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
-    )
-    parser.add_argument(
+@command(
+    "calibrate",
+    argument("-o", "--output", required=True, metavar="FILE.toml", help="the cluster file to write"),
+    argument("--stages", metavar="FILE.toml", help="also write a model file of the stages' own times"),
+    argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda"),
+    argument("--backend", default="gloo", metavar="NAME", help="gloo (default) or nccl: a GPU for each rank"),
+    argument("--ranks", default="2", metavar="K", help="processes to start (default 2)"),
+    argument("--model", metavar="NAME", help="whose stages to time (default a transformer of width 256)"),
+    argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})"),
+    argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})"),
+    argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float32)"),
+    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
+    argument(
         "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
-    )
-    parser.add_argument(
-        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
-    )
-    parser.add_argument("--alone", action="store_true", help="time stages in one rank while the others wait")
-    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
-    return parser
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Do what the command line asks for."""
+    ),
+    argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
+    argument("--alone", action="store_true", help="time stages in one rank while the others wait"),
+    argument("--force", action="store_true", help="overwrite files that are there"),
+    package="validation",
+)
+def calibrate_command(options: argparse.Namespace) -> int:
+    """Measure this machine: write a cluster file for --cluster."""
     request = Request(
         stages=_stages(options),
         device=options.device,
@@ -213,7 +191,7 @@ def serve(options: argparse.Namespace) -> int:
         alone=options.alone,
     )
     found = run(options.output, request, stages_output=options.stages, force=options.force)
-    console.write(told(found))
+    write_stdout(told(found))
     return 0
 
 

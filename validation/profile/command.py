@@ -5,7 +5,7 @@ byte; operations (FLOP) as torch counts them: two for each multiplication with i
 product of matrices, and causal attention as if it were not.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +16,8 @@ import torch
 from msgspec.structs import replace
 from quantiphy import Quantity
 
-from cdpsim.cli.console import add_command, write
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
@@ -122,76 +123,28 @@ def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **siz
     return architecture
 
 
-ABOUT = "a model's stages as a file for --model, without a GPU and without weights"
-MORE = """MODEL is one of these:
-  mlp, transformer       as many equal layers as there are stages
-  resnet50, vit-b16, gpt2, llama2-7b, llama3-8b
-                         built by transformers (pip install 'cdpsim[models]')
-  resnet-mini, vit-mini, gpt2-mini, llama-mini
-                         the same in small, ten layers each, to be replayed on a CPU
-  folder, config.json    what a configuration of transformers describes, as its
-                         save_pretrained writes it: a resnet or a vit as a classifier, a
-                         gpt2, llama, mistral or qwen2 as a language model. Read as data:
-                         no download, no code of others, no weights. Sizes are its own
-                         unless --size says image=K or length=K; a length of tokens is by
-                         default n_positions, or max_position_embeddings up to 8192 and
-                         up to a sliding window; an image of a resnet 224.
-  module:function        your own; the module is looked for in the working folder, too.
-                         function(batch) gives three things: a list of layers, each a
-                         torch module from one tensor to one tensor with parameters; an
-                         example input of so many samples; and an example target. Real
-                         numbers are drawn normally, whole ones below the largest in the
-                         example plus one. The loss is the mean square of output minus
-                         target where targets are real numbers, and cross entropy where
-                         they are whole ones (classes come last).
-
-PARTITION cuts layers into N consecutive stages:
-  flops    the largest stage's forward and backward have as few FLOP as can be
-  authors  as the paper's authors: a stage ends before the layer with which the sum of
-           forward FLOP reaches its share
-  time     as flops, with times: each layer runs here, with weights of no meaning
-  memory   as flops, with bytes: activations, parameters, gradients, optimizer
-  3,7,12   stages begin with these layers, the first with layer 0
-
-Storages are counted to the byte, FLOP as torch counts them: two for a multiplication
-with its addition, none for what is no product of matrices, and causal attention as if
-it were not. A tensor that several layers have as one, such as the weights of an
-embedding and an output layer, is [[tied]] in the file and counts once.
-
-examples:
-  python -m validation profile vit-b16 --batch 32 -o vit.toml
-  python -m validation profile gpt2 -n 4 --size length=512 -o gpt2.toml
-  python -m validation profile my-llama/config.json -n 8 --batch 1 -o my-llama.toml
-  cdpsim simulate multi-cdp --model gpt2.toml --cluster box.toml -o traces
-"""
-
-
-def add_parser(commands: Any) -> ArgumentParser:
-    """Add `profile` to a command line; `serve` is what it does."""
-    parser = add_command(commands, "profile", serve, ABOUT, MORE)
-    parser.add_argument("model", metavar="MODEL", help="what to profile (see below)")
-    parser.add_argument("-n", metavar="N", help="stages (default: one for each layer)")
-    parser.add_argument("--partition", metavar="PARTITION", help="how to cut layers into N stages (default flops)")
-    parser.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
-    parser.add_argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)")
-    parser.add_argument("--optimizer", default="sgd", metavar="NAME", help="sgd (default), momentum or adam")
-    parser.add_argument(
+@command(
+    "profile",
+    argument("model", metavar="MODEL", help="what to profile (see below)"),
+    argument("-n", metavar="N", help="stages (default: one for each layer)"),
+    argument("--partition", metavar="PARTITION", help="how to cut layers into N stages (default flops)"),
+    argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
+    argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)"),
+    argument("--optimizer", default="sgd", metavar="NAME", help="sgd (default), momentum or adam"),
+    argument(
         "--mixed-precision",
         action="store_true",
         help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
-    )
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda")
-    parser.add_argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers")
-    parser.add_argument(
-        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"
-    )
-    parser.add_argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write")
-    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    return parser
-
-
-def serve(options: Namespace) -> int:
-    """Do what the options of `add_parser` ask for."""
+    ),
+    argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda"),
+    argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers"),
+    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"),
+    argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write"),
+    argument("--force", action="store_true", help="overwrite a file that exists"),
+    package="validation",
+)
+def profile_command(options: Namespace) -> int:
+    """Write a model's stages as a file for --model, without a GPU and without weights."""
     result = profile(
         options.model,
         None if options.n is None else whole_number("n", options.n, at_least=1),
@@ -206,7 +159,7 @@ def serve(options: Namespace) -> int:
         **({} if options.attention is None else {"attention": options.attention}),
     )
     result.model.save(options.output, force=options.force)
-    write(as_text(result))
+    write_stdout(as_text(result))
     return 0
 
 

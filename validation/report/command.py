@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cdpsim.cli import console
+from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.parser import argument, command
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from cdpsim.files import tables
@@ -16,18 +17,6 @@ from validation.report.form import Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ABOUT = "every report of a replay below a folder, as one table and one figure"
-MORE = """Reads every file below DIR whose name begins with `report` or `battery` and ends in
-`.json`. A row for each replay; bytes are activations: the most that all devices hold at one
-time, simulated and measured, and how far the simulation is off there and on the worst
-device. A file that is damaged is one line on stderr; the others are shown, and the exit
-code is 1.
-
-examples:
-  python -m validation report results
-  python -m validation report results -o results.md --figure results.svg
-  python -m validation report results --format csv > results.csv
-"""
 ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
 PATTERNS = ("report*.json", "battery*.json")
 
@@ -250,27 +239,25 @@ def _form_of(output: str | Path | None) -> str:
     return ENDINGS[ending]
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command `report` to a command line."""
-    parser = console.add_command(commands, "report", serve, ABOUT, MORE)
-    parser.add_argument("folder", metavar="DIR", help="where to look, and in all folders below it")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)")
-    parser.add_argument("--figure", metavar="FILE", help="draw a figure: .svg, .png or .pdf")
-    parser.add_argument(
+@command(
+    "report",
+    argument("folder", metavar="DIR", help="where to look, and in all folders below it"),
+    argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)"),
+    argument("--figure", metavar="FILE", help="draw a figure: .svg, .png or .pdf"),
+    argument(
         "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
-    return parser
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Do what the command line asks for; without -o the table goes to standard output."""
+    ),
+    argument("--force", action="store_true", help="overwrite files that are there"),
+    package="validation",
+)
+def report_command(options: argparse.Namespace) -> int:
+    """Show every report of a replay below a folder, as one table and one figure."""
     refused: list[str] = []
 
     def tell(reports: Reports) -> None:
         refused.extend(reports.refused)
         for line in (*(f"error: {each}" for each in refused), *reports.unmeasured):
-            console.say(line)
+            say(line)
 
     table = run(
         options.folder,
@@ -281,5 +268,5 @@ def serve(options: argparse.Namespace) -> int:
         missing=tell,
     )
     if options.output is None:
-        console.write(table)
+        write_stdout(table)
     return 1 if refused else 0

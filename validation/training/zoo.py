@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cdpsim.errors import RequestError
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from validation.training.families import FAMILIES, Description
 from validation.training.stages import Build
 
@@ -109,7 +109,7 @@ def configured_model(path: str) -> Build:
             raise RequestError(path, f"is a folder without a {CONFIG}; give the one that save_pretrained wrote")
     elif file.suffix != ".json":
         raise RequestError(path, "there is no such folder; give one that has a config.json, or a .json file")
-    fields = fileform.load(file)
+    fields = config.read_config(file)
     if not isinstance(fields, dict) or "model_type" not in fields:
         raise RequestError(str(file), "has no model_type; give a configuration as save_pretrained writes it")
     kind = fields["model_type"]

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from cdpsim.cli import console
+from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
@@ -25,26 +26,6 @@ from validation.report.form import MEASURED, Battery, Report, Result
 from validation.trial.trials import Trial, named, only, trials
 from validation.trial.worker import Answer, Calibrated, Failed, Worker
 
-ABOUT = "everything that this machine can show, as one file of reports"
-MORE = """Replays the nine schedules of Table 1 and four pipelines: an MLP by ranks at N = 4; a small
-transformer in one process at N = 2, 4 and 8; a larger one in one process and by two ranks,
-its times predicted from some that are taken just before; and ViT-B/16 and ResNet-50, which
-on a CPU one device alone plays. It calibrates the machine, too.
-
-The most telling trials come first. FILE.json is written anew after each of them, whole or
-not at all: it has every report, the model file that each simulation read, where and when it
-was measured, and which trials failed or were left out, and why. A trial that runs out of
-memory, hangs or is killed is one line, and the next one goes on. Ctrl-C leaves what was
-measured; --resume goes on from there. `python -m validation report` shows the file.
-
-Exits with 0 if all that was tried is within tolerance, 1 if a trial failed or is not, 2 if
-nothing could be tried.
-
-examples:
-  python -m validation battery -o validation/results/battery-cpu.json
-  python -m validation battery -o battery.json --minutes 8
-  python -m validation battery -o battery.json --resume --only vit-b16 'timed*'
-"""
 TIMEOUT = 300.0
 # Of an environment, what may differ between the results of one file.
 _CHANGES = ("date", "commit", "memory_bytes")
@@ -156,7 +137,7 @@ def run(
             else:
                 _make(trial, worker, left, journal)
     if late:
-        console.say(f"left out for want of time: {named(late, known)}")
+        say(f"left out for want of time: {named(late, known)}")
     return journal.battery
 
 
@@ -167,9 +148,9 @@ def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None
     journal.add(trial, answer, time.monotonic() - begun)
     result = journal.results[trial.name]
     if result.state == "failed":
-        console.say(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
+        say(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
     elif result.state != "ok":
-        console.say(f"{trial.name}: {result.state}")
+        say(f"{trial.name}: {result.state}")
 
 
 def as_table(found: list[Trial]) -> str:
@@ -187,29 +168,25 @@ def told(found: Battery) -> str:
     return f"{len(states) - states.count('left out')} trials in {found.seconds:g} s: {', '.join(counts)}{left}\n"
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command `battery` to a command line."""
-    parser = console.add_command(commands, "battery", serve, ABOUT, MORE)
-    parser.add_argument("-o", "--output", metavar="FILE.json", help="the file to write")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)")
-    parser.add_argument(
-        "--only", nargs="+", metavar="PATTERN", help="make these trials or groups alone, such as 'timed*'"
-    )
-    parser.add_argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes")
-    parser.add_argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)")
-    parser.add_argument("--list", action="store_true", help="show the trials, and make none")
-    parser.add_argument("--resume", action="store_true", help="make the trials that a file has no good result of")
-    parser.add_argument("--force", action="store_true", help="overwrite a file that is there")
-    return parser
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Do what the command line asks for."""
+@command(
+    "battery",
+    argument("-o", "--output", metavar="FILE.json", help="the file to write"),
+    argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)"),
+    argument("--only", nargs="+", metavar="PATTERN", help="make these trials or groups alone, such as 'timed*'"),
+    argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes"),
+    argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),
+    argument("--list", action="store_true", help="show the trials, and make none"),
+    argument("--resume", action="store_true", help="make the trials that a file has no good result of"),
+    argument("--force", action="store_true", help="overwrite a file that is there"),
+    package="validation",
+)
+def battery_command(options: argparse.Namespace) -> int:
+    """Replay what this machine can show, into one file of reports."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     patterns = options.only or ()
     if options.list:
         known = trials(choose("device", device, DEVICES))
-        console.write(as_table(only(known, patterns) if patterns else known))
+        write_stdout(as_table(only(known, patterns) if patterns else known))
         return 0
     if options.output is None:
         raise RequestError("-o/--output", "is missing; see python -m validation battery --help")
@@ -224,7 +201,7 @@ def serve(options: argparse.Namespace) -> int:
         force=options.force,
         timeout=TIMEOUT if options.timeout is None else positive("--timeout", options.timeout),
     )
-    console.write(told(found))
+    write_stdout(told(found))
     return 1 if any(result.state not in ("ok", "left out") for result in found.trials) else 0
 
 

@@ -3,9 +3,9 @@
 import argparse
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
-from cdpsim.cli import console
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, argument_group, command
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
@@ -27,100 +27,61 @@ from validation.training.optimizer import OPTIMIZERS
 from validation.trial.forecast import Forecast
 from validation.trial.hold import Alone, hold, runs_of
 
-ABOUT = "run a schedule for real and hold it against the simulation"
-MORE = """The schedule's program, the one that `cdpsim simulate` runs, is played by one process for
-each device with real tensors, and four things are compared with what the simulation
-said before:
-
-  parameters  those after T steps, with the update equation evaluated in one process,
-              in the same type (--dtype: float64 unless you say otherwise)
-  memory      each device's activations slot by slot: unique storages on a CPU, the
-              allocator's own figures on a GPU
-  messages    calls, peers and bytes, counted at the calls
-  time        makespan and each device's busy time: predicted with --cluster from
-              `python -m validation calibrate`, and --stages that has the stages' own
-              times; or from times taken here just before
-
-Exits with 0 if everything is within tolerance, 1 if not, 2 if it could not be run; a
-rank that is dead or hangs is named. Started by torchrun it uses the ranks that it finds.
-
-examples:
-  python -m validation replay multi-cdp -n 4 -o report.json
-  python -m validation replay pp-cdp -n 4 --model vit-mini --steps 2 -o report.json
-  python -m validation replay mp-cdp -n 4 --single-process -o report.json
-  python -m validation replay interleaved-1f1b -n 4 --chunks 2 -m 6 -o report.json
-  torchrun --nproc-per-node=4 -m validation replay zero-cdp -n 4 -o report.json
-"""
-
-
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command `replay` to a command line."""
-    parser = console.add_command(commands, "replay", serve, ABOUT, MORE)
-    parser.add_argument(
-        "schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"
-    )
-    parser.add_argument("-n", required=True, metavar="N", help="stages, and micro-batches")
-    parser.add_argument("-m", metavar="M", help="micro-batches, where there are to be more or fewer than stages")
-    parser.add_argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`")
-    parser.add_argument("--replicas", default="1", metavar="R", help="how often all of it is there (default once)")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write")
-    parser.add_argument("--force", action="store_true", help="overwrite a report that is there")
-    parser.add_argument("--steps", default="3", metavar="T", help="training steps (default 3)")
-    parser.add_argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)")
-    parser.add_argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)")
-    parser.add_argument(
-        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
-    )
-    _add_training(parser)
-    _add_machine(parser)
-    return parser
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is trained")
-    group.add_argument(
-        "--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …"
-    )
-    group.add_argument(
-        "--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"
-    )
-    group.add_argument(
+_TRAINING = argument_group(
+    "what is trained",
+    argument("--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …"),
+    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
+    argument(
         "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
-    )
-    group.add_argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)")
-    group.add_argument("--dtype", default="float64", metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float64)")
-    group.add_argument(
-        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"
-    )
-    group.add_argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)")
+    ),
+    argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
+    argument("--dtype", default="float64", metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float64)"),
+    argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
+    argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
+)
 
-
-def _add_machine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what it runs on, and what is said of that")
-    group.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
-    group.add_argument("--backend", default="gloo", metavar="NAME", help="gloo (default), or nccl: a GPU for each rank")
-    group.add_argument(
-        "--single-process", action="store_true", help="play all devices' programs in slot order in one process"
-    )
-    group.add_argument(
+_MACHINE = argument_group(
+    "what it runs on, and what is said of that",
+    argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda"),
+    argument("--backend", default="gloo", metavar="NAME", help="gloo (default), or nccl: a GPU for each rank"),
+    argument("--single-process", action="store_true", help="play all devices' programs in slot order in one process"),
+    argument(
         "--cluster", metavar="FILE", help="a cluster file, from which times are predicted (default: measured now)"
-    )
-    group.add_argument(
+    ),
+    argument(
         "--repeats", default="3", metavar="K", help="timed runs, of which the median counts (default 3; 0 for none)"
-    )
-    group.add_argument(
-        "--stages", metavar="FILE", help="a model file of these stages (default: profiled now, before the run)"
-    )
-    group.add_argument(
+    ),
+    argument("--stages", metavar="FILE", help="a model file of these stages (default: profiled now, before the run)"),
+    argument(
         "--collective",
         default="ring",
         metavar="NAME",
         help=f"how all-reduces are predicted: {', '.join(ALL_REDUCE)} (default ring)",
-    )
+    ),
+)
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Do what the command line asks for."""
+@command(
+    "replay",
+    argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"),
+    argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
+    argument("-m", metavar="M", help="micro-batches, where there are to be more or fewer than stages"),
+    argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`"),
+    argument("--replicas", default="1", metavar="R", help="how often all of it is there (default once)"),
+    argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
+    argument("--force", action="store_true", help="overwrite a report that is there"),
+    argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
+    argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)"),
+    argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
+    argument(
+        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
+    ),
+    _TRAINING,
+    _MACHINE,
+    package="validation",
+)
+def replay_command(options: argparse.Namespace) -> int:
+    """Run a schedule for real and compare it with the simulation."""
     from validation.profile.command import refusing
 
     with refusing(options.model):
@@ -134,7 +95,7 @@ def serve(options: argparse.Namespace) -> int:
     if report is None:  # another rank reports
         return 0
     reportform.write(options.output, report, force=options.force)
-    console.write(told(report))
+    write_stdout(told(report))
     return 0 if report.ok else 1
 
 

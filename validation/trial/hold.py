@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from cdpsim.files import config as fileform
+from cdpsim.files import config
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.ranks.launcher import Ranks
@@ -114,7 +114,7 @@ def _request(case: Case, alone: bool) -> dict[str, Scalar]:
 
 def model_hash(model: Model) -> str:
     """Identify a model by its file's content."""
-    return sha256(fileform.as_toml(model.table()).encode()).hexdigest()
+    return sha256(config.toml_text(model.table()).encode()).hexdigest()
 
 
 # Parameters and messages

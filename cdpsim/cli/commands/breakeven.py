@@ -1,20 +1,32 @@
-"""From which bandwidth on schedules hide their messages."""
+"""The command that finds from which bandwidth on schedules hide their messages."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cdpsim.cli import help
-from cdpsim.cli.commands.options import InPart, add_format, add_request, add_run, asked, in_slots, refuse_output
-from cdpsim.cli.console import add_command, write
+from cdpsim.cli.commands.options import (
+    FORMAT,
+    RUN_OPTIONS,
+    format_of,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+)
+from cdpsim.cli.commands.requests import PartialRequests, check_output, given_options, in_slots
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, command
+from cdpsim.errors import RequestError, choose, whole_number
+from cdpsim.export import pictures
+from cdpsim.files.tables import format_table
+from cdpsim.files.units import short_text
+from cdpsim.front import runner_on_clusters, simulate
+from cdpsim.presets import find_cluster, find_model
+from cdpsim.schedules import SCHEDULES, TABLE_1
+from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
 
-if TYPE_CHECKING:
-    from cdpsim.studies.breakeven import StepCurve
-
-OVER = ("n", "bandwidth")
-PREFETCH = "1"  # what arrives just in time is never hidden
-UNITS = {
+_PREFETCH = "1"  # a parameter that arrives just in time is never hidden
+_COLUMN_UNITS = {
     "free": "s",
     "step": "s",
     "bandwidth": "B/s",
@@ -25,69 +37,54 @@ UNITS = {
 }
 
 
-def add_breakeven(commands: Any) -> None:
-    """Add the command that says from which bandwidth on communication is hidden."""
-    about = "bandwidth from which on communication is hidden, by schedule"
-    parser = add_command(commands, "breakeven", _serve_breakeven, about, help.BREAKEVEN)
-    parser.add_argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all that send anything)")
-    parser.add_argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)")
-    parser.add_argument("--share", default="0.01", metavar="S", help="of a step that may stay exposed (default 0.01)")
-    parser.add_argument(
+@command(
+    "breakeven",
+    argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all that send anything)"),
+    argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)"),
+    argument("--share", default="0.01", metavar="S", help="share of a step that may stay exposed (default 0.01)"),
+    argument(
         "--over", default="n", metavar="WHAT", help="rows of the table: n (default), or bandwidth, points of the curve"
-    )
-    parser.add_argument("-o", metavar="FILE", dest="output", help="draw the curves: .svg, .png or .pdf")
-    parser.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    add_run(parser)
-    add_request(parser, must_fit=False, prefetch=PREFETCH)
-    add_format(parser)
-
-
-def _serve_breakeven(options: argparse.Namespace) -> int:
-    from cdpsim import presets
-    from cdpsim.errors import RequestError, choose
-    from cdpsim.export import pictures
-    from cdpsim.files import tables
-    from cdpsim.front import runner_on_clusters, simulate
-    from cdpsim.schedules import SCHEDULES
-    from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
-
-    form = tables.check_format(options.format, tables.DATA_FORMATS)
-    choose("over", options.over, OVER)
-    for name in options.schedules:
+    ),
+    *output_arguments("draw the curves: .svg, .png or .pdf", required=False),
+    option_arguments(RUN_OPTIONS),
+    request_arguments(must_fit=False, prefetch=_PREFETCH),
+    FORMAT,
+)
+def breakeven_command(args: argparse.Namespace) -> int:
+    """Find the bandwidth from which on communication is hidden, by schedule."""
+    form = format_of(args)
+    over_bandwidth = choose("over", args.over, ("n", "bandwidth")) == "bandwidth"
+    for name in args.schedules:
         choose("schedule", name, SCHEDULES)
-    words = asked(options)
-    if words.get("cluster", "unit") == "unit":
+    options = given_options(args)
+    if options.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
-    cluster = presets.find_cluster(words["cluster"])
-    share = _share(options.share)
-    served = InPart()
-    requests = _requests(options, words)
-    if options.output is not None:
-        check = partial(pictures.check_picture, options.output, force=options.force)
-        refuse_output(options.output, check, [partial(served.served, one, simulate) for one in requests])
-    unasked = () if "prefetch" in words else ("prefetch",)
-    runs = [served.served(one, runner_on_clusters, unasked=unasked) for one in requests]
-    each = [(find_break_even(run, cluster, share), run) for run in runs]
-    served.tell()
-    found = [one for one, _ in each]
-    factors, last = bandwidth_factors(found), found[-1].n
-    curves: list[StepCurve] = []
-    if options.over == "bandwidth" or options.output is not None:
-        wanted = [(one, run) for one, run in each if one.n == last or options.over == "bandwidth"]
-        curves = [(one, step_times_at(run, cluster, factors)) for one, run in wanted]
-    if options.output is not None:
-        shown = [(one, steps) for one, steps in curves if one.n == last]
-        pictures.write_breakeven(found, factors, shown, options.output, share=share, force=options.force)
-    rows = [one.to_builtins() for one in found] if options.over == "n" else _points(curves, factors)
-    cell = _number if form == "csv" else _cell
-    write(tables.as_json(rows) if form == "json" else tables.FORMATS[form](*_table(rows, cell)))
+    cluster = find_cluster(options["cluster"])
+    share = _read_share(args.share)
+    requests = PartialRequests()
+    every = _options_of_requests(args, options)
+    check = partial(pictures.check_picture, args.output, force=args.force)
+    check_output(args.output, check, [partial(requests.serve, own, simulate) for own in every])
+    silent = () if "prefetch" in options else ("prefetch",)
+    runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
+    results = [find_break_even(run, cluster, share) for run in runs]
+    requests.report()
+    factors, last = bandwidth_factors(results), results[-1].n
+    curves: list[StepCurve] = [
+        (result, step_times_at(run, cluster, factors))
+        for result, run in zip(results, runs, strict=True)
+        if over_bandwidth or (args.output is not None and result.n == last)
+    ]
+    if args.output is not None:
+        drawn = [(result, steps) for result, steps in curves if result.n == last]
+        pictures.write_breakeven(results, factors, drawn, args.output, share=share, force=args.force)
+    rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
+    cells = [[value if form == "csv" else _cell_text(name, value) for name, value in row.items()] for row in rows]
+    write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))
     return 0
 
 
-def _share(text: str) -> float:
-    from cdpsim.errors import RequestError
-    from cdpsim.studies.breakeven import MOST_SHARE
-
+def _read_share(text: str) -> float:
     try:
         share = float(text)
     except ValueError:
@@ -98,64 +95,38 @@ def _share(text: str) -> float:
     return share
 
 
-def _numbers(options: argparse.Namespace) -> list[int | None]:
-    from cdpsim.errors import RequestError, whole_number
-
-    numbers = [whole_number("n", n, at_least=1) for n in options.n or ()]
+def _options_of_requests(args: argparse.Namespace, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the options of each schedule's request with each number of stages; a model's file is read once."""
+    names = args.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
+    common = {"prefetch": _PREFETCH} | {option: value for option, value in options.items() if option != "n"}
+    if not in_slots(options):
+        common["model"] = find_model(options["model"])
+    numbers = sorted(whole_number("n", n, at_least=1) for n in args.n or ())
     if len(set(numbers)) < len(numbers):
         raise RequestError("n", "has one number twice; give each once")
-    return [*sorted(numbers)] or [None]
+    stages = [{"n": n} for n in numbers] or [{}]
+    return [common | {"schedule": name} | n for n in stages for name in names]
 
 
-def _requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The words of each schedule's request with each number of stages; files are read once, however many these are."""
-    from cdpsim.presets import find_model
-    from cdpsim.schedules import SCHEDULES, TABLE_1
-
-    names = options.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
-    model = {} if in_slots(words) else {"model": find_model(words["model"])}
-    numbers = [{} if n is None else {"n": n} for n in _numbers(options)]
-    plain = {"prefetch": PREFETCH} | {word: value for word, value in words.items() if word != "n"} | model
-    return [plain | {"schedule": name} | n for n in numbers for name in names]
-
-
-def _points(curves: Sequence["StepCurve"], factors: Sequence[float]) -> list[dict[str, Any]]:
-    """A row for each point of each curve."""
+def _points(curves: Sequence[StepCurve], factors: Sequence[float]) -> list[dict[str, Any]]:
+    """Return a row for each point of each curve."""
     return [
         {
-            **{name: getattr(one, name) for name in ("schedule", "rule", "n", "m", "devices")},
+            **{name: getattr(result, name) for name in ("schedule", "rule", "n", "m", "devices")},
             "factor": factor,
-            "bandwidth": None if one.bandwidth is None else factor * one.bandwidth,
+            "bandwidth": None if result.bandwidth is None else factor * result.bandwidth,
             "step": step,
-            "exposed": max(0.0, 1 - one.free / step),
+            "exposed": max(0.0, 1 - result.free / step),
         }
-        for one, steps in curves
+        for result, steps in curves
         for factor, step in zip(factors, steps, strict=True)
     ]
 
 
-def _table(rows: Sequence[dict[str, Any]], cell: Callable[[str, Any], Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return the header, and the rows with their values as `cell` has them."""
-    header = [name.replace("_", "-") for name in rows[0]]
-    return header, [[cell(name, value) for name, value in row.items()] for row in rows]
-
-
-def _number(_: str, value: Any) -> Any:
-    """Return a value as programs read it."""
-    return value
-
-
-def _cell(name: str, value: Any) -> str:
-    """Write a value for people."""
-    from quantiphy import Quantity
-
-    unit = UNITS.get(name)
+def _cell_text(name: str, value: Any) -> str:
+    """Return a cell for people."""
     if value is None:
         return "-" if name == "bandwidth" else "never"
-    if unit is None:
-        return str(value)
     if name in ("break_even", "factor") and value == 0:
         return "any"
-    if unit == "%":
-        return f"{100 * value:.1f} %"
-    return f"{value:.4g}" if unit == "x" else str(Quantity(value, unit).render(prec=3))
+    return short_text(value, _COLUMN_UNITS[name]) if name in _COLUMN_UNITS else str(value)

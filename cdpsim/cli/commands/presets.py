@@ -1,159 +1,130 @@
-"""What ships with the package: models and clusters, as tables and as files to copy."""
+"""Commands that list the models and clusters that ship with the package, or print the file of one to copy."""
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cdpsim.cli import help
-from cdpsim.cli.commands.options import add_format
-from cdpsim.cli.console import add_command, write
+import numpy as np
+
+from cdpsim import model, presets
+from cdpsim.cli.commands.options import FORMAT, format_of
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, command
+from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose
+from cdpsim.files.tables import format_table
+from cdpsim.files.units import quantity_text
 
-if TYPE_CHECKING:
-    from cdpsim.cluster import Cluster
-    from cdpsim.model import Model
+Record = dict[str, Any]  # what JSON says of a model or cluster
 
-Row = dict[str, Any]
-
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
-
-
-def add_models(commands: Any) -> None:
-    """Add the command that lists models."""
-    about = "the models that ship with the package, or the file of one"
-    _add(commands, "models", _serve_models, about, help.MODELS)
+_SPEEDS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+_FIELD_UNITS = {"bytes": "B", "flop": "FLOP"}  # by the last word of a field's name
+_PRESET_NAME = argument(
+    "name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: list all)"
+)
 
 
-def add_clusters(commands: Any) -> None:
-    """Add the command that lists clusters."""
-    about = "the clusters that ship with the package, or the file of one"
-    _add(commands, "clusters", _serve_clusters, about, help.CLUSTERS)
+@command("models", _PRESET_NAME, FORMAT)
+def models_command(args: argparse.Namespace) -> int:
+    """List the models that ship with the package, or print the file of one."""
+    return _print(args, "models", _model_record)
 
 
-def _add(commands: Any, name: str, serve: Callable[[argparse.Namespace], int], about: str, more: str) -> None:
-    parser = add_command(commands, name, serve, about, more)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: all)")
-    add_format(parser)
+@command("clusters", _PRESET_NAME, FORMAT)
+def clusters_command(args: argparse.Namespace) -> int:
+    """List the clusters that ship with the package, or print the file of one."""
+    return _print(args, "clusters", _cluster_record)
 
 
-def _serve_models(options: argparse.Namespace) -> int:
-    from cdpsim import presets
-
-    return _serve(options, "models", lambda name: _model_row(name, presets.model(name)))
-
-
-def _serve_clusters(options: argparse.Namespace) -> int:
-    from cdpsim import presets
-
-    return _serve(options, "clusters", lambda name: _cluster_row(name, presets.cluster(name)))
-
-
-def _serve(options: argparse.Namespace, kind: str, row: Callable[[str], Row]) -> int:
-    """Print all of a kind as a table, or one as its file."""
-    from cdpsim import presets
-    from cdpsim.files import tables
-
-    form = tables.check_format(options.format, tables.DATA_FORMATS)
-    if options.name is not None:
+def _print(args: argparse.Namespace, kind: str, record_of: Callable[[str], Record]) -> int:
+    """Print all models or clusters as a table, or the file of one."""
+    form, names = format_of(args), presets.preset_names(kind)
+    if args.name is not None:
         if form != "text":
-            raise RequestError("format", f"is of the table, but {options.name!r} is printed as its file; leave one out")
-        write(presets.preset_text(kind, choose(kind.removesuffix("s"), options.name, presets.preset_names(kind))))
+            raise RequestError("format", f"is of the table, but {args.name!r} is printed as its file; leave one out")
+        write_stdout(presets.preset_text(kind, choose(kind.removesuffix("s"), args.name, presets.preset_names(kind))))
         return 0
-    rows = [row(name) | {"about": presets.preset_comment(kind, name)} for name in presets.preset_names(kind)]
-    if form == "json":
-        write(tables.as_json(rows))
-        return 0
-    shown = [(_data if form == "csv" else _shown)(own) for own in rows]
-    write(tables.FORMATS[form](list(shown[0]), [list(cells.values()) for cells in shown]))
+    records = [record_of(name) | {"about": presets.preset_comment(kind, name)} for name in names]
+    cells_of = _number_cells if form == "csv" else _text_cells
+    rows = []
+    for record in records:
+        row: Record = {}
+        for field, value in (record | {"about": record["about"].partition("\n")[0]}).items():
+            row |= cells_of(field, value)
+        rows.append(row)
+    write_stdout(format_table(form, records, [*rows[0]], [[*row.values()] for row in rows]))
     return 0
 
 
-def _model_row(name: str, model: "Model") -> Row:
-    """What a micro-batch does in a model and leaves there, summed over stages; a tied tensor counts once."""
-    from cdpsim.model import PRECISIONS as BYTES
-
+def _model_record(name: str) -> Record:
+    """Return what a micro-batch does in a model and leaves there, summed over stages; a tied tensor counts once."""
+    found = presets.model(name)
     return {
         "name": name,
-        "stages": model.n,
-        "precision": model.precision,
-        "forward_flop": sum(float(stage.forward) for stage in model.stages),
-        "backward_flop": sum(float(stage.backward) for stage in model.stages),
-        "parameter_count": model.bytes_of_parameters // BYTES[model.precision],
-        "parameters_bytes": model.bytes_of_parameters,
-        "activations_bytes": int(model.size("activation").sum()),
+        "stages": found.n,
+        "precision": found.precision,
+        "forward_flop": sum(float(stage.forward) for stage in found.stages),
+        "backward_flop": sum(float(stage.backward) for stage in found.stages),
+        "parameter_count": found.parameter_bytes // model.PRECISIONS[found.precision],
+        "parameters_bytes": found.parameter_bytes,
+        "activations_bytes": int(found.size("activation").sum()),
     }
 
 
-def _cluster_row(name: str, cluster: "Cluster") -> Row:
-    """What one device of a cluster does and holds, and what lies between two."""
+def _cluster_record(name: str) -> Record:
+    """Return what one device of a cluster does and holds, and the links between two."""
+    cluster = presets.cluster(name)
     devices = cluster.devices[0]
     known = devices.speeds.known if devices.speeds is not None else {}
     return {
         "name": name,
         "devices": cluster.count,
         "memory_bytes": devices.memory,
-        "speeds": {precision: known.get(precision) for precision in PRECISIONS},
+        "speeds": {precision: known.get(precision) for precision in _SPEEDS},
         "achieved": devices.achieved,
         "topology": cluster.topology.kind if cluster.topology is not None else "edges",
-        "links": links(cluster),
+        "links": distinct_links(cluster),
     }
 
 
-def links(cluster: "Cluster") -> list[dict[str, float]]:
-    """Give the different latencies and reached bandwidths between two devices; of two nodes where it may grow."""
-    import numpy as np
-
-    nodes = cluster.topology.per_node if cluster.topology is not None and cluster.topology.per_node else 1
-    count = cluster.count or 2 * nodes
-    cluster = cluster.sized(count)
+def distinct_links(cluster: Cluster) -> list[dict[str, float]]:
+    """Return the different latencies and reached bandwidths between two devices; of two nodes where it may grow."""
+    per_node = cluster.topology.per_node if cluster.topology is not None else None
+    count = cluster.count or 2 * (per_node or 1)
     src, dst = np.nonzero(~np.eye(count, dtype=np.bool_))
-    found = np.unique(np.stack(cluster.link_costs(src, dst)), axis=1).T.tolist()
-    return [{"latency_seconds": latency, "bandwidth_bytes_per_second": bandwidth} for latency, bandwidth in found]
+    links = np.unique(np.stack(cluster.sized(count).link_costs(src, dst)), axis=1).T.tolist()
+    return [{"latency_seconds": latency, "bandwidth_bytes_per_second": bandwidth} for latency, bandwidth in links]
 
 
-def _shown(row: Row) -> dict[str, str]:
-    """A row's cells for people: prefixes to units, three digits, the first line of what it is about."""
-    cells: dict[str, str] = {}
-    for key, value in row.items():
-        if key == "speeds":
-            cells |= {precision: "-" if peak is None else f"{peak / 1e12:g}" for precision, peak in value.items()}
-        elif key == "links":
-            cells["links"] = ", ".join(_link(link) for link in value)
-        elif key == "parameter_count":
-            cells["parameters"] = f"{value / 1e6:,.1f} M"
-        elif key == "parameters_bytes":
-            cells["weights"] = _amount(value, "B")
-        elif key.endswith("_bytes"):
-            cells[key.removesuffix("_bytes")] = _amount(value, "B")
-        elif key.endswith("_flop"):
-            cells[key.removesuffix("_flop")] = _amount(value, "FLOP")
-        elif key == "about":
-            cells["about"] = value.partition("\n")[0]
-        else:
-            cells[key] = "any" if key == "devices" and value is None else str(value)
-    return cells
+def _text_cells(field: str, value: Any) -> Record:
+    """Return the cells for people of a field, by their headings: with units, four digits, and speeds in TFLOPS."""
+    if field == "speeds":
+        return {precision: peak and f"{peak / 1e12:g}" for precision, peak in value.items()}
+    if field == "links":
+        links = (
+            f"{_rounded(link['bandwidth_bytes_per_second'], 'B/s')} {_rounded(link['latency_seconds'], 's')}"
+            for link in value
+        )
+        return {"links": ", ".join(links)}
+    if field == "parameter_count":
+        return {"parameters": f"{value / 1e6:,.1f} M"}
+    if field == "parameters_bytes":
+        return {"weights": _rounded(value, "B")}
+    name, _, ending = field.rpartition("_")
+    if ending in _FIELD_UNITS:
+        return {name: _rounded(value, _FIELD_UNITS[ending])}
+    return {field: "any" if field == "devices" and value is None else value}
 
 
-def _data(row: Row) -> Row:
-    """A row's cells for programs, in the columns of `_shown`; of links the latencies and the bandwidths."""
-    values = row | {"about": row["about"].partition("\n")[0]}
-    cells: Row = {}
-    for key, value in values.items():
-        if key == "speeds":
-            cells |= value
-        elif key == "links":
-            cells |= {name: "|".join(repr(link[name]) for link in value) for name in value[0]}
-        else:
-            cells[key.removesuffix("_bytes").removesuffix("_flop")] = value
-    return cells
+def _number_cells(field: str, value: Any) -> Record:
+    """Return the cells for programs of a field, by their headings; of links the latencies and the bandwidths."""
+    if field == "speeds":
+        return dict(value)
+    if field == "links":
+        return {name: "|".join(repr(link[name]) for link in value) for name in value[0]}
+    name, _, ending = field.rpartition("_")
+    return {name if ending in _FIELD_UNITS else field: value}
 
 
-def _link(link: dict[str, float]) -> str:
-    latency, bandwidth = link["latency_seconds"], link["bandwidth_bytes_per_second"]
-    return f"{_amount(bandwidth, 'B/s')} {_amount(latency, 's')}"
-
-
-def _amount(value: float | None, unit: str) -> str:
-    from cdpsim.files import units
-
-    return "-" if value is None else units.text(float(f"{value:.4g}"), unit)
+def _rounded(value: float | None, unit: str) -> str | None:
+    return None if value is None else quantity_text(float(f"{value:.4g}"), unit)

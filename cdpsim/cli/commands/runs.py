@@ -1,113 +1,103 @@
-"""What is written: the traces of a run."""
+"""Commands that write the traces of a run."""
 
 import argparse
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
-from cdpsim.cli import help
-from cdpsim.cli.commands.compare import COLUMNS, cell_of
+from cdpsim.cli.commands.compare import MEASURED_COLUMNS, measured_cell
 from cdpsim.cli.commands.options import (
-    add_format,
-    add_request,
-    add_run,
-    add_runs,
-    refuse_output,
-    runs_of,
-    simulated,
-    words_of,
+    FORMAT,
+    RUN_OPTIONS,
+    STAGES,
+    format_of,
+    number_of_runs,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+    runs_argument,
 )
-from cdpsim.cli.console import add_command, say, write
+from cdpsim.cli.commands.requests import check_output, options_of, run_of
+from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.parser import argument, command
+from cdpsim.files.tables import format_table, noted
+from cdpsim.files.writing import check_writable
+from cdpsim.invariants import INVARIANTS, violations
+from cdpsim.request.description import describe_untied
+from cdpsim.schedules import schedule_from_csv
+from cdpsim.studies.compare import measure, table_notes
+from cdpsim.studies.montecarlo import sample_runs
+from cdpsim.trace import FILES, RUNS
 
 
-def add_simulate(commands: Any) -> None:
-    """Add the command that runs one schedule."""
-    about = "run one schedule and write its traces"
-    parser = add_command(commands, "simulate", _serve_simulate, about, help.SIMULATE)
-    parser.add_argument(
+@command(
+    "simulate",
+    argument(
         "schedule",
         nargs="?",
         metavar="NAME|FILE",
         help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
-    )
-    parser.add_argument("-n", metavar="N", help="stages (default: as many as the model has)")
-    parser.add_argument("-o", required=True, metavar="DIR", dest="output", help="the folder to write into")
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
-    add_run(parser)
-    add_runs(parser, "write runs.csv, too: run, makespan, period; quantiles into summary.json")
-    parser.add_argument(
+    ),
+    STAGES,
+    *output_arguments("the folder to write into", "DIR"),
+    option_arguments(RUN_OPTIONS),
+    runs_argument("write runs.csv, too: run, makespan, period; quantiles into summary.json"),
+    argument(
         "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
-    )
-    add_request(parser, experiments=True)
-
-
-def _serve_simulate(options: argparse.Namespace) -> int:
-    from cdpsim.files import writing as files
-    from cdpsim.invariants import INVARIANTS, violations
-    from cdpsim.request.description import describe_untied
-    from cdpsim.trace import FILES, RUNS
-
-    words = words_of(options, options.schedule)
-    runs = runs_of(options, words)
+    ),
+    argument(
+        "--from",
+        metavar="FILE",
+        dest="base",
+        help="ask for what a summary.json records, or an experiment file says; options that are given win",
+    ),
+    request_arguments(),
+)
+def simulate_command(args: argparse.Namespace) -> int:
+    """Run one schedule and write its traces."""
+    options = options_of(args, args.schedule)
+    runs = number_of_runs(args, options.get("run"))
     names = (*FILES, *[RUNS] * (runs is not None))
-    run = partial(simulated, words)
-    refuse_output(options.output, partial(files.check_writable, options.output, names, options.force), [run])
-    done = run()
-    if options.check:
-        found = violations(done)
-        for name, problem in found.items():
+    check_output(args.output, partial(check_writable, args.output, names, args.force), [partial(run_of, options)])
+    run = run_of(options)
+    if args.check:
+        problems = violations(run)
+        for name, problem in problems.items():
             say(f"{name.replace('_', ' ')}: {problem}")
-        if found:
+        if problems:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
-    for stages in done.program.untied:
-        say(describe_untied(stages, [done.request.schedule.name]))
+    for stages in run.program.untied:
+        say(describe_untied(stages, [run.request.schedule.name]))
     more: dict[str, Iterable[str]] = {}
     if runs is not None:
-        from cdpsim.studies.montecarlo import sample_runs
-
-        several = sample_runs(done, runs)
-        done.summary()["runs"] = several.summary()
+        several = sample_runs(run, runs)
+        run.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
-    done.save(options.output, force=options.force, more=more)
+    run.save(args.output, force=args.force, more=more)
     return 0
 
 
-def add_import(commands: Any) -> None:
-    """Add the command that runs an order from a file."""
-    about = "run an order that somebody else made: torch's CSV of a pipeline"
-    parser = add_command(commands, "import-schedule", _serve_import, about, help.IMPORT)
-    parser.add_argument("schedule", metavar="FILE.csv", help="a row for each device, a cell for each action")
-    parser.add_argument("-n", metavar="N", help="its stages (default: as many as it has)")
-    parser.add_argument(
-        "-o", metavar="DIR", dest="output", help="a folder for its traces, as `cdpsim simulate` has them"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
-    add_run(parser)
-    add_request(parser)
-    add_format(parser)
-
-
-def _serve_import(options: argparse.Namespace) -> int:
-    from cdpsim.files import tables
-    from cdpsim.files import writing as files
-    from cdpsim.schedules import imported
-    from cdpsim.studies.compare import measure, table_notes
-    from cdpsim.trace import FILES
-
-    form = tables.check_format(options.format, tables.DATA_FORMATS)
-    run = partial(simulated, words_of(options, imported(options.schedule)))
-    if options.output is not None:
-        refuse_output(options.output, partial(files.check_writable, options.output, FILES, options.force), [run])
-    trace = run()
-    measured = measure(trace)
-    if options.output is not None:
-        trace.save(options.output, force=options.force)
-    if form == "json":
-        write(tables.as_json(measured.to_builtins()))
-        return 0
-    cell = cell_of(form, in_slots=trace.in_slots)
-    rows = [(heading, cell(measured, field, unit)) for field, unit, heading in COLUMNS]
-    table = tables.FORMATS[form]((options.schedule, ""), [row for row in rows if row[1] not in ("-", None)])
-    write(tables.noted(table, form, table_notes([measured])))
+@command(
+    "import-schedule",
+    argument("schedule", metavar="FILE.csv", help="a row for each device, a cell for each action"),
+    argument("-n", metavar="N", help="its stages (default: as many as it has)"),
+    *output_arguments("a folder for its traces, as `cdpsim simulate` has them", "DIR", required=False),
+    option_arguments(RUN_OPTIONS),
+    request_arguments(),
+    FORMAT,
+)
+def import_command(args: argparse.Namespace) -> int:
+    """Run an order from a CSV file of torch.distributed.pipelining."""
+    form = format_of(args)
+    options = options_of(args, schedule_from_csv(args.schedule))
+    check = partial(check_writable, args.output, FILES, args.force)
+    check_output(args.output, check, [partial(run_of, options)])
+    run = run_of(options)
+    measured = measure(run)
+    if args.output is not None:
+        run.save(args.output, force=args.force)
+    cells = [(column.heading, measured_cell(measured, column, form, slots=run.in_slots)) for column in MEASURED_COLUMNS]
+    rows = [row for row in cells if row[1] is not None]
+    table = format_table(form, measured.to_builtins(), (args.schedule, ""), rows)
+    write_stdout(noted(table, form, table_notes([measured])))
     return 0

@@ -1,4 +1,4 @@
-"""What gantt pictures are made of: bars of tasks and messages, textures of idle time, marks, names.
+"""Parts of a gantt picture: bars of tasks and messages, textures of idle time, marks, names.
 
 Every function draws many at once; x is time, y is inches downwards.
 """
@@ -9,7 +9,8 @@ import numpy as np
 
 from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt.rows import LANE, LINK
-from cdpsim.draw.palette import CONTENTS, ink_on
+from cdpsim.draw.palette import CONTENT_COLOURS, ink_on
+from cdpsim.draw.views import KIND_WORDS
 from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
 from cdpsim.trace.metrics.waiting import IdleReason
@@ -17,8 +18,7 @@ from cdpsim.trace.metrics.waiting import IdleReason
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}
-HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # which part of a bar's height
+HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height
 NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
 MARKS = dict(zip(Content, "^vosD", strict=True))
 IDLE = {
@@ -27,12 +27,12 @@ IDLE = {
     IdleReason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
     IdleReason.NOTHING: ("nothing to do", ""),
 }
-SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
-SLASH = 4.5  # how many points it is wide
+NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
+SLASH = 4.5  # points: its width
 
 
-class Sheet(NamedTuple):
-    """What is drawn on, the points of a unit of time there, and how fine lines are: 1 unless tasks are narrow."""
+class Drawing(NamedTuple):
+    """Axes, the points of a unit of time on them, and the fineness of lines: 1 unless tasks are narrow."""
 
     axes: "Axes"
     scale: float
@@ -45,26 +45,21 @@ def boxes(axes: "Axes", left: Floats, right: Floats, top: Floats, bottom: Floats
     from matplotlib.collections import PolyCollection
 
     if len(left):
-        x, y = np.stack([left, left, right, right], axis=-1), np.stack([top, bottom, bottom, top], axis=-1)
+        corners = np.array([[left, left, right, right], [top, bottom, bottom, top]]).T
         with mpl.rc_context({"hatch.linewidth": 0.7}):
-            drawn = PolyCollection(list(np.stack([x, y], axis=-1)), **style)
-        drawn.set_gid(gid)
-        axes.add_collection(drawn, autolim=False)
+            axes.add_collection(PolyCollection(list(corners), gid=gid, **style), autolim=False)
 
 
-def lines(axes: "Axes", left: Floats, right: Floats, from_y: Floats, to_y: Floats, gid: str, **style: Any) -> None:
-    """Draw straight lines."""
+def straight_lines(axes: "Axes", x: tuple[Floats, Floats], y: tuple[Floats, Floats], gid: str, **style: Any) -> None:
+    """Draw straight lines, from the first to the second of `x` and `y`."""
     from matplotlib.collections import LineCollection
 
-    if len(left):
-        ends = np.stack([np.stack([left, from_y], axis=-1), np.stack([right, to_y], axis=-1)], axis=1)
-        drawn = LineCollection(list(ends), **style)
-        drawn.set_gid(gid)
-        axes.add_collection(drawn, autolim=False)
+    if len(x[0]):
+        axes.add_collection(LineCollection(list(np.array([x, y]).T), gid=gid, **style), autolim=False)
 
 
 def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any) -> None:
-    """Draw marks, which may stand over the edge."""
+    """Draw marks, which may extend beyond the axes."""
     if len(x):
         axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
 
@@ -72,18 +67,12 @@ def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any)
 def idle_boxes(axes: "Axes", reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
     """Draw idle time in the texture of its reason."""
     pale = "#f1f1f1" if reason is IdleReason.NOTHING else "#ffffff"
-    style: dict[str, Any] = {
-        "facecolor": pale,
-        "edgecolor": "#b8b8b8",
-        "linewidth": 0,
-        "hatch": IDLE[reason][1],
-        "zorder": 0.8,
-    }
-    boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", **style)
+    style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "hatch": IDLE[reason][1], "linewidth": 0}
+    boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", zorder=0.8, **style)
 
 
 def task_bars(
-    sheet: Sheet,
+    drawing: Drawing,
     kind: str,
     top: Floats,
     start: Floats,
@@ -92,9 +81,9 @@ def task_bars(
     stale: Ints,
     height: float = LANE,
 ) -> None:
-    """Draw bars, hatched at top or bottom if they are no forwards, with a slash where a version is not the newest."""
-    axes, name = sheet.axes, KINDS[kind].replace(" ", "-")
-    gap = np.minimum(0.5 / sheet.scale, 0.04 * (end - start))  # what is side by side does not touch
+    """Draw bars, those of backwards hatched at top or bottom, those of stale tasks with a slash."""
+    axes, name = drawing.axes, KIND_WORDS[kind].replace(" ", "-")
+    gap = np.minimum(0.5 / drawing.scale, 0.04 * (end - start))  # so that bars side by side do not touch
     left, right, high, low = start + gap, end - gap, top + 0.01, top + height - 0.01
     boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
     inks = inks_on(colours)
@@ -103,49 +92,50 @@ def task_bars(
         if kind in HATCHED:
             above, below = (high[some] + share * (height - 0.02) for share in HATCHED[kind])
             # Narrow bars have no room for a hatch: they are cut short there.
-            style = {"facecolor": "none", "hatch": "////////"} if sheet.fine > 0.5 else {"facecolor": "#ffffff"}
+            style = {"facecolor": "none", "hatch": "////////"} if drawing.fine > 0.5 else {"facecolor": "#ffffff"}
             gid = f"{name}-hatch-{shade}"
             boxes(axes, left[some], right[some], above, below, gid, edgecolor=ink, linewidth=0, **style)
     old = np.flatnonzero(stale)
-    foot = right[old] - np.minimum(SLASH / sheet.scale, 0.5 * (right - left)[old])
-    lines(axes, foot, right[old], low[old], high[old], f"{name}-stale", colors=inks[old], linewidths=sheet.fine)
+    foot = right[old] - np.minimum(SLASH / drawing.scale, 0.5 * (right - left)[old])
+    slash = (foot, right[old]), (low[old], high[old])
+    straight_lines(axes, *slash, f"{name}-stale", colors=inks[old], linewidths=drawing.fine)
 
 
 def inks_on(colours: np.ndarray) -> np.ndarray:
-    """Black or white for each colour."""
-    known = {colour: ink_on(colour) for colour in dict.fromkeys(colours.tolist())}
-    return np.array([known[colour] for colour in colours.tolist()])
+    """Return black or white for each colour, whichever can be read on it."""
+    return np.array(list(map(ink_on, colours.tolist())))
 
 
-def names(sheet: Sheet, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
-    """Write `F1.0` into the bars that have room for it, all in the largest size that most have room for."""
+def write_names(drawing: Drawing, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
+    """Write `F1.0` into the bars that have room for it, all in the largest size for which nine in ten have room."""
     columns = [tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage")]
     words = [f"{kind}{f'{i}.' if i >= 0 else ''}{j}" for kind, _, i, j in zip(*columns, strict=True)]
     gids = [f"{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}" for kind, t, i, j in zip(*columns, strict=True)]
-    left, right = tasks["start"], tasks["end"] - SLASH / sheet.scale * tasks["stale"]
-    room = (right - left) * sheet.scale - 1.5
+    left, right = tasks["start"], tasks["end"] - SLASH / drawing.scale * tasks["stale"]
+    room = (right - left) * drawing.scale - 1.5
     needs = np.array([0.6 * len(word) - 0.1 for word in words])
-    size = max((size for size in SIZES if (needs * size <= room).sum() >= 0.9 * len(words)), default=SIZES[0])
+    size = max((size for size in NAME_SIZES if (needs * size <= room).sum() >= 0.9 * len(words)), default=NAME_SIZES[0])
     for k in np.flatnonzero(needs * size <= room).tolist():
         y = top[k] + NAMED_AT[words[k][0]] * LANE
-        text = sheet.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
+        text = drawing.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
         text.set(va="center_baseline", gid=gids[k])
 
 
-def update_marks(sheet: Sheet, time: Floats, top: Floats, bottom: Floats) -> None:
+def update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats) -> None:
     """Draw an upright line and a mark on it where a device updates."""
-    lines(sheet.axes, time, time, top - 0.03, bottom, "update-free", colors=INK, linewidths=sheet.fine, clip_on=False)
-    marks(sheet.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * sheet.fine**2)
+    style: dict[str, Any] = {"colors": INK, "linewidths": drawing.fine, "clip_on": False}
+    straight_lines(drawing.axes, (time, time), (top - 0.03, bottom), "update-free", **style)
+    marks(drawing.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * drawing.fine**2)
 
 
-def message_bars(sheet: Sheet, content: Content, top: Floats, start: Floats, end: Floats) -> None:
-    """Draw bars with the mark of what they carry; what takes no time is a mark alone."""
-    axes, colour, mark, gid = sheet.axes, CONTENTS[content], MARKS[content], f"message-{content.name.lower()}"
+def message_bars(drawing: Drawing, content: Content, top: Floats, start: Floats, end: Floats) -> None:
+    """Draw bars with the mark of their content; a message that takes no time is a mark alone."""
+    axes, colour, mark, gid = drawing.axes, CONTENT_COLOURS[content], MARKS[content], f"message-{content.name.lower()}"
     long = end > start
     high, low, middle = top + 0.01, top + LINK - 0.01, top + LINK / 2
     style: dict[str, Any] = {"facecolor": colour, "edgecolor": "#ffffff", "linewidth": 0.4}
     boxes(axes, start[long], end[long], high[long], low[long], gid, **style)
-    wide = (end - start) * sheet.scale > 5
+    wide = (end - start) * drawing.scale > 5
     marks(axes, mark, (start + end)[wide] / 2, middle[wide], f"{gid}-mark", color=ink_on(colour), s=12)
-    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4 * sheet.fine, "s": 20 * sheet.fine**2}
+    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4 * drawing.fine, "s": 20 * drawing.fine**2}
     marks(axes, mark, start[~long], middle[~long], f"{gid}-free", **style)

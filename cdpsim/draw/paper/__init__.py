@@ -5,21 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw import canvas, palette, scene
-from cdpsim.draw.canvas import GREY, PALE
-from cdpsim.draw.paper.marks import (
-    KINDS,
-    Box,
-    double_bar,
-    draw_task,
-    kind_entry,
-    message_entry,
-    micro_batch_entry,
-    stale_entry,
-    synchronisation_entry,
-)
-from cdpsim.draw.paper.shown import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
-from cdpsim.draw.sheet import SMALL, Entry, arc, area, fitted, line, rectangle, rows_of, sheet, write, write_key
+from cdpsim.draw import palette, sheet
+from cdpsim.draw.canvas import GREY, PALE, label
+from cdpsim.draw.paper import marks
+from cdpsim.draw.paper.content import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
+from cdpsim.draw.sheet import SMALL, Box, KeyEntry, write_words
+from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
 from cdpsim.trace import Trace
@@ -35,25 +26,24 @@ _COLUMN = 241.0
 _WIDEST = 936.0
 _HIGHEST = 1080.0
 _LEFT, _RIGHT = 20.0, 5.0
-_CELL = 13.5
+_CELL_WIDTH = 13.5
 _WIDE_CELL = 22.0
 _LEAST_IN_CELL = 3.6
-_LEAST = 1.8  # a mark that is narrower cannot be seen
+_LEAST_MARK = 1.8  # a mark that is narrower cannot be seen
 _LEAST_FOR_ARROWS = 5.0
 _PAD = 1.3  # on both sides of a cell: a double bar has room between two
-_LINE = 11.0
+_LINE_HEIGHT = 11.0
 _SMALL_LINE = 8.5
 _TITLE = 12.0
 _KEY_LINE = 11.0
 _AXIS = 21.0
 _MOST_TASKS = 10_000
-_REMEDY = "use timeline --style gantt, an .html file, or fewer --steps"
-_KEYED = ("kind", "micro_batch", "stale")
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_ANOTHER_WAY = "use timeline --style gantt, an .html file, or fewer --steps"
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
-class _Time(NamedTuple):
-    """How times become places on the sheet."""
+class _TimeAxis(NamedTuple):
+    """The places of times on the sheet."""
 
     cells: bool
     in_slots: bool
@@ -69,10 +59,10 @@ class _Time(NamedTuple):
         return min(_PAD, 0.1 * self.pace)
 
 
-class _Panel(NamedTuple):
+class _Timeline(NamedTuple):
     """One run, as it will be drawn."""
 
-    trace: Trace
+    views: Views
     title: str
     prefix: str
     spots: Spots
@@ -83,12 +73,8 @@ class _Panel(NamedTuple):
     gap: float
 
     @property
-    def band(self) -> float:
-        return self.spots.lines * self.line
-
-    @property
     def pitch(self) -> float:
-        return self.band + self.gap
+        return self.spots.lines * self.line + self.gap
 
     @property
     def height(self) -> float:
@@ -100,7 +86,7 @@ def figure_1(n: int = 3, steps: int = 2) -> "Figure":
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", steps, at_least=1)
     _pace(2 * n * steps + 2 * (n - 1), 1.0, side_by_side(n))
     runs = [simulate(name, n, steps=steps, rule=rule) for _, name, rule in FIGURE_1]
-    return paper(runs, [title for title, _, _ in FIGURE_1])
+    return paper(runs, [words for words, _, _ in FIGURE_1])
 
 
 def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> "Figure":
@@ -108,99 +94,94 @@ def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> "Figu
 
     Stages and micro-batches are counted from 1 and time steps from 0, as there.
     """
-    for trace in traces:
-        scene.refuse_empty(trace)
-        if not (trace.tasks["end"] > trace.tasks["start"]).any():
-            raise RequestError("trace", "has no task that takes time; give one of a run that did something")
-    tasks = sum(len(trace.tasks["start"]) for trace in traces)
-    if tasks > _MOST_TASKS:
-        raise RequestError("timeline", f"has {tasks} tasks, of which the paper's style draws {_MOST_TASKS}; {_REMEDY}")
-    if len({trace.in_slots for trace in traces}) != 1:
-        raise RequestError("traces", "need one unit of time, slots or seconds; draw them apart")
-    cells = all(in_cells(trace) for trace in traces)
-    places = [spots(trace, cells) for trace in traces]
-    time = _time(traces, places, cells)
-    names = [canvas.label(title) for title in titles] if titles else [scene.title(trace) for trace in traces]
-    panels = [_panel(time, *each, k, len(traces)) for k, each in enumerate(zip(traces, names, places, strict=True))]
+    runs = list(map(Views, traces))
+    _refuse_undrawable(runs)
+    cells = all(map(in_cells, runs))
+    places = [spots(views, cells) for views in runs]
+    time = _time_axis(runs, places, cells)
+    names = list(map(label, titles)) if titles else list(map(title, traces))
+    timelines = [_timeline(time, *each, k, len(runs)) for k, each in enumerate(zip(runs, names, places, strict=True))]
     width = max(_COLUMN, time.at(time.span) + _RIGHT)
-    key = rows_of(_key(panels), width - 2 * _RIGHT)
-    height = sum(_TITLE + panel.height for panel in panels) + _AXIS + len(key) * _KEY_LINE + 5
+    key = sheet.key_rows(_key_entries(timelines), width - 2 * _RIGHT)
+    height = sum(_TITLE + timeline.height for timeline in timelines) + _AXIS + len(key) * _KEY_LINE + 5
     if height > _HIGHEST:
-        raise RequestError("timeline", f"has more stages than {_HIGHEST / 72:g} inches have room for; {_REMEDY}")
-    figure, axes = sheet(width, height)
+        raise RequestError("timeline", f"has more stages than {_HIGHEST / 72:g} inches have room for; {_ANOTHER_WAY}")
+    figure, axes = sheet.new_sheet(width, height)
     top = height
-    for panel in panels:
+    for timeline in timelines:
         top -= _TITLE
-        write(axes, 3, top + _TITLE / 2 - 1, fitted(panel.title, width - 8, SMALL + 1), SMALL + 1)
-        _draw(axes, panel, time, top)
-        top -= panel.height
+        write_words(axes, 3, top + _TITLE / 2 - 1, sheet.fitted(timeline.title, width - 8, SMALL + 1), SMALL + 1)
+        _draw_timeline(axes, timeline, time, top)
+        top -= timeline.height
     _write_times(axes, time, top)
-    write_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
+    sheet.draw_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
     return figure
 
 
-def _time(traces: Sequence[Trace], places: Sequence[Spots], cells: bool) -> _Time:
-    span = max(float(trace.tasks["end"].max()) for trace in traces)
+def _refuse_undrawable(runs: Sequence[Views]) -> None:
+    """Refuse runs that this style cannot draw."""
+    if any(not (views.tasks["end"] > views.tasks["start"]).any() for views in runs):
+        raise RequestError("trace", "has no task that takes time; give one of a run that did something")
+    tasks = sum(len(views.kind) for views in runs)
+    if tasks > _MOST_TASKS:
+        problem = f"has {tasks} tasks, of which the paper's style draws {_MOST_TASKS}; {_ANOTHER_WAY}"
+        raise RequestError("timeline", problem)
+    if len({views.in_slots for views in runs}) != 1:
+        raise RequestError("traces", "need one unit of time, slots or seconds; draw them apart")
+
+
+def _time_axis(runs: Sequence[Views], places: Sequence[Spots], cells: bool) -> _TimeAxis:
+    span = max(float(views.tasks["end"].max()) for views in runs)
     durations = np.concatenate([place.until - place.begin for place in places])
     typical = 1.0 if cells else float(np.median(durations[durations > 0]))
     pace = _pace(span, typical, max(place.columns for place in places))
-    return _Time(cells, traces[0].in_slots, span, pace, 0.8 * typical * pace)
+    return _TimeAxis(cells, runs[0].in_slots, span, pace, 0.8 * typical * pace)
 
 
 def _pace(span: float, typical: float, columns: int) -> float:
-    """How many points a unit of time has; refuse what would have too few for tasks that typically take so long."""
+    """Return the points of a unit of time; refuse what would have too few for tasks that typically take so long."""
     cells = span / typical
-    wanted = cells * max(_CELL, _LEAST_IN_CELL * columns + 2 * _PAD)
+    wanted = cells * max(_CELL_WIDTH, _LEAST_IN_CELL * columns + 2 * _PAD)
     room, most = min(_COLUMN - _LEFT - _RIGHT, cells * _WIDE_CELL), _WIDEST - _LEFT - _RIGHT
     width = min(max(wanted, room), most)
-    if 0.8 * width / cells / columns < _LEAST:
+    if 0.8 * width / cells / columns < _LEAST_MARK:
         beside = f", {columns} of them side by side" if columns > 1 else ""
-        longest = int(0.8 * most / _LEAST / columns)
-        raise RequestError(
-            "timeline",
-            f"is as long as {cells:.0f} tasks{beside}; the paper's style has room for {longest}; {_REMEDY}",
-        )
+        longest = int(0.8 * most / _LEAST_MARK / columns)
+        problem = f"is as long as {cells:.0f} tasks{beside}; the paper's style has room for {longest}"
+        raise RequestError("timeline", f"{problem}; {_ANOTHER_WAY}")
     return width / span
 
 
-def _panel(time: _Time, trace: Trace, title: str, place: Spots, number: int, of: int) -> _Panel:
-    synchronised = synchronisations(trace)
-    passed = passed_on(trace, synchronised) if time.room >= _LEAST_FOR_ARROWS else []
+def _timeline(time: _TimeAxis, views: Views, name: str, place: Spots, number: int, of: int) -> _Timeline:
+    synchronised = synchronisations(views.trace)
+    passed = passed_on(views, synchronised) if time.room >= _LEAST_FOR_ARROWS else []
     letter = chr(ord("a") + number) if number < 26 else str(number)
-    stages = int(trace.tasks["stage"].max()) + 1
-    size = _LINE if place.lines == 1 else _SMALL_LINE
-    name = f"({letter}) {title}" if of > 1 else title
-    prefix = f"{letter}-" if of > 1 else ""
-    return _Panel(
-        trace, name, prefix, place, synchronised, passed, stages, size, 10.5 if passed or stages == 1 else 4.5
-    )
+    name, prefix = (f"({letter}) {name}", f"{letter}-") if of > 1 else (name, "")
+    stages = int(views.tasks["stage"].max()) + 1
+    size, gap = _LINE_HEIGHT if place.lines == 1 else _SMALL_LINE, 10.5 if passed or stages == 1 else 4.5
+    return _Timeline(views, name, prefix, place, synchronised, passed, stages, size, gap)
 
 
-def _draw(axes: "Axes", panel: _Panel, time: _Time, top: float) -> None:
-    bottom = top - panel.height
-    for j in range(panel.stages):
-        y = bottom + (j + 0.5) * panel.pitch
-        write(axes, _LEFT - 3.5, y, str(j + 1), ha="right")
-        line(
-            axes,
-            [(_LEFT, bottom + j * panel.pitch), (time.at(time.span), bottom + j * panel.pitch)],
-            edgecolor=PALE,
-            lw=0.4,
-        )
-    write(axes, 5, (top + bottom) / 2, "stage", ha="center", va="center", rotation=90)
-    boxes = _boxes(panel, time, bottom)
-    _draw_marks(axes, panel, time, boxes)
-    for k, maker, user in panel.passed:
-        _draw_message(axes, panel, k, time.at(panel.trace.messages["end"][k]), boxes[maker], boxes[user])
-    for step, moment in panel.synchronised.items():
-        double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{panel.prefix}synchronisation-t{step}")
+def _draw_timeline(axes: "Axes", timeline: _Timeline, time: _TimeAxis, top: float) -> None:
+    bottom = top - timeline.height
+    for j in range(timeline.stages):
+        y = bottom + j * timeline.pitch
+        write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + 1), ha="right")
+        sheet.draw_lines(axes, [(_LEFT, y), (time.at(time.span), y)], edgecolor=PALE, lw=0.4)
+    write_words(axes, 5, (top + bottom) / 2, "stage", ha="center", va="center", rotation=90)
+    boxes = _boxes(timeline, time, bottom)
+    _draw_marks(axes, timeline, time, boxes)
+    for k, maker, user in timeline.passed:
+        _draw_message(axes, timeline, k, time.at(timeline.views.messages["end"][k]), boxes[maker], boxes[user])
+    for step, moment in timeline.synchronised.items():
+        marks.double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
 
 
-def _boxes(panel: _Panel, time: _Time, bottom: float) -> dict[int, Box]:
-    """Of each task that is drawn, by its row: left, right, bottom and top of its place."""
-    place, stage = panel.spots, panel.trace.tasks["stage"][panel.spots.row]
-    upper = bottom + (stage + 1) * panel.pitch - panel.gap / 2 - place.line * panel.line
-    lower = upper - panel.line
+def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box]:
+    """Return the place of each task that is drawn, by its row."""
+    place, stage = timeline.spots, timeline.views.tasks["stage"][timeline.spots.row]
+    upper = bottom + (stage + 1) * timeline.pitch - timeline.gap / 2 - place.line * timeline.line
+    lower = upper - timeline.line
     if time.cells:
         mark = (time.pace - 2 * time.pad) / place.columns
         left = time.at(0) + place.begin * time.pace + time.pad + place.column * mark
@@ -211,48 +192,44 @@ def _boxes(panel: _Panel, time: _Time, bottom: float) -> dict[int, Box]:
     return dict(zip(place.row.tolist(), zip(*(edge.tolist() for edge in edges), strict=True), strict=True))
 
 
-def _draw_marks(axes: "Axes", panel: _Panel, time: _Time, boxes: dict[int, Box]) -> None:
-    tasks = panel.trace.tasks
+def _draw_marks(axes: "Axes", timeline: _Timeline, time: _TimeAxis, boxes: dict[int, Box]) -> None:
+    tasks = timeline.views.tasks
     names = ("kind", "step", "micro_batch", "stage", "stale")
     digits = len(str(tasks["micro_batch"].max() + 1))
     for row, box in boxes.items():
         kind, t, i, j, stale = (tasks[name][row].item() for name in names)
-        name = f"{panel.prefix}{kind}-t{t}-i{i}-j{j}"
+        name = f"{timeline.prefix}{kind}-t{t}-i{i}-j{j}"
         if not time.cells:
             left, right, lower, upper = box
-            area(
-                axes, rectangle((left, right, lower + 1, upper - 1)), palette.colour(i), name=f"{name}-bar", alpha=0.35
-            )
-            middle, half = (left + right) / 2, min((right - left) / 2, _LINE / 2.2)
+            bar = sheet.corners_of((left, right, lower + 1, upper - 1))
+            sheet.fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
+            middle, half = (left + right) / 2, min((right - left) / 2, _LINE_HEIGHT / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
+        marks.draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
-def _draw_message(
-    axes: "Axes",
-    panel: _Panel,
-    number: int,
-    arrival: float,
-    maker: Box,
-    user: Box,
-) -> None:
-    """Gradients pass above the marks, parameters and states below."""
-    messages = panel.trace.messages
-    content, t, j, src, dst = (messages[name][number] for name in ("content", "step", "stage", "src", "dst"))
+def _draw_message(axes: "Axes", timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
+    """Draw an arrow from a message's maker to its user: of gradients above the marks, else below."""
+    names = ("content", "step", "stage", "src", "dst")
+    content, t, j, src, dst = (timeline.views.messages[name][number] for name in names)
     side, edge = (1, 3) if content == "gradient" else (-1, 2)
     start, end = (maker[0] + maker[1]) / 2, (user[0] + user[1]) / 2
     if end < start + 3:  # a sum may come while the task that adds to it runs already, or is over
         end = max(arrival, user[1])
-    y, rise = (maker[edge] + user[edge]) / 2, side * panel.gap * 0.75
-    name = f"{panel.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
+    y, rise = (maker[edge] + user[edge]) / 2, side * timeline.gap * 0.75
+    name = f"{timeline.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
     ends = (start + 1, maker[edge] + side * 0.6), (end - 1, user[edge] + side * 0.6)
-    arc(axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5)
+    sheet.draw_arc(
+        axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5
+    )
 
 
-def _write_times(axes: "Axes", time: _Time, top: float) -> None:
-    """Tick labels and the name of the time axis, below a panel."""
-    line(axes, [(_LEFT, top), (time.at(time.span), top)], edgecolor=GREY, lw=0.5)
-    scale, unit = next((pair for pair in _UNITS if time.span >= pair[0]), _UNITS[-1]) if not time.in_slots else (1, "")
+def _write_times(axes: "Axes", time: _TimeAxis, top: float) -> None:
+    """Write tick labels and the name of the time axis below a timeline."""
+    sheet.draw_lines(axes, [(_LEFT, top), (time.at(time.span), top)], edgecolor=GREY, lw=0.5)
+    scale, unit = (
+        next((pair for pair in _TIME_UNITS if time.span >= pair[0]), _TIME_UNITS[-1]) if not time.in_slots else (1, "")
+    )
     digits = 4.2 * len(f"{time.span / scale:.0f}") + 5
     every = _nice(digits / time.pace / scale, time.in_slots) * scale
     for k in range(int(time.span / every + 1e-9) + 1):
@@ -261,32 +238,33 @@ def _write_times(axes: "Axes", time: _Time, top: float) -> None:
             continue
         x = time.at(moment + (0.5 if time.cells else 0))
         if not time.cells:
-            line(axes, [(x, top), (x, top - 2)], edgecolor=GREY, lw=0.5)
-        write(axes, x, top - 6.5, f"{moment / scale:.10g}", ha="center")
+            sheet.draw_lines(axes, [(x, top), (x, top - 2)], edgecolor=GREY, lw=0.5)
+        write_words(axes, x, top - 6.5, f"{moment / scale:.10g}", ha="center")
     words = "time step" if time.in_slots else f"time ({unit})"
-    write(axes, (_LEFT + time.at(time.span)) / 2, top - 15.5, words, ha="center")
+    write_words(axes, (_LEFT + time.at(time.span)) / 2, top - 15.5, words, ha="center")
 
 
-def _nice(least: float, whole: bool) -> float:
-    """The smallest of 1, 2, 5, 10, 20 ... that is no smaller than that; of tenths too, unless whole."""
+def _nice(least: float, integer: bool) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20 ... that is no smaller than that; of tenths too, unless `integer`."""
     power = 10.0 ** np.floor(np.log10(least))
-    if whole:
+    if integer:
         power = max(power, 1.0)
     return float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9)))
 
 
-def _key(panels: Sequence[_Panel]) -> list[Entry]:
-    """What the marks that are there mean."""
-    tasks = [panel.trace.tasks for panel in panels]
-    some = [columns["kind"] != "U" for columns in tasks]
-    shown = {name: np.concatenate([c[name][k] for c, k in zip(tasks, some, strict=True)]) for name in _KEYED}
-    numbers = np.unique(shown["micro_batch"]).tolist()
-    entries: list[Entry] = []
+def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
+    """Return the entries of the marks that are there."""
+    drawn = [(timeline.views, timeline.spots.row) for timeline in timelines]
+    kinds, numbers, stale = (
+        np.unique(np.concatenate([views.tasks[name][row] for views, row in drawn])).tolist()
+        for name in ("kind", "micro_batch", "stale")
+    )
+    entries: list[KeyEntry] = []
     for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
         sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
-        said = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
-        entries.append(micro_batch_entry(shade, said if entries else f"micro-batch {said}"))
-    entries += [kind_entry(kind) for kind in KINDS if kind in shown["kind"]]
-    entries += [stale_entry()] if shown["stale"].any() else []
-    entries += [synchronisation_entry()] if any(panel.synchronised for panel in panels) else []
-    return entries + ([message_entry()] if any(panel.passed for panel in panels) else [])
+        words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
+        entries.append(marks.micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
+    entries += [marks.kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
+    entries += [marks.stale_entry()] if any(stale) else []
+    entries += [marks.synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
+    return entries + ([marks.message_entry()] if any(timeline.passed for timeline in timelines) else [])

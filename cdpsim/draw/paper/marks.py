@@ -1,18 +1,17 @@
 """The marks of the paper's Fig. 1: block arrows, slashes, double bars, and the entries of its key."""
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.sheet import Entry, Point, arc, area, line, rectangle, write
+from cdpsim.draw.sheet import Box, KeyEntry, SheetPoint, corners_of, draw_arc, draw_lines, fill_polygon, write_words
+from cdpsim.draw.views import KIND_WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Box: TypeAlias = tuple[float, float, float, float]  # left, right, lower, upper
-KINDS = {"F": "forward", "B": "backward", "W": "backward of weights"}
 _WIDE = 6.0  # points: wider marks have room for the white edge of a slash
-_DIGIT = 3.9  # points: how wide a digit is at the smallest size
+_DIGIT = 3.9  # points: the width of a digit at the smallest size
 
 
 def draw_task(axes: "Axes", kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
@@ -21,15 +20,15 @@ def draw_task(axes: "Axes", kind: str, micro_batch: int, box: Box, *, stale: boo
     gap = min(0.4, 0.1 * (right - left))
     box = (left + gap, right - gap, lower + 0.3, upper - 0.3)
     fill = palette.colour(micro_batch)
-    area(axes, block_arrow(kind, box), fill, name=name)
+    fill_polygon(axes, block_arrow(kind, box), fill, name=name)
     if stale:
         slash(axes, box, f"{name}-slash")
     if right - left >= _DIGIT * digits + 1:
         _write_number(axes, kind, str(micro_batch + 1), box, fill, clear=stale)
 
 
-def block_arrow(kind: str, box: Box) -> list[Point]:
-    """The outline of a task's mark: a forward points up, a backward down, the weight part of one is a chevron."""
+def block_arrow(kind: str, box: Box) -> list[SheetPoint]:
+    """Return the outline of a task's mark: a forward points up, a backward down; a backward of weights is a chevron."""
     left, right, lower, upper = box
     middle, tip = (left + right) / 2, min(0.36 * (upper - lower), 0.7 * (right - left))
     if kind == "F":
@@ -45,8 +44,8 @@ def _write_number(axes: "Axes", kind: str, digits: str, box: Box, fill: str, *, 
     y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.05}.get(kind, 0.0) * (upper - lower)
     if clear:
         half = _DIGIT / 2 * len(digits) + 0.25
-        area(axes, rectangle((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
-    write(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
+        fill_polygon(axes, corners_of((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
+    write_words(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
 
 
 def slash(axes: "Axes", box: Box, name: str = "") -> None:
@@ -56,53 +55,53 @@ def slash(axes: "Axes", box: Box, name: str = "") -> None:
     beyond = 1.3 if wide else 0.4
     ends = [(left - beyond, lower - 1.3), (right + beyond, upper + 1.3)]
     if wide:
-        line(axes, ends, edgecolor="white", lw=2.0, zorder=3)
-    line(axes, ends, name=name, lw=0.9 if wide else 0.6, zorder=3)
+        draw_lines(axes, ends, edgecolor="white", lw=2.0, zorder=3)
+    draw_lines(axes, ends, name=name, lw=0.9 if wide else 0.6, zorder=3)
 
 
 def double_bar(axes: "Axes", x: float, lower: float, upper: float, name: str = "") -> None:
     """Draw two bars side by side."""
-    line(axes, *([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85)), name=name, lw=0.7, zorder=4)
+    draw_lines(axes, *([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85)), name=name, lw=0.7, zorder=4)
 
 
-def micro_batch_entry(shade: int, meaning: str) -> Entry:
-    """Say which micro-batches a colour is of."""
-
-    def draw(axes: "Axes", x: float, y: float) -> None:
-        area(axes, rectangle((x - 3, x + 3, y - 3, y + 3)), palette.colour(shade))
-
-    return Entry(draw, 6, meaning)
-
-
-def kind_entry(kind: str) -> Entry:
-    """Say which way the marks of a kind point."""
+def micro_batch_entry(shade: int, meaning: str) -> KeyEntry:
+    """Return the entry of a colour, by which micro-batches have it."""
 
     def draw(axes: "Axes", x: float, y: float) -> None:
-        area(axes, block_arrow(kind, (x - 3.5, x + 3.5, y - 4, y + 4)), "white", edgecolor=INK, lw=0.6)
+        fill_polygon(axes, corners_of((x - 3, x + 3, y - 3, y + 3)), palette.colour(shade))
 
-    return Entry(draw, 7, KINDS[kind])
+    return KeyEntry(draw, 6, meaning)
 
 
-def stale_entry() -> Entry:
-    """Say what a slash means."""
+def kind_entry(kind: str) -> KeyEntry:
+    """Return the entry of a kind's mark."""
+
+    def draw(axes: "Axes", x: float, y: float) -> None:
+        fill_polygon(axes, block_arrow(kind, (x - 3.5, x + 3.5, y - 4, y + 4)), "white", edgecolor=INK, lw=0.6)
+
+    return KeyEntry(draw, 7, KIND_WORDS[kind])
+
+
+def stale_entry() -> KeyEntry:
+    """Return the entry of a slash."""
 
     def draw(axes: "Axes", x: float, y: float) -> None:
         box = (x - 3.5, x + 3.5, y - 4, y + 4)
-        area(axes, block_arrow("F", box), PALE)
+        fill_polygon(axes, block_arrow("F", box), PALE)
         slash(axes, box)
 
-    return Entry(draw, 8, "reads an older version")
+    return KeyEntry(draw, 8, "reads an older version")
 
 
-def synchronisation_entry() -> Entry:
-    """Say what a double bar means."""
-    return Entry(lambda axes, x, y: double_bar(axes, x, y - 4, y + 4), 3, "synchronisation")
+def synchronisation_entry() -> KeyEntry:
+    """Return the entry of a double bar."""
+    return KeyEntry(lambda axes, x, y: double_bar(axes, x, y - 4, y + 4), 3, "synchronisation")
 
 
-def message_entry() -> Entry:
-    """Say what an arrow means."""
+def message_entry() -> KeyEntry:
+    """Return the entry of an arrow."""
 
     def draw(axes: "Axes", x: float, y: float) -> None:
-        arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
+        draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
 
-    return Entry(draw, 16, "message")
+    return KeyEntry(draw, 16, "message")

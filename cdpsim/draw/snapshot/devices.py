@@ -1,5 +1,6 @@
-"""Devices on a sheet: where each stands, and what is drawn of it at a moment."""
+"""Devices on a sheet: the place of each, and the marks that show a moment."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from math import cos, hypot, pi, sin
@@ -7,18 +8,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.sheet import Point, area, put, write
+from cdpsim.draw.sheet import SheetPoint, fill_polygon, put_patch, write_words
 from cdpsim.draw.snapshot.moment import Moment, Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DEVICE = "#f3f3f3"
+DEVICE_FILL = "#f3f3f3"
 _BELOW_DISKS = 0.8  # arrows, so that one that passes a disk leaves its number legible
+# The heads, their size and the width of each kind of arrow; "another-collective", of another time step, is dotted.
+_ARROWS = {
+    "inner": ("-|>", 4.0, 0.6),
+    "message": ("-|>", 6.5, 1.6),
+    "collective": ("<|-|>", 6.5, 1.6),
+}
 
 
 class Arrangement(NamedTuple):
-    """Where everything stands, in columns from the left and rows from below."""
+    """The places of devices, in columns from the left and rows from below."""
 
     column: dict[int, float]  # of each device
     row: dict[Place, int]  # of each stage on each device
@@ -29,45 +36,46 @@ class Arrangement(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Sizes in points, and what is written."""
+    """Sizes in points, and the numbering."""
 
     pitch: float  # from column to column
     rise: float  # from row to row
     disk: float  # the radius of a disk
-    ring: float  # how thick a ring is for each stage-activation
-    first: int  # from what micro-batches and stages are counted
+    ring: float  # the thickness of a ring for each stage-activation
+    first: int  # the number of the first micro-batch and stage
     strip: float = 0.0  # room for words at the foot of a device
 
 
-def arrange(served: dict[int, list[int]]) -> Arrangement:
-    """Find each device a place, from the stages that it serves.
+def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
+    """Return a place for each device, from the stages that it serves.
 
     A row is a stage where every device serves successive ones, else a device's stages stand one above the other.
     Devices of different stages stand above each other in one column, those of the same stage side by side; rows of
     devices with one stage each are centred.
     """
-    by_stage = all(stages[-1] - stages[0] < len(stages) for stages in served.values() if stages)
-    row = {(d, j): j if by_stage else k for d, stages in served.items() for k, j in enumerate(stages)}
-    spans = {d: (row[d, stages[0]], row[d, stages[-1]]) if stages else (0, 0) for d, stages in served.items()}
-    taken: list[set[int]] = []
+    by_stage = all(stages[-1] - stages[0] < len(stages) for stages in stages_of.values() if stages)
+    row = {(d, j): j if by_stage else k for d, stages in stages_of.items() for k, j in enumerate(stages)}
+    spans = {d: (row[d, stages[0]], row[d, stages[-1]]) if stages else (0, 0) for d, stages in stages_of.items()}
+    used_rows: list[set[int]] = []  # of each column
     column = {}
     for device, (low, high) in spans.items():
         rows = set(range(low, high + 1))
-        at = next((k for k, used in enumerate(taken) if not used & rows), len(taken))
-        if at == len(taken):
-            taken.append(set())
-        taken[at] |= rows
+        at = next((k for k, used in enumerate(used_rows) if not used & rows), len(used_rows))
+        if at == len(used_rows):
+            used_rows.append(set())
+        used_rows[at] |= rows
         column[device] = float(at)
     if all(low == high for low, high in spans.values()):
-        beside = {at: sum(span[0] == at for span in spans.values()) for at, _ in spans.values()}
-        column = {device: at + (len(taken) - beside[spans[device][0]]) / 2 for device, at in column.items()}
-    return Arrangement(column, row, spans, by_stage, len(taken), max(high for _, high in spans.values()) + 1)
+        beside = Counter(low for low, _ in spans.values())
+        column = {device: at + (len(used_rows) - beside[spans[device][0]]) / 2 for device, at in column.items()}
+    return Arrangement(column, row, spans, by_stage, len(used_rows), max(high for _, high in spans.values()) + 1)
 
 
 class _Board(NamedTuple):
     """A moment's arrangement at a place on the sheet."""
 
     axes: "Axes"
+    moment: Moment
     arrangement: Arrangement
     form: Form
     left: float
@@ -80,10 +88,16 @@ class _Board(NamedTuple):
     def y(self, row: float) -> float:
         return self.bottom + self.form.strip + (row + 0.5) * self.form.rise
 
-    def at(self, place: Place) -> Point:
-        """Where a stage of a device stands; the middle of the device for a stage that it does not serve."""
+    def at(self, place: Place) -> SheetPoint:
+        """Return the middle of a stage of a device; the middle of the device for a stage that it does not serve."""
         low, high = self.arrangement.span[place[0]]
         return self.x(place[0]), self.y(self.arrangement.row.get(place, (low + high) / 2))
+
+    def radius(self, place: Place) -> float:
+        """Return the radius of a disk with its ring; 0 of a stage that its device does not serve."""
+        if place not in self.arrangement.row:
+            return 0.0
+        return self.form.disk + self.moment.activations.get(place, 0) * self.form.ring
 
 
 def draw_devices(
@@ -99,15 +113,15 @@ def draw_devices(
 ) -> None:
     """Draw the devices of a moment from a point of the sheet on.
 
-    `prefix` goes before the ids of all that is drawn, `feet` is what stands at the foot of each device.
+    `prefix` begins the ids of all that is drawn, `feet` are the words at the foot of each device.
     """
-    board = _Board(axes, arrangement, form, left, bottom, prefix)
-    for device in moment.served:
+    board = _Board(axes, moment, arrangement, form, left, bottom, prefix)
+    for device in moment.stages:
         _draw_device(board, device, (feet or {}).get(device, ""))
-    for device, stages in moment.served.items():
+    for device, stages in moment.stages.items():
         for stage in stages:
-            _draw_place(board, moment, (device, stage))
-    _draw_messages(board, moment)
+            _draw_place(board, (device, stage))
+    _draw_arrows(board)
 
 
 def _draw_device(board: _Board, device: int, foot: str) -> None:
@@ -117,50 +131,40 @@ def _draw_device(board: _Board, device: int, foot: str) -> None:
     half, strip = 0.43 * board.form.pitch, board.form.strip
     lower, upper = board.y(low) - half - strip, board.y(high) + half
     corner = (board.x(device) - half, lower)
-    box = FancyBboxPatch(
-        corner,
-        2 * half,
-        upper - lower,
-        boxstyle="round,pad=0,rounding_size=3",
-        facecolor=DEVICE,
-        edgecolor=GREY,
-        linewidth=0.6,
-        zorder=0.5,
-    )
-    put(board.axes, box, f"{board.prefix}device-d{device}")
+    style: dict[str, Any] = {"facecolor": DEVICE_FILL, "edgecolor": GREY, "linewidth": 0.6, "zorder": 0.5}
+    box = FancyBboxPatch(corner, 2 * half, upper - lower, boxstyle="round,pad=0,rounding_size=3", **style)
+    put_patch(board.axes, box, f"{board.prefix}device-d{device}")
     if foot:  # at the left, so that arrows to a device below pass by; before those that do not
-        backing = {"facecolor": DEVICE, "edgecolor": "none", "pad": 0.3}
-        write(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
+        backing = {"facecolor": DEVICE_FILL, "edgecolor": "none", "pad": 0.3}
+        write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
 
 
-def _draw_place(board: _Board, moment: Moment, place: Place) -> None:
-    """A disk for a stage's state, in the colours of the micro-batches it computes; a ring for activations."""
+def _draw_place(board: _Board, place: Place) -> None:
+    """Draw a disk for a stage's state, in the colours of the micro-batches it computes; a ring for activations."""
     from matplotlib.patches import Circle, Wedge
 
-    (x, y), radius = board.at(place), board.form.disk
+    (x, y), radius, moment = board.at(place), board.form.disk, board.moment
     name = f"{board.prefix}{{}}-d{place[0]}-j{place[1]}"
-    held, running = moment.activations.get(place, 0), moment.running.get(place, [])
-    state = moment.states is not None and place in moment.states
-    if held:
-        ring = Circle((x, y), radius + held * board.form.ring, facecolor=INK, edgecolor="none")
-        put(board.axes, ring, name.format("ring"))
+    activations, running = moment.activations.get(place, 0), moment.running.get(place, [])
+    if activations:
+        ring = Circle((x, y), board.radius(place), facecolor=INK, edgecolor="none")
+        put_patch(board.axes, ring, name.format("ring"))
     if not running:
-        kind = "state" if state else "ring-inside" if held else "place"
+        kind = "state" if place in (moment.states or ()) else "ring-inside" if activations else "place"
         disk = Circle((x, y), radius, facecolor={"state": PALE, "ring-inside": "white"}.get(kind, "none"))
-        disk.set(edgecolor="none" if held else GREY, linewidth=0.5)
+        disk.set(edgecolor="none" if activations else GREY, linewidth=0.5)
         if kind == "place":
             disk.set_linestyle((0, (1, 2)))
-        put(board.axes, disk, name.format(kind))
+        put_patch(board.axes, disk, name.format(kind))
     share = 360 / max(len(running), 1)
     for k, i in enumerate(running):
-        part = Wedge(
-            (x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=palette.colour(i), edgecolor="none"
-        )
-        put(board.axes, part, f"{name.format('disk')}-i{i}")
+        fill = palette.colour(i)
+        part = Wedge((x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=fill, edgecolor="none")
+        put_patch(board.axes, part, f"{name.format('disk')}-i{i}")
     _write_numbers(board, x, y, running)
     if not board.arrangement.by_stage:
         words = str(place[1] + board.form.first)
-        write(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
+        write_words(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
 
 
 def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> None:
@@ -171,95 +175,84 @@ def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> Non
         angle = pi / 2 - (k + 0.5) * 2 * pi / len(running)
         ink = palette.ink_on(palette.colour(i))
         to = x + away * cos(angle), y + away * sin(angle)
-        write(board.axes, *to, str(i + board.form.first), 6 if away else 7, ha="center", color=ink, zorder=4)
+        write_words(board.axes, *to, str(i + board.form.first), 6 if away else 7, ha="center", color=ink, zorder=4)
 
 
-def _draw_messages(board: _Board, moment: Moment) -> None:
-    radius = {place: _radius(board, moment, place) for place in board.arrangement.row}
-
-    def called(kind: str, *places: Place) -> str:
-        return f"{board.prefix}{kind}-" + "-".join(f"d{d}-j{j}" for d, j in places)
-
-    def draw(a: Place, b: Place, **style: Any) -> None:
-        arrow(board.axes, board.at(a), board.at(b), radius.get(a, 0.0), radius.get(b, 0.0), **style)
-
-    for a, b in moment.inner:
-        draw(a, b, bend=_bend(board, a, b), name=called("inner", a, b))
-    for a, b in moment.sent:
-        if a[0] in moment.served and b[0] in moment.served:
-            draw(a, b, bend=_bend(board, a, b), thick=True, name=called("message", a, b))
+def _draw_arrows(board: _Board) -> None:
+    moment = board.moment
+    for a, b in moment.inside:
+        _draw_arrow(board, "inner", a, b)
+    for a, b in moment.messages:
+        if a[0] in moment.stages and b[0] in moment.stages:
+            _draw_arrow(board, "message", a, b)
     together: dict[tuple[Place, Place], bool] = {}
     for stage, members, now in moment.collectives:
-        places = [(device, stage) for device in members if device in moment.served]
+        places = [(device, stage) for device in members if device in moment.stages]
         for pair in pairwise(sorted(places, key=board.at)):
             together[pair] = now or together.get(pair, False)
     for (a, b), now in together.items():
-        kind = "collective" if now else "another-collective"
-        bend = _bend(board, a, b, least=0)
-        draw(a, b, thick=True, both=True, dotted=not now, bend=bend, name=called(kind, a, b))
+        _draw_arrow(board, "collective" if now else "another-collective", a, b)
 
 
-def _radius(board: _Board, moment: Moment, place: Place) -> float:
-    return board.form.disk + moment.activations.get(place, 0) * board.form.ring
+def _draw_arrow(board: _Board, kind: str, a: Place, b: Place) -> None:
+    """Draw an arrow from a place to another, bent more where others stand in its way.
 
-
-def _bend(board: _Board, a: Place, b: Place, least: float = 0.15) -> float:
-    """How much an arrow bends: a little, so that those there and back part; more where others stand in its way."""
-    (x, y), (to_x, to_y) = board.at(a), board.at(b)
+    All but those of collectives bend a little, so that those there and back part.
+    """
+    (x, y), (to_x, to_y) = start, end = board.at(a), board.at(b)
     columns, rows = abs(to_x - x) / board.form.pitch, abs(to_y - y) / board.form.rise
     far = max(columns, rows)
     straight = min(columns, rows) in (0, far)
-    return 1 / far if straight and far > 1.5 else least
+    bend = 1 / far if straight and far > 1.5 else 0.0 if "collective" in kind else 0.15
+    name = f"{board.prefix}{kind}-d{a[0]}-j{a[1]}-d{b[0]}-j{b[1]}"
+    arrow(board.axes, kind, start, end, (board.radius(a), board.radius(b)), bend, name)
 
 
 def arrow(
     axes: "Axes",
-    start: Point,
-    end: Point,
-    from_radius: float,
-    to_radius: float,
-    *,
-    thick: bool = False,
-    both: bool = False,
-    dotted: bool = False,
+    kind: str,
+    start: SheetPoint,
+    end: SheetPoint,
+    radii: tuple[float, float] = (0.0, 0.0),
     bend: float = 0.0,
     name: str = "",
 ) -> None:
-    """Draw an arrow between two disks: thin inside a device, thick between devices, with two heads for collectives."""
+    """Draw an arrow of a kind between two disks of these radii."""
     from matplotlib.patches import FancyArrowPatch
 
-    if dotted:
-        _dotted(axes, start, end, from_radius + 1, to_radius + 1, bend, name)
+    if kind == "another-collective":
+        _dotted(axes, start, end, radii, bend, name)
         return
-    style: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 6.5 if thick else 4}
-    style |= {"shrinkA": from_radius + 1, "shrinkB": to_radius + 1, "connectionstyle": f"arc3,rad={bend}"}
-    style |= {"linewidth": 1.6 if thick else 0.6, "joinstyle": "miter", "capstyle": "butt", "color": INK}
-    put(axes, FancyArrowPatch(start, end, zorder=_BELOW_DISKS, **style), name)
+    heads, size, width = _ARROWS[kind]
+    style: dict[str, Any] = {"arrowstyle": heads, "mutation_scale": size, "connectionstyle": f"arc3,rad={bend}"}
+    style |= {"shrinkA": radii[0] + 1, "shrinkB": radii[1] + 1, "zorder": _BELOW_DISKS}
+    style |= {"linewidth": width, "joinstyle": "miter", "capstyle": "butt", "color": INK}
+    put_patch(axes, FancyArrowPatch(start, end, **style), name)
 
 
 def _dotted(
-    axes: "Axes", start: Point, end: Point, from_radius: float, to_radius: float, bend: float, name: str
+    axes: "Axes", start: SheetPoint, end: SheetPoint, radii: tuple[float, float], bend: float, name: str
 ) -> None:
-    """A dotted line, bent as other arrows are, with whole heads at both ends."""
+    """Draw a dotted line, bent as other arrows are, with solid heads at both ends."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     (x, y), (to_x, to_y) = start, end
     control = (x + to_x) / 2 + bend * (to_y - y), (y + to_y) / 2 - bend * (to_x - x)
-    heads = [_head(start, control, from_radius), _head(end, control, to_radius)]
+    heads = [_arrow_head(point, control, radius + 1) for point, radius in zip((start, end), radii, strict=True)]
     curve = Path([heads[0][0], control, heads[1][0]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
     style: dict[str, Any] = {"edgecolor": GREY, "linewidth": 1.6, "linestyle": (0, (0.8, 0.8)), "capstyle": "butt"}
-    put(axes, PathPatch(curve, fill=False, zorder=_BELOW_DISKS, **style), name)
+    put_patch(axes, PathPatch(curve, fill=False, zorder=_BELOW_DISKS, **style), name)
     for _, corners in heads:
-        area(axes, corners, GREY, zorder=_BELOW_DISKS)
+        fill_polygon(axes, corners, GREY, zorder=_BELOW_DISKS)
 
 
-def _head(end: Point, towards: Point, radius: float) -> tuple[Point, list[Point]]:
-    """The foot of a head that points at an end from that far away, and its corners."""
+def _arrow_head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[SheetPoint, list[SheetPoint]]:
+    """Return the foot of a head that points at an end from that far away, and its corners."""
     length = max(hypot(towards[0] - end[0], towards[1] - end[1]), 1e-9)
     along, across = (towards[0] - end[0]) / length, (towards[1] - end[1]) / length
 
-    def at(distance: float, aside: float = 0.0) -> Point:
+    def at(distance: float, aside: float = 0.0) -> SheetPoint:
         return end[0] + along * distance - across * aside, end[1] + across * distance + along * aside
 
     foot = radius + 3.2

@@ -57,7 +57,7 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder) -> None:
 def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Let the optimizer state follow the updates of its stage from device to device."""
     n, node, where = updates.in_step, updates.node, Location(updates.device, updates.stage, updates.step)
-    moved, size = model.moved_optimizer[where.stage], model.size("optimizer")[where.stage]
+    moved, size = model.optimizer_as_message[where.stage], model.size("optimizer")[where.stage]
     now = np.arange(len(updates) - n)
     travels = (where.device[now] != where.device[now + n]) & (moved[now] > 0)
     stays, goes = now[~travels], now[travels]

@@ -26,10 +26,10 @@ def pass_through_stages(passes: Passes, model: Model, build: Builder) -> None:
 
 def _handing_on(passes: Passes, task: Ints) -> Ints:
     """Return the task that hands on what a task makes: itself, or of a whole backward in two tasks the second one."""
-    if passes.listing is None or not passes.listing.whole.any():
+    if passes.listing is None or not passes.listing.undivided.any():
         return task
     phase, stage = task % passes.phases, passes.stage_of(task)
-    whole = (phase >= passes.n) & passes.listing.whole[passes.local[task // passes.phases], stage]
+    whole = (phase >= passes.n) & passes.listing.undivided[passes.local[task // passes.phases], stage]
     return task + np.where(whole, passes.n, 0)
 
 
@@ -45,19 +45,19 @@ def _last_use(passes: Passes, backward: Ints) -> Ints:
 
 def _waiting(model: Model) -> Ints:
     """Weigh each stage's output until it is used, beyond what the stage itself keeps of it."""
-    return model.boundary_held - model.size("kept_output")
+    return model.boundary_in_memory - model.size("kept_output")
 
 
 def _hand_over(passes: Passes, model: Model, build: Builder, task: Ints) -> None:
     """Hold what a task leaves to the next one on its device: outputs until used, their gradients while used too."""
-    if not model.boundary_held.any():
+    if not model.boundary_in_memory.any():
         return
     phase = task % passes.phases
     ahead, back = task[phase < passes.n - 1], task[phase >= passes.n]
     of = _locate(passes, ahead)
     build.hold(Category.ACTIVATIONS, of, _waiting(model)[of.stage], end(ahead), start(ahead + 1))
     of = _locate(passes, back)
-    size = model.boundary_held[of.stage - 1]
+    size = model.boundary_in_memory[of.stage - 1]
     build.hold(Category.ACTIVATIONS, of, size, end(back), end(_last_use(passes, back + 1)))
 
 
@@ -78,7 +78,7 @@ def _send(passes: Passes, model: Model, build: Builder, sender: Ints, content: C
     )
     build.link(_handing_on(passes, sender), message)
     build.link(message, reader)
-    size = model.boundary_held[boundary]
+    size = model.boundary_in_memory[boundary]
     leaving = _waiting(model)[boundary] if forth else size
     build.hold(Category.COMMUNICATION, of, leaving, end(sender), end(message))
     build.land(message, of._replace(device=arriving.device), size, start(reader))

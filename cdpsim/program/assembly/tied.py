@@ -41,7 +41,7 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
         return model, ()
     device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-    return model.once(ties) if ties else model, ties
+    return model.with_ties_counted_once(ties) if ties else model, ties
 
 
 class _Copies(NamedTuple):
@@ -79,7 +79,7 @@ def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> 
         row, counted, earliest = _find_copies(tables, tie)
         later = (row == counted) & (position[earliest] < position[holders.first_task[row]])
         row = row[later]
-        size, until = np.full(len(row), tie.summed), start(holders.first_task[row])
+        size, until = np.full(len(row), tie.gradient_bytes), start(holders.first_task[row])
         build.hold(Category.GRADIENTS, holders.where.take(row), size, start(earliest[later]), until)
 
 
@@ -106,7 +106,7 @@ def holder_sizes(tables: Tables, model: Model) -> Sizes:
     copied = tables.passes.schedule.state.parameters is Home.COPIED
     for tie in _shared_ties(tables, model) if copied else ():
         again, _ = _find_copies(tables, tie).again
-        for column, less in zip(sizes, (tie.parameters, tie.summed, tie.optimizer), strict=True):
+        for column, less in zip(sizes, (tie.parameters, tie.gradient_bytes, tie.optimizer), strict=True):
             column[again] -= less
     return sizes
 
@@ -115,7 +115,7 @@ def unshared_gradients(tables: Tables, model: Model) -> Ints:
     """Return the bytes of the gradients that each stage has for itself: all but those of tensors that it shares."""
     gradients = model.size("gradients")
     for tie in _shared_ties(tables, model):
-        gradients[list(tie.stages)] -= tie.summed
+        gradients[list(tie.stages)] -= tie.gradient_bytes
     return gradients
 
 
@@ -134,7 +134,7 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) ->
         group = build.group(np.unique(holders.device[copies.row]))
         stage = np.full(len(steps), -1 - number)
         message = build.send(
-            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=steps, src=-1, dst=group, size=tie.summed
+            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=steps, src=-1, dst=group, size=tie.gradient_bytes
         )
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = holders.step[copies.row]
@@ -164,7 +164,7 @@ def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: 
             _give_gradients(tables, others, taker.reshape(passes.steps, passes.n)[passes.step, stage], build)
         row, counted, earliest = _find_copies(tables, tie)
         first = row == counted
-        mine, size = row[first], np.full(np.count_nonzero(first), tie.summed)
+        mine, size = row[first], np.full(np.count_nonzero(first), tie.gradient_bytes)
         number = np.zeros(len(holders), dtype=np.int64)
         number[mine] = build.hold(
             Category.GRADIENTS, holders.where.take(mine), size, start(earliest[first]), summed[mine]

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cdpsim.files.units import plain
+from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
@@ -33,7 +33,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
         parts = parts_sent(how, Op(int(messages.op[row])), members, int(messages.src[row]))
         for member, many in zip(members.tolist(), parts.tolist(), strict=True):
             sent[member] += Fraction(many * size, how.parts(len(members)))
-    return [plain(size) for size in sent]
+    return [simplified(size) for size in sent]
 
 
 def full_version(program: Program) -> int:

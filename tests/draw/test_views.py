@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import RequestError, Trace, simulate
-from cdpsim.draw import scene
+from cdpsim.draw import views
 from cdpsim.trace import load
 from tests.helpers.made_traces import empty
 from tests.helpers.strategies import requests
@@ -30,7 +30,7 @@ def test_rows_of_one_lane_do_not_overlap(rows: np.ndarray) -> None:
     """A lane's rows follow each other, and no key has more lanes than it has rows at one time."""
     key, start, took, owner = rows.T
     end = start + took
-    lane = scene.lanes(key, start, end, owner)
+    lane = views.lanes(key, start, end, owner)
     for group in set(zip(key.tolist(), lane.tolist(), strict=True)):
         mine = np.flatnonzero((key == group[0]) & (lane == group[1]))
         mine = mine[np.lexsort((end[mine], start[mine]))]
@@ -45,8 +45,8 @@ def test_an_owner_keeps_its_lane_where_that_is_free() -> None:
     """Micro-batch 7 is second and stays there, even when the first lane is free; where both are taken it goes on."""
     start, end = np.array([0, 0, 2, 4, 4]), np.array([2, 2, 4, 6, 6])
     owner = np.array([3, 7, 7, 3, 7])
-    assert scene.lanes(np.zeros(5, dtype=np.int64), start, end, owner).tolist() == [0, 1, 1, 0, 1]
-    assert scene.lanes(np.zeros(5, dtype=np.int64), start, end).tolist() == [0, 1, 0, 0, 1]
+    assert views.lanes(np.zeros(5, dtype=np.int64), start, end, owner).tolist() == [0, 1, 1, 0, 1]
+    assert views.lanes(np.zeros(5, dtype=np.int64), start, end).tolist() == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -63,8 +63,8 @@ def test_ends_of_messages_are_what_the_spec_says(name: str, n: int) -> None:
 
 
 def told(trace: Trace) -> Iterator[Told]:
-    """What the scene says of each message."""
-    made, used = scene.message_ends(trace)
+    """What the views say of each message."""
+    made, used = views.Views(trace).message_tasks
     tasks = list(tasks_of(trace))
     names = ("op", "content", "stage", "micro_batch", "step", "src", "dst")
     for row, message in enumerate(zip(*(trace.messages[name].tolist() for name in names), strict=True)):
@@ -195,7 +195,7 @@ def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any
     """Whoever made what travels had ended when it began; a version is passed on for who reads or replaces it, too."""
     trace = simulate(**request)
     tasks, messages = trace.tasks, trace.messages
-    made, used = scene.message_ends(trace)
+    made, used = views.Views(trace).message_tasks
     version = messages["step"][made.message] + 1 + (tasks["kind"][made.task] == "U")
     passed = (messages["content"] == "parameters")[made.message] & (tasks["version"][made.task] == version)
     ended = tasks["end"][made.task] <= messages["start"][made.message]
@@ -213,17 +213,17 @@ def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any
 def test_a_loaded_trace_knows_no_ends(tmp_path: Path) -> None:
     """Files say what travelled, not for whom."""
     simulate("multi-cdp", 3).save(tmp_path / "run")
-    made, used = scene.message_ends(load(tmp_path / "run"))
+    made, used = views.Views(load(tmp_path / "run")).message_tasks
     assert len(made.message) == len(made.task) == len(used.message) == len(used.task) == 0
 
 
 def test_titles_name_what_was_asked_for(tmp_path: Path) -> None:
     """The schedule, its size and rule; a model's name is shown as text, whatever it is."""
-    assert scene.title(simulate("pp-cdp", 3)) == "pp-cdp, n = 3, cdp-v2"
+    assert views.title(simulate("pp-cdp", 3)) == "pp-cdp, n = 3, cdp-v2"
     pipelines = simulate("interleaved-1f1b", 4, m=6, chunks=2, replicas=3)
-    assert scene.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"
+    assert views.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"
     trace = load_changed(tmp_path, {"schedule": "$x^2$\n", "n": 2, "m": 4, "model": {"name": "a" * 10_000}})
-    title = scene.title(trace)
+    title = views.title(trace)
     assert title.startswith(r"\$x^2\$\n, n = 2, m = 4, aaa")
     assert len(title) < 200
 
@@ -239,4 +239,4 @@ def load_changed(folder: Path, request: dict[str, Any]) -> Trace:
 def test_nothing_is_refused() -> None:
     """A trace without tasks has no picture."""
     with pytest.raises(RequestError, match="trace: has no tasks"):
-        scene.refuse_empty(empty())
+        views.refuse_empty(empty())

@@ -1,0 +1,164 @@
+"""The requests that command lines make, and their runs."""
+
+import argparse
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cdpsim.cli.commands.options import flag_of
+from cdpsim.cli.console import say
+from cdpsim.errors import RequestError
+from cdpsim.front import CheckEnded, check_until, reopen, simulate
+from cdpsim.model import UNIT_MODELS
+from cdpsim.request import Request, experiment
+from cdpsim.request.options import OPTION_NAMES, InapplicableOption
+from cdpsim.runs import Run
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.trace import Trace
+
+Outcome = TypeVar("Outcome")
+
+# Why a time is not that of the schedule alone.
+SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a request that a command line gives, but for the schedule."""
+    given = vars(args)
+    return {option: given[option] for option in OPTION_NAMES if option != "schedule" and given.get(option) is not None}
+
+
+def in_slots(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a request name a model of slots."""
+    return options.get("model", UNIT_MODELS[0]) in UNIT_MODELS
+
+
+def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
+    """Return the options of the request for a schedule or an experiment file, together with those that are given."""
+    base = getattr(args, "base", None)
+    if base == "":
+        raise RequestError("--from", "names no file; give a summary.json or an experiment file")
+    options = {} if base is None else experiment.read_experiment(base)
+    if isinstance(name, str) and experiment.is_experiment(name):
+        if options:
+            raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
+        options = experiment.read_experiment(name)
+    elif name is not None:
+        options["schedule"] = name
+    elif base is None:
+        raise RequestError("NAME", "is missing; name a schedule or an experiment file, or give --from")
+    given = given_options(args)
+    if "rendezvous" in given:
+        options.pop("defer_receives", None)  # the old name of one rendezvous
+    return options | given
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """Return the request of these options; where its size is missing, refuse it by the name of the argument."""
+    if options.get("n") is None and in_slots(options) and find_schedule(options["schedule"]).shape is None:
+        raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
+    return Request.from_builtins(options)
+
+
+def run_of(options: Mapping[str, Any]) -> Run:
+    """Simulate the request of these options, and return the run."""
+    return simulate(request_of(options))
+
+
+class PartialRequests:
+    """Requests of several schedules, each with those of the options only that its schedule takes."""
+
+    def __init__(self) -> None:
+        self._schedules: set[str] = set()
+        self._untaken: dict[str, dict[str, RequestError]] = {}  # by option and schedule
+
+    def serve(
+        self,
+        options: Mapping[str, Any],
+        action: Callable[[Request], Outcome],
+        *,
+        needed: Collection[str] = (),
+        silent: Collection[str] = (),
+    ) -> Outcome:
+        """Return the outcome of an action on the request of those options that its schedule takes.
+
+        A schedule that does not take a `needed` option is refused. A dropped option that is `silent`, because it is a
+        default of the command, is not reported.
+        """
+        options, dropped = dict(options), {}
+        while True:
+            try:
+                outcome = action(request := request_of(options))
+            except InapplicableOption as error:
+                option = error.subject.replace("-", "_")
+                if error.subject in needed or option not in options:
+                    raise
+                del options[option]
+                if option not in silent:
+                    dropped[error.subject] = error
+            else:
+                self._schedules.add(request.schedule.name)
+                for option, refusal in dropped.items():
+                    self._untaken.setdefault(option, {})[request.schedule.name] = refusal
+                return outcome
+
+    def report(self, *notes: str) -> None:
+        """Print notes, and which schedules ran without which option; refuse an option that no schedule takes."""
+        for refusals in self._untaken.values():
+            if len(refusals) == len(self._schedules):
+                raise next(iter(refusals.values()))
+        for note in notes:
+            say(note)
+        for option, refusals in self._untaken.items():
+            say(f"{flag_of(option)}: not taken by {', '.join(refusals)}")
+
+
+def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
+    """Return the trace in the folder of that name, or that of a run of it, which is one of several requests."""
+    is_file = name.endswith(".csv") or experiment.is_experiment(name)
+    if name in SCHEDULES or is_file or not ("/" in name or Path(name).is_dir()):
+        options = options_of(args, name)
+        return run_of(options) if requests is None else requests.serve(options, simulate)
+    for option in given_options(args):
+        raise RequestError(flag_of(option), f"is of a run, but {name!r} is a folder with one; leave it out")
+    return reopen(name)
+
+
+def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
+    """Return the traces of those names in one unit of time: in slots, all backwards take as long as split ones."""
+    requests = PartialRequests()
+    traces = [trace_of(args, name, requests) for name in names]
+    models = [trace.request.get("model") for trace in traces]
+    if not all(model in models for model in UNIT_MODELS):
+        requests.report()
+        return traces
+    traces = [
+        requests.serve(options_of(args, name) | {"model": UNIT_MODELS[1]}, simulate)
+        if model == UNIT_MODELS[0] and not Path(name).is_dir()
+        else trace
+        for name, model, trace in zip(names, models, traces, strict=True)
+    ]
+    requests.report(SPLIT_NOTE)
+    return traces
+
+
+def check_output(path: str | None, check: Callable[[], object], runs: Iterable[Callable[[], object]]) -> None:
+    """Refuse an output that cannot be written, before it is computed, and after all else that is wrong with its runs.
+
+    `check` may refuse it. Where its path exists, the requests of the runs are read first, so that `check` knows their
+    files; where it is refused, their programs are made, too. Without a path nothing is written or checked.
+    """
+    if path is None:
+        return
+    if os.path.lexists(path):
+        stage = "request"
+        try:
+            check()
+        except RequestError:
+            stage = "program"
+        for run in runs:
+            with check_until(stage), suppress(CheckEnded):
+                run()
+    check()

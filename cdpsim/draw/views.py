@@ -1,0 +1,268 @@
+"""Views of a trace that pictures and exports share: devices, lanes, links, codes, spans, its title."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from cdpsim.draw.canvas import label
+from cdpsim.errors import RequestError, one_line
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.program import Category, Content, EdgeKind, Kind, Op
+from cdpsim.request.description import describe_disorder, describe_request
+from cdpsim.runs import Run
+from cdpsim.trace import Trace, names_of
+
+KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
+LONGEST_TITLE_WORD = 60
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
+
+
+class MessageTasks(NamedTuple):
+    """Pairs of a row of `trace.messages` and a row of `trace.tasks`, sorted by both."""
+
+    message: Ints
+    task: Ints
+
+
+class Channel(NamedTuple):
+    """A pair of devices, or a group that shares a collective operation; `src` is its root, or -1."""
+
+    op: Op
+    src: int
+    members: tuple[int, ...]  # of a pair, the receiver
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether messages go from one device to another."""
+        return self.op == Op.P2P
+
+
+class Views:
+    """Columns that several pictures and exports derive from one trace, each computed once, when it is first read.
+
+    `run` is the trace itself if it knows its program, else None: a trace from files has no dependencies.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        refuse_empty(trace)
+        self.trace, self.tasks, self.messages, self.memory = trace, trace.tasks, trace.messages, trace.memory
+        self.run = trace if isinstance(trace, Run) else None
+        self.in_slots = trace.in_slots
+
+    @cached_property
+    def devices(self) -> int:
+        """The number of devices: those that a task or memory names."""
+        return 1 + max(int(table["device"].max(initial=0)) for table in (self.tasks, self.memory))
+
+    @cached_property
+    def kind(self) -> Ints:
+        """The `Kind` of each task."""
+        return codes(self.tasks["kind"], Kind)
+
+    @cached_property
+    def op(self) -> Ints:
+        """The `Op` of each message."""
+        return codes(self.messages["op"], Op)
+
+    @cached_property
+    def content(self) -> Ints:
+        """The `Content` of each message."""
+        return codes(self.messages["content"], Content)
+
+    @cached_property
+    def category(self) -> Ints:
+        """The `Category` of each change of memory."""
+        return codes(self.memory["category"], Category)
+
+    @cached_property
+    def start(self) -> Times:
+        """The starts of all tasks, then of all messages."""
+        return np.concatenate([self.tasks["start"], self.messages["start"]])
+
+    @cached_property
+    def end(self) -> Times:
+        """The ends of all tasks, then of all messages."""
+        return np.concatenate([self.tasks["end"], self.messages["end"]])
+
+    @cached_property
+    def bars(self) -> Ints:
+        """The tasks that take a lane: all but updates that take no time."""
+        return np.flatnonzero((self.kind != Kind.U) | (self.tasks["end"] > self.tasks["start"]))
+
+    @cached_property
+    def row(self) -> Ints:
+        """The row of each task and message of the run's program, among all tasks and then all messages."""
+        assert self.run is not None, "only a run has nodes"
+        nodes = np.concatenate([self.run.task_nodes, self.run.message_nodes])
+        row = np.empty(len(nodes), dtype=np.int64)
+        row[nodes] = np.arange(len(nodes))
+        return row
+
+    @cached_property
+    def _channels(self) -> tuple[list[Channel], Ints]:
+        """The channels by their first message, and the number of each message's own."""
+        texts = self.messages["dst"].tolist()
+        number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
+        members = [tuple(map(int, str(text).split("|"))) for text in number]
+        dst = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
+        columns = self.op, self.messages["src"].astype(np.int64) + 1, dst
+        order = sort_by(*columns)
+        first = group_starts(*(column[order] for column in columns))
+        appeared = np.argsort(order[first])
+        place = np.empty(len(first), dtype=np.int64)
+        place[appeared] = np.arange(len(first))
+        channel = np.empty(len(order), dtype=np.int64)
+        channel[order] = place[group_numbers(first, len(order))]
+        different = zip(*(column[order[first[appeared]]].tolist() for column in columns), strict=True)
+        return [Channel(Op(op), src - 1, members[k]) for op, src, k in different], channel
+
+    @property
+    def channels(self) -> list[Channel]:
+        """The channels that messages take, in the order in which they are first used."""
+        return self._channels[0]
+
+    def channel_of(self, message: int) -> Channel:
+        """Return the channel that a message takes, by its row."""
+        channels, channel = self._channels
+        return channels[int(channel[message])]
+
+    def links(self, key: Callable[[Channel], _Key]) -> tuple[list[_Key], Ints]:
+        """Return the different keys of channels in their order, and the number of each message's own.
+
+        Channels of one key are one link of a picture.
+        """
+        channels, channel = self._channels
+        keys = list(map(key, channels))
+        number = {each: k for k, each in enumerate(sorted(set(keys)))}
+        return list(number), np.array([number[each] for each in keys], dtype=np.int64)[channel]
+
+    @cached_property
+    def message_tasks(self) -> tuple[MessageTasks, MessageTasks]:
+        """The tasks that made what each message carries, and those that need it; none without a program.
+
+        Parameters that a device passes on as they came, from reader to reader, are from the task that they came for;
+        a partial sum is for the task whose gradient is added to it.
+        """
+        if self.run is None:
+            nothing = np.zeros(0, dtype=np.int64)
+            return MessageTasks(nothing, nothing), MessageTasks(nothing, nothing)
+        start, edges = self.run.start, self.run.program.edges
+        is_message = [node >= len(self.tasks["start"]) for node in (edges.before, edges.after)]
+        data = edges.kind == EdgeKind.DATA
+
+        def pairs(from_message: bool, to_message: bool) -> tuple[Ints, Ints]:
+            rows = np.flatnonzero(data & (is_message[0] == from_message) & (is_message[1] == to_message))
+            return edges.before[rows], edges.after[rows]
+
+        made, used = pairs(False, True)[::-1], pairs(True, False)
+        first, second = pairs(True, True)
+        passed, reader = _tasks_of_other(second, first, *used, unless=made[0])
+        seen = start[reader] <= start[passed]  # a later reader is not what the parameters came for
+        added_to = _tasks_of_other(first, second, *made, unless=used[0])
+        return self._rows(made, (passed[seen], reader[seen])), self._rows(used, added_to)
+
+    def _rows(self, *pairs: tuple[Ints, Ints]) -> MessageTasks:
+        """Convert pairs of nodes to pairs of rows."""
+        message, task = (self.row[np.concatenate(side)] for side in zip(*pairs, strict=True))
+        message -= len(self.tasks["start"])
+        order = sort_by(message, task)
+        return MessageTasks(message[order], task[order])
+
+
+def refuse_empty(trace: Trace) -> None:
+    """Refuse a trace without tasks."""
+    if not len(trace.tasks["start"]):
+        raise RequestError("trace", "has no tasks; give one of a run that did something")
+
+
+def codes(words: np.ndarray, kinds: type[IntEnum]) -> Ints:
+    """Return the number of each word of a column of a trace."""
+    number = np.zeros(len(words), dtype=np.int64)
+    for code, word in enumerate(names_of(kinds).tolist()):
+        number[words == word] = code
+    return number
+
+
+def word_of(member: IntEnum) -> str:
+    """Return the name of an operation, content or category as a person writes it: "activation gradient"."""
+    return member.name.lower().replace("_", " ")
+
+
+def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
+    """Return each message with the tasks of its other message, unless it has tasks of its own."""
+    without = ~np.isin(message, unless)
+    message, other = message[without], other[without]
+    order = sort_by(of)
+    of, task = of[order], task[order]
+    first = np.searchsorted(of, other)
+    many = np.searchsorted(of, other, side="right") - first
+    within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    return np.repeat(message, many), task[np.repeat(first, many) + within]
+
+
+def title(trace: Trace) -> str:
+    """Return the title of a trace's picture, in which nothing is set as a formula."""
+    return ", ".join(map(label, title_words(trace)))
+
+
+def plain_title(trace: Trace) -> str:
+    """Return the title of a trace for a text."""
+    return ", ".join(one_line(word, LONGEST_TITLE_WORD) for word in title_words(trace))
+
+
+def title_words(trace: Trace) -> list[str]:
+    """Return what identifies a run: its schedule, size and rule, model, training, cluster and disturbances."""
+    request = trace.request
+    words = [str(request.get("schedule", "trace"))]
+    words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
+    words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
+    words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
+    words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
+    return words + describe_request(request) + describe_disorder(request)
+
+
+def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
+    """Return the lane of each row among those of its key, such that no two rows of one lane overlap.
+
+    Rows come sorted by start. A row takes the lane that its owner (a micro-batch) had before if that is free, else the
+    first that is; of those that start together, owners with a lane come first.
+    """
+    lane = np.zeros(len(key), dtype=np.int64)
+    order = sort_by(key, np.arange(len(key)))
+    for rows in np.split(order, group_starts(key[order])[1:]):
+        until = np.maximum.accumulate(end[rows])
+        if (start[rows][1:] < until[:-1]).any():
+            owners = np.full(len(rows), -1) if owner is None else owner[rows]
+            new = np.zeros(len(rows), dtype=bool)
+            new[np.unique(owners, return_index=True)[1]] = True
+            rows = rows[np.lexsort((new & (owners >= 0), start[rows]))]
+            owners = owners if owner is None else owner[rows]
+            lane[rows] = _packed(start[rows].tolist(), end[rows].tolist(), owners.tolist())
+    return lane
+
+
+def lane_counts(key: Ints, lane: Ints, keys: int, least: int = 0) -> Ints:
+    """Return how many lanes each key has, `least` at least."""
+    counts = np.full(keys, least, dtype=np.int64)
+    np.maximum.at(counts, key, lane + 1)
+    return counts
+
+
+def _packed(start: list[float], end: list[float], owners: list[int]) -> list[int]:
+    free_from: list[float] = []
+    of_owner: dict[int, int] = {}
+    result = []
+    for begin, until, owner in zip(start, end, owners, strict=True):
+        lane = of_owner.get(owner, -1)
+        if lane < 0 or free_from[lane] > begin:
+            lane = next((k for k, free in enumerate(free_from) if free <= begin), len(free_from))
+        if lane == len(free_from):
+            free_from.append(until)
+        free_from[lane] = max(free_from[lane], until)
+        if owner >= 0:
+            of_owner[owner] = lane
+        result.append(lane)
+    return result

@@ -1,0 +1,228 @@
+"""Laws of resources: room for a message, the stream of a device, the host of a device.
+
+They follow from the request: how early messages are pulled, whether both ends of messages meet, and what overlaps. The
+definition of a stream (`cdpsim.program.streams`) or of a rendezvous (`cdpsim.program.rendezvous`) says in which order
+messages take a lane or a stream. These modules find that order here, too, but from the needs that are recounted, in
+place of the program's own dependencies.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.cluster.devices import FULL, NONE
+from cdpsim.errors import RequestError
+from cdpsim.invariants import gradients, passes, states, versions
+from cdpsim.invariants.needs import NO_NEEDS, Needs, combine
+from cdpsim.invariants.recount import Recount
+from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
+from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
+from cdpsim.program.rendezvous import posting_turns
+from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
+
+_TIME_ERROR = 1e-9  # of times, after many sums
+
+
+def _room_ahead(run: Recount, message: Ints, place: Ints, lane: Ints) -> Needs:
+    """Return the needs of messages for the task that is one prefetch before a place; `lane` is a place in its lane."""
+    task = place - 1 - min(run.request.prefetch, run.program.compute)
+    some = np.flatnonzero(task >= run.lanes.head[lane])
+    return Needs(run.lanes.order[task[some]], message[some])
+
+
+def _followed_places(run: Recount) -> Ints:
+    """Return, for each update, the place in its lane of the task that it follows."""
+    program, lanes = run.program, run.lanes
+    if len(program.lane_tasks) > program.compute:
+        inner = program.lane_tasks < program.compute
+        follows = np.empty(len(program.tasks), dtype=np.int64)
+        follows[program.lane_tasks] = np.cumsum(inner) - 1
+        return follows[run.updates]
+    place = lanes.place[run.anchors]
+    if not program.barrier or run.position is None:
+        return place
+    span = np.int64(run.position.max()) + 1
+    key = np.maximum.accumulate(lanes.head * span + run.position[lanes.order])
+    return np.searchsorted(key, lanes.head[place] * span + run.position[run.barriers], side="right") - 1
+
+
+def _pull_needs(run: Recount) -> Needs:
+    """Return the needs of versions and optimizer states, pulled for their first reader, which may be an update."""
+    program, tasks, updates, lanes = run.collapsed.program, run.program.tasks, run.updates, run.lanes
+    messages = program.messages
+    task = np.arange(program.compute) if program.versions_differ else program.tasks_of_kind(Kind.F).ravel()
+    follows, reader = _followed_places(run), np.concatenate([task, updates])
+    place, lane = (np.concatenate([lanes.place[task], last]) for last in (follows + 1, follows))
+    reads = np.concatenate([tasks.version[task], program.base])
+    updated = np.concatenate([np.full(len(task), -1), tasks.step[updates]])  # tasks read no optimizer state
+    needs = []
+    for content, version in ((Content.PARAMETERS, reads), (Content.STATE, updated)):
+        rows = np.flatnonzero((messages.content == content) & (messages.op == Op.P2P))
+        brought = messages.stage[rows], messages.step[rows] + 1, messages.dst[rows]
+        which, row = matching_pairs((tasks.stage[reader], version, tasks.device[reader]), brought)
+        earliest = np.full(len(rows), len(lanes.order) + 1)
+        np.minimum.at(earliest, row, place[which])
+        in_lane = np.zeros(len(rows), dtype=np.int64)
+        in_lane[row] = lane[which]
+        read = np.unique(row)
+        needs.append(_room_ahead(run, len(tasks) + rows[read], earliest[read], in_lane[read]))
+    return combine(*needs)
+
+
+def _deferred_needs(run: Recount) -> Needs:
+    """Return the needs of boundaries in Megatron's rendezvous: a receive comes after the task before its reader."""
+    message, reader = passes.boundary_readers(run.collapsed.program)
+    earlier, later = run.program.lane_edges
+    before, row = matching_pairs((later,), (reader,))
+    return Needs(earlier[before], message[row])
+
+
+def room_needs(run: Recount) -> Needs:
+    """Return the needs of messages for room at their receivers."""
+    deferred = _deferred_needs(run) if run.request.rendezvous == "megatron" else NO_NEEDS
+    if run.travels:
+        path = states.state_path(run)
+        rows = np.flatnonzero(path.message >= 0)
+        pulled = Needs(path.message[rows], path.use[rows])
+    elif run.handed_out:
+        pulled = versions.broadcast_needs(run)
+    else:
+        return deferred if run.together else combine(deferred, _pull_needs(run))
+    place = run.lanes.place[pulled.after]  # messages are pulled for the tasks that need them
+    return combine(deferred, _room_ahead(run, pulled.before, place, place))
+
+
+def host_needs(run: Recount) -> Needs:
+    """Return the needs of hosts' updates for each other, in the order of steps or of the tasks that they follow."""
+    program, tasks, updates = run.program, run.program.tasks, run.updates
+    if len(program.lane_tasks) > program.compute or not run.costs.duration[updates].any():
+        return NO_NEEDS
+    if program.together or program.barrier:
+        follows = tasks.step[updates]
+    else:  # of several lanes, places tell no order; a list has one
+        follows = (run.lanes.place if run.position is None else run.position)[run.anchors]
+    order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
+    same = tasks.device[order[1:]] == tasks.device[order[:-1]]
+    return Needs(order[:-1][same], order[1:][same])
+
+
+def all_needs(run: Recount) -> Needs:
+    """Return all needs but for those of streams and of the rounds of collectives."""
+    of_values = passes.pass_needs, gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
+    of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, states.state_needs
+    needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs)))
+    there = needs.before >= 0
+    return Needs(needs.before[there], needs.after[there])
+
+
+def pulled_messages_find_room(run: Recount) -> Iterator[str]:
+    """No message is pulled before the task after which there is room for it."""
+    yield from run.report_unmet(room_needs(run), "has made room for it")
+
+
+def hosts_make_one_update_at_a_time(run: Recount) -> Iterator[str]:
+    """A host starts an update when the one before it, in the order of what they follow, has ended."""
+    yield from run.report_unmet(host_needs(run), "has left the host of their device")
+
+
+def streams_keep_their_order(run: Recount) -> Iterator[str]:
+    """No node starts before those that its device's stream has before it."""
+    overlap = np.array(run.request.cluster.overlaps(run.program.devices))
+    if (overlap == FULL).all():
+        return
+    needs = all_needs(run)
+    edges = Edges(needs.before, needs.after, np.full(len(needs.before), EdgeKind.DATA))
+    program = replace(run.collapsed.program, edges=edges, parts=NO_PARTS)
+    yield from (_break_rendezvous if run.request.rendezvous else _break_streams)(run, program, overlap)
+
+
+def _break_streams(run: Recount, program: Program, overlap: NDArray[np.str_]) -> Iterator[str]:
+    """Report nodes that start before their lane or stream has had the time for the parts in messages before them."""
+    order = order_parts(program, find_endpoints(program, overlap != FULL))
+    parts, ends = run.program.parts, order.ends
+    if not (np.array_equal(parts.device, ends.device) and np.array_equal(parts.sends, ends.sends)):
+        yield "messages do not take the lanes and streams of their devices"
+        return
+    times, end = _part_times(run, order, overlap != FULL), run.collapsed.end[ends.message]
+    longer = np.flatnonzero(times.takes > end - run.collapsed.start[ends.message] + _TIME_ERROR * end)
+    yield from run.report(run.program.message_nodes.stop + longer, "takes longer than its message")
+    for low, high in pairwise(program.lane_start.tolist()):
+        rows, places = np.flatnonzero((order.place >= low) & (order.place < high)), np.arange(low, high)
+        sends, alone = ends.sends[rows], overlap[program.tasks.device[program.lane_tasks[low]]] == NONE
+        for stream in filter(len, [rows] if alone else [rows[sends], rows[~sends]]):
+            node = _first_too_early(run, order, stream, places, times)
+            yield from run.report(node, "starts before its device has had the time for the messages before it")
+
+
+class _PartTimes(NamedTuple):
+    """Of devices' parts in messages: when they or their messages begin, when all has come, and how long they take."""
+
+    begin: Times
+    came: Times
+    takes: Times
+
+
+def _part_times(run: Recount, order: PartOrder, flags: Flags) -> _PartTimes:
+    """Recount the times of parts from messages; a device is busy with what it receives, or with what it sends."""
+    pieces, many = find_endpoints(run.program, flags), len(order.place)
+    collapsed = run.collapsed.part_of[pieces.message], pieces.device
+    part, row = matching_pairs((order.ends.message, order.ends.device), collapsed)
+    message, sends, gives = pieces.message[row], pieces.sends[row], order.ends.sends[part]
+    begin, came = run.start[run.program.message_nodes.stop :].copy(), np.zeros(many, dtype=run.start.dtype)
+    np.minimum.at(begin, part[gives], run.start[message[gives]])
+    comes = ~gives & ~sends  # and not what a device hands on of it
+    np.maximum.at(came, part[comes], run.end[message[comes]])
+    parts, channel = run.program.parts, np.zeros(len(run.program.messages), dtype=np.int64)
+    channel[parts.message] = parts.channel
+    count = np.zeros((2, many), dtype=np.int64)
+    takes = np.zeros((2, many, int(channel.max(initial=0)) + 1), dtype=run.start.dtype)
+    np.add.at(count, (sends.astype(np.int64), part), 1)
+    where = sends.astype(np.int64), part, channel[message - len(run.program.tasks)]
+    np.add.at(takes, where, run.costs.duration[message])
+    received, sent = takes.max(axis=2)
+    return _PartTimes(begin, came, np.where(count[1] > count[0], sent, received))
+
+
+def _first_too_early(run: Recount, order: PartOrder, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
+    """Follow a lane, or the stream beside it in which its device sends or receives; return the first node too early."""
+    task, sends = run.program.lane_tasks[places], order.ends.sends[rows]
+    begin, end, nothing = run.start[task], run.end[task], np.zeros_like(run.end[task])
+    if sends.all():  # beside the tasks, which do not wait for it
+        begin = np.maximum(begin, run.end.max(initial=0) + times.takes[rows].sum())
+    in_turn = merge_with_tasks(order, rows, places)
+    node = np.concatenate([run.program.message_nodes.stop + rows, task])[in_turn]
+    begins = np.concatenate([times.begin[rows], begin])[in_turn].tolist()
+    takes = np.concatenate([times.takes[rows], nothing])[in_turn].tolist()
+    until = np.concatenate([times.came[rows], end if sends.any() else nothing])[in_turn].tolist()
+    free = 0
+    for row, at in enumerate(begins):
+        if at < free:
+            return node[row : row + 1]
+        free = max(free + takes[row], until[row])
+    return node[:0]
+
+
+def _break_rendezvous(run: Recount, program: Program, overlap: NDArray[np.str_]) -> Iterator[str]:
+    """Report nodes that start before others that come first in their device's stream, at both ends of messages."""
+    try:
+        turn = posting_turns(program)[run.collapsed.part_of]
+    except RequestError:
+        yield "tasks and messages wait for each other in a circle"
+        return
+    message, device, _ = find_endpoints(run.program, overlap != FULL)
+    early = run.starts_early(device, turn[message], message, np.ones(len(message), dtype=np.bool_))
+    yield from run.report(message[early], "starts before its device's stream has come to it")
+    # Where nothing overlaps, messages wait for tasks of lower turns, and tasks for messages.
+    task = run.program.lane_tasks
+    node, where = np.concatenate([task, message]), np.concatenate([run.program.tasks.device[task], device])
+    alone = np.flatnonzero((overlap == NONE)[where])
+    node, where = node[alone], where[alone]
+    is_message = node >= len(run.program.tasks)
+    turns = 2 * turn[node] + is_message
+    early = run.starts_early(where, turns, node, ~is_message) & is_message
+    early |= run.starts_early(where, turns, node, is_message) & ~is_message
+    yield from run.report(node[early], "starts while its device does what comes before it")
