@@ -12,7 +12,7 @@ import pytest
 from benchmarks.test_engines import rate, traced
 from cdpsim import simulate
 from cdpsim.numeric import paths
-from cdpsim.schedules import SCHEDULES, _written_out
+from cdpsim.schedules import SCHEDULES, _checked_actions
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
@@ -55,7 +55,7 @@ def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
     """Write out an order anew."""
     listing = SCHEDULES[name].order.lists
     assert listing is not None
-    return listing.written(n // chunks, m, chunks)
+    return listing.write_out(n // chunks, m, chunks)
 
 
 def test_peer(benchmark: Any) -> None:
@@ -84,7 +84,7 @@ def test_fast(name: str, n: int, options: dict[str, int], benchmark: Any) -> Non
     """Time from the request to memory curves, warm; the order is written out anew each time."""
 
     def with_empty_cache() -> tuple[tuple[str, int, int], dict[str, int]]:
-        _written_out.cache_clear()
+        _checked_actions.cache_clear()
         return (name, n, 1), options
 
     rate(benchmark, benchmark.pedantic(traced, setup=with_empty_cache, rounds=9))

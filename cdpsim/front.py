@@ -256,7 +256,7 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
         "schedule": request.schedule.name,
         "shape": request.shape,
         "steps": request.steps,
-        "sizes": model.weights,
+        "sizes": model.all_sizes,
         "ties": request.local_ties,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,
@@ -284,7 +284,7 @@ def _whole(request: Request) -> Program:
     """The program of what is asked, with collectives in one piece, for devices that are there."""
     cluster = request.cluster
     program = derive(
-        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
+        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
         request.timed_model,
         request.steps,
         shape=replace(request.shape, widths=request.widths),

@@ -39,7 +39,7 @@ from matplotlib.figure import Figure
 
 import cdpsim
 from cdpsim.draw.canvas import plain
-from cdpsim.draw.curves import memory
+from cdpsim.draw.curves import memory_over_time
 from cdpsim.draw.palette import colour
 from cdpsim.draw.text import timetable
 from cdpsim.files import tables
@@ -87,7 +87,7 @@ assert all(row["agree"] for row in table.rows)
 # %%
 n = 4
 dp, cdp = cdpsim.simulate("single-dp", n=n), cdpsim.simulate("single-cdp", n=n)
-memory([dp, cdp])
+memory_over_time([dp, cdp])
 
 # %% [markdown]
 # Everything together falls less here, by one stage's worth: one device that runs all micro-batches cyclically needs two

@@ -34,7 +34,7 @@ from tempfile import TemporaryDirectory
 import cdpsim
 from cdpsim import Cluster, Model, Stage
 from cdpsim.cluster import Devices, Link
-from cdpsim.draw.curves import memory, traffic, versions
+from cdpsim.draw.curves import memory_over_time, traffic_over_time, versions_over_time
 from cdpsim.draw.paper import paper
 from cdpsim.draw.text import timetable
 from cdpsim.export import pictures
@@ -82,7 +82,7 @@ paper([dp, v1, v2])
 # %%
 n = 8
 dp, cdp = (cdpsim.simulate(name, n=n) for name in ("multi-dp", "multi-cdp"))
-memory([dp, cdp])
+memory_over_time([dp, cdp])
 
 
 # %%
@@ -102,7 +102,7 @@ assert {held(cdp, slot) for slot in range(2 * (n - 1), 2 * n * 3)} == {n * (n + 
 # memory is saved where micro-batches share it (a device that runs them all, or model parallelism with fewer devices).
 
 # %%
-memory([cdp])
+memory_over_time([cdp])
 
 # %% [markdown]
 # ## What is sent
@@ -111,7 +111,7 @@ memory([cdp])
 # as much in every slot. (In all it sends less in these three steps, because what nobody will read is not sent.)
 
 # %%
-traffic([dp, cdp])
+traffic_over_time([dp, cdp])
 
 # %%
 for trace in (dp, cdp):
@@ -134,7 +134,7 @@ assert set(dp.messages["start"].tolist()) == {2 * n, 4 * n, 6 * n}
 
 # %%
 pipeline = cdpsim.simulate("pp-cdp", n=4)
-versions([pipeline])
+versions_over_time([pipeline])
 
 # %%
 several = [
@@ -142,7 +142,7 @@ several = [
     for name, rule in (("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("multi-cdp", "cdp-v2"), ("pp-cdp", "cdp-v2"))
 ]
 assert [trace.summary()["mean_staleness"] for trace in several] == [0, 1, 3 / 8, 3 / 8]
-versions(several)
+versions_over_time(several)
 
 # %% [markdown]
 # ## What real costs change
@@ -156,10 +156,10 @@ stage = Stage(forward="8 ms", backward="16 ms", activation="1.5 GB", boundary="1
 model = Model(name="toy", stages=(stage,) * 4)
 cluster = Cluster(name="box", devices=(Devices(),), link=Link(latency="5 us", bandwidth="100 GB/s"))
 real = {name: cdpsim.simulate(name, model=model, cluster=cluster) for name in ("multi-dp", "multi-cdp")}
-memory(list(real.values()))
+memory_over_time(list(real.values()))
 
 # %%
-traffic(list(real.values()))
+traffic_over_time(list(real.values()))
 
 # %% [markdown]
 # DP's devices wait for their all-reduce. CDP's wait, too: new parameters are pulled just in time, so a device stands

@@ -41,8 +41,8 @@ from matplotlib.figure import Figure
 import cdpsim
 from cdpsim import Model, presets
 from cdpsim.draw import canvas
-from cdpsim.draw.compared import compared
-from cdpsim.draw.hidden import hidden
+from cdpsim.draw.break_even_curves import break_even_curves
+from cdpsim.draw.comparison_bars import comparison_bars
 from cdpsim.files.tables import FORMATS
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
@@ -132,7 +132,7 @@ def shown(figure: Figure) -> Image:
 
 
 inside = {name: measured(name, 8) for name in TABLE_1}
-shown(compared([*inside.values()], in_slots=False))
+shown(comparison_bars([*inside.values()], in_slots=False))
 
 # %% [markdown]
 # Data parallelism, its cyclic form and a pipeline take nearly the same time on eight devices: NVLink hides what they
@@ -198,7 +198,7 @@ def run_of(name: str) -> Callable[[cdpsim.Cluster], cdpsim.Trace]:
 found = {name: find_break_even(run_of(name), cluster) for name in rings}
 factors = bandwidth_factors([*found.values()], points=17)
 curves = [(found[name], step_times_at(run_of(name), cluster, factors)) for name in rings]
-shown(hidden([*found.values()], factors, curves, share=0.01))
+shown(break_even_curves([*found.values()], factors, curves, share=0.01))
 
 # %%
 assert found["pp-cdp"].break_even < found["multi-cdp"].break_even < found["multi-dp"].break_even

@@ -1,1 +1,1 @@
-"""Files and what is written: units, config files, whole-or-nothing writing, tables, progress."""
+"""Files and texts: units, config files, all-or-nothing writing, tables, progress bars."""

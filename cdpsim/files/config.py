@@ -14,13 +14,13 @@ from cdpsim.errors import RequestError, suggestion
 from cdpsim.files import units
 from cdpsim.files import writing as files
 
-_DEEPEST = 1000
+_DEEPEST_KEY = 1000
 
 T = TypeVar("T")
 
 
 class _Quantity(type):
-    """The type of a field that `read` decodes; msgspec asks it whether the outcome is an instance."""
+    """The type of a field that `read` decodes; every outcome of that counts as its instance, which msgspec checks."""
 
     read: Callable[[object], object]
     unit: str
@@ -33,7 +33,7 @@ def _quantity(read: Callable[[Any], object], unit: str) -> _Quantity:
     return _Quantity(read.__name__, (), {"read": staticmethod(read), "unit": unit})
 
 
-# What a field holds, and to msgspec how it is read: for a mere float or int it would refuse the text.
+# The types of fields that are quantities; msgspec sees how they are read, as a mere float or int would refuse a text.
 if TYPE_CHECKING:
     Cost: TypeAlias = float | units.Work
     Seconds: TypeAlias = float
@@ -48,31 +48,31 @@ else:
     Bandwidth = _quantity(units.bandwidth, "B/s")
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
-# Whatever somebody may call it, as long as UTF-8 can write it: who shows a name makes one short line of it.
+# Any UTF-8 text; shortened and escaped where it is displayed.
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]
 
 
 class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a file; made in Python it obeys the same rules, and takes "25 us" too."""
+    """A table of a file; made in Python it obeys the same rules, and takes texts such as "25 us" as well."""
 
     def __post_init__(self) -> None:
         for field in _fields(type(self)):
             given = getattr(self, field.name)
             if given is field.default:
                 continue
-            try:  # a text of numpy's becomes one of Python's, which can be written
+            try:  # a text of numpy's becomes one of Python's, which files can have
                 value = _convert(str(given) if isinstance(given, str) else given, field.type)
             except msgspec.ValidationError as error:
-                raise RequestError(field.name, _lower(str(error))) from None
+                raise RequestError(field.name, _uncapitalized(str(error))) from None
             msgspec.structs.force_setattr(self, field.name, value)
 
 
 def read_config(path: str | Path) -> object:
-    """Read a .toml or .json file into plain dicts and lists."""
+    """Return the content of a .toml or .json file as plain dicts and lists."""
     ending = _ending(path)
     text = files.read_text(path)
     try:
-        return _parse_toml(text) if ending == ".toml" else json.loads(text, object_pairs_hook=_once)
+        return _parse_toml(text) if ending == ".toml" else json.loads(text, object_pairs_hook=_without_repetitions)
     except RecursionError:
         raise RequestError(str(path), "nested too deeply; write plain tables") from None
     except ValueError as error:
@@ -86,19 +86,19 @@ def write_config(path: str | Path, content: Mapping[str, object], *, force: bool
 
 
 def toml_text(content: Mapping[str, object]) -> str:
-    """Give what a .toml file says."""
+    """Return the text of a .toml file with that content."""
     import tomli_w
 
     return tomli_w.dumps(content)
 
 
 def json_text(content: Mapping[str, object]) -> str:
-    """Give what a .json file says."""
+    """Return the text of a .json file with that content."""
     return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
 
 
 def decode(content: object, form: type[T], subject: str, tables: tuple[type[ConfigTable], ...]) -> T:
-    """Turn plain dicts and lists into `form`; an error names the field, also the one that was meant."""
+    """Return plain dicts and lists as a `form`; an error names the field, and for an unknown field the nearest one."""
     try:
         return _convert(content, form)
     except msgspec.ValidationError as error:
@@ -108,23 +108,23 @@ def decode(content: object, form: type[T], subject: str, tables: tuple[type[Conf
         if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
             known = dict.fromkeys(name for table in tables for name in table.__struct_fields__)
             problem = f"unknown field {unknown[1]!r}; {suggestion(unknown[1], known)}"
-        raise RequestError(f"{subject}: {place.replace('`', '')}", _lower(problem)) from None
+        raise RequestError(f"{subject}: {place.replace('`', '')}", _uncapitalized(problem)) from None
 
 
 def _convert(content: object, form: type[T]) -> T:
     try:
-        return msgspec.convert(content, form, dec_hook=_decode_quantity)
-    except UnicodeEncodeError:  # where a text stands in the place of anything else
+        return msgspec.convert(content, form, dec_hook=lambda kind, given: kind.read(given))
+    except UnicodeEncodeError:  # raised where a text is in the place of another type
         raise msgspec.ValidationError("a text in it is no Unicode (it has a surrogate); write it again") from None
 
 
 def encode(table: ConfigTable) -> dict[str, object]:
-    """Turn a table into what a file says of it: quantities with units, defaults left out."""
+    """Return the fields of a table as a file has them: quantities with units, defaults left out."""
     values = [(field, getattr(table, field.name)) for field in _fields(type(table))]
-    return {field.name: _encode(value, field.type) for field, value in values if value != field.default}
+    return {field.name: _encode_field(value, field.type) for field, value in values if value != field.default}
 
 
-def _encode(value: Any, kind: Any) -> object:
+def _encode_field(value: Any, kind: Any) -> object:
     quantity = next((k for k in (kind, *get_args(kind)) if isinstance(k, _Quantity)), None)
     if quantity is not None:
         return units.quantity_text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
@@ -135,13 +135,8 @@ def _encode(value: Any, kind: Any) -> object:
     return value
 
 
-def _lower(message: str) -> str:
+def _uncapitalized(message: str) -> str:
     return message[0].lower() + message[1:]
-
-
-def _decode_quantity(kind: type[Any], given: object) -> object:
-    assert isinstance(kind, _Quantity)
-    return kind.read(given)
 
 
 @functools.cache
@@ -157,13 +152,13 @@ def _ending(path: str | Path) -> str:
 
 
 def _parse_toml(text: str) -> object:
-    # tomllib takes the square of a dotted key's length: hours for a key that a large file can hold.
-    if any(part.count(".") > _DEEPEST for part in re.split(r"[,=\n]", text)):
+    # tomllib's time grows as the square of a dotted key's length: hours for a key that a large file can hold.
+    if any(part.count(".") > _DEEPEST_KEY for part in re.split(r"[,=\n]", text)):
         raise RecursionError
     return tomllib.loads(text)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _without_repetitions(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]

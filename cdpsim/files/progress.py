@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sized
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item", covariant=True)
 
@@ -10,29 +10,24 @@ Item = TypeVar("Item", covariant=True)
 class _Finite(Sized, Iterable[Item], Protocol[Item]): ...
 
 
-def _on_a_terminal() -> bool:
-    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+def _progress_bar(about: str, **settings: Any) -> Any:
+    """Return a progress bar where stderr is a terminal, else None."""
+    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm  # its import takes 40 ms, which only a terminal needs
+
+    return tqdm(**settings, desc=about, file=sys.stderr, delay=2, leave=False)
 
 
 def progress(items: _Finite[Item], about: str) -> Iterable[Item]:
-    """Go through items and show how far that is."""
-    if not _on_a_terminal():
-        return items
-    from tqdm import tqdm  # 40 ms that only a terminal needs
-
-    bar: Iterable[Item] = tqdm(items, desc=about, file=sys.stderr, delay=2, leave=False)
-    return bar
+    """Return items, which move a progress bar as they are used."""
+    bar: Iterable[Item] | None = _progress_bar(about, iterable=items)
+    return items if bar is None else bar
 
 
 def ticker(total: int, about: str) -> Callable[[int], object]:
-    """Show how much of a total is done: call what is returned with what has been added, and with 0 at the end."""
-    if not _on_a_terminal():
+    """Return a function that moves a progress bar by what has been added to reach a total, and ends it with 0."""
+    bar = _progress_bar(about, total=total)
+    if bar is None:
         return lambda added: None
-    from tqdm import tqdm
-
-    bar = tqdm(total=total, desc=about, file=sys.stderr, delay=2, leave=False)
-
-    def tick(added: int) -> None:
-        bar.update(added) if added else bar.close()
-
-    return tick
+    return lambda added: bar.update(added) if added else bar.close()

@@ -94,7 +94,7 @@ def latex_tabular(columns: str, header: Sequence[TextRow | str], rows: Sequence[
     return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+_LATEX_SPECIAL = {
     "[": "{[}",  # the end of the row above would take a bracket for its argument
     "*": "{*}",  # and a star, too
     "<": r"\textless{}",
@@ -103,11 +103,12 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
+_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _LATEX_SPECIAL)
 
 
 def latex_text(text: str) -> str:
     """Return a text in which nothing is a command to LaTeX."""
-    return "".join(_LATEX.get(c, c) for c in one_line(text, LONGEST_CELL))
+    return one_line(text, LONGEST_CELL).translate(_LATEX)
 
 
 def as_json(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Quantities with a unit, as files and options write them: "25 us", "80 GB", "312 TFLOPS", "300 GB/s"."""
+"""Quantities with a unit, as files and options have them: "25 us", "80 GB", "312 TFLOPS", "300 GB/s"."""
 
 import functools
 import math
@@ -30,12 +30,12 @@ def json_number(value: Number) -> int | float | str:
 
 
 class Work(float):
-    """FLOP, which a device's speed turns into seconds; never equal to a number of seconds."""
+    """A number of FLOP, which a device's speed turns into seconds; it never equals a number of seconds."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Work) and float(self) == float(other)
 
-    def __ne__(self, other: object) -> bool:  # which float has of its own
+    def __ne__(self, other: object) -> bool:  # float has a method of its own for it
         return not self == other
 
     def __hash__(self) -> int:
@@ -45,7 +45,7 @@ class Work(float):
         return f"Work({float(self)!r})"
 
 
-class _Kind(NamedTuple):
+class _QuantityKind(NamedTuple):
     noun: str
     units: tuple[str, ...]
     example: str
@@ -54,34 +54,34 @@ class _Kind(NamedTuple):
     binary: bool = False  # takes Ki, Mi, Gi, Ti
 
 
-# Above zero, the least is what no machine reaches and no quotient of two bounds overflows.
-_TIME = _Kind("a time", ("s",), "5 us", 0, MOST_SECONDS)
+# A least amount above zero is one that no machine reaches, and small enough that no quotient of two bounds overflows.
+_TIME = _QuantityKind("a time", ("s",), "5 us", 0, MOST_SECONDS)
 _DURATION = _TIME._replace(least=1e-30)
-_WORK = _Kind("work", ("FLOP",), "2.5 TFLOP", 1e-30, 1e24)
-_SIZE = _Kind("a size", ("B",), "80 GB", 0, MOST_BYTES, binary=True)
-_SPEED = _Kind("a speed", ("FLOPS", "FLOP/s"), "312 TFLOPS", 1e-9, 1e21)
-_BANDWIDTH = _Kind("a bandwidth", ("B/s",), "300 GB/s", 1e-9, 1e18, binary=True)
+_WORK = _QuantityKind("work", ("FLOP",), "2.5 TFLOP", 1e-30, 1e24)
+_SIZE = _QuantityKind("a size", ("B",), "80 GB", 0, MOST_BYTES, binary=True)
+_SPEED = _QuantityKind("a speed", ("FLOPS", "FLOP/s"), "312 TFLOPS", 1e-9, 1e21)
+_BANDWIDTH = _QuantityKind("a bandwidth", ("B/s",), "300 GB/s", 1e-9, 1e18, binary=True)
 
 # quantiphy alone would also take "x = 5 s", "1,000 s", "$5" and "5 s -- as measured".
 _QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)? ?[a-zµμ/]*", re.IGNORECASE | re.ASCII)
 _BITS = re.compile(r"(b|bits?)(/s|ps)?")
-_LONGEST = 60
+_LONGEST_QUANTITY = 60
 
 
 def seconds(given: object) -> float:
-    """Read a time in seconds, such as "5 us"."""
-    return float(_measure(given, _TIME)[0])
+    """Return the seconds of a time such as "5 us"."""
+    return float(_parse(given, _TIME)[0])
 
 
 def time_or_work(given: object) -> "float | Work":
-    """Read what a task takes: seconds, or `Work`; never nothing."""
-    amount, kind = _measure(given, _DURATION, _WORK)
+    """Return the cost of a task, which is above zero: seconds, or `Work`."""
+    amount, kind = _parse(given, _DURATION, _WORK)
     return Work(amount) if kind is _WORK else float(amount)
 
 
 def size_bytes(given: object) -> int:
-    """Read a size in bytes, such as "80 GB" or "16 MiB"."""
-    amount, kind = _measure(given, _SIZE)
+    """Return the bytes of a size such as "80 GB" or "16 MiB"."""
+    amount, kind = _parse(given, _SIZE)
     whole = round(amount)
     if abs(amount - whole) > 4 * math.ulp(amount):
         raise _refusal(given, "a fraction of a byte", kind)
@@ -89,15 +89,15 @@ def size_bytes(given: object) -> int:
 
 
 def speed(given: object) -> float:
-    """Read a speed in FLOP/s, such as "312 TFLOPS"."""
-    return float(_measure(given, _SPEED)[0])
+    """Return the FLOP/s of a speed such as "312 TFLOPS"."""
+    return float(_parse(given, _SPEED)[0])
 
 
 def bandwidth(given: object) -> float:
-    """Read a bandwidth in bytes/s, such as "300 GB/s"; "inf" is one too."""
+    """Return the bytes/s of a bandwidth such as "300 GB/s", or infinity for "inf"."""
     if isinstance(given, str | float) and given in ("inf", math.inf):
         return math.inf
-    return float(_measure(given, _BANDWIDTH)[0])
+    return float(_parse(given, _BANDWIDTH)[0])
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # one run after another records the same model and cluster
@@ -110,19 +110,20 @@ def quantity_text(amount: float, unit: str) -> str:
     return shortest if float(reader(shortest)) == amount else exact
 
 
-def short_text(value: float, unit: str) -> str:
-    """Return a number for people, with four digits: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
+def short_text(value: float, unit: str, digits: int = 4) -> str:
+    """Return a number for people: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
     if unit == "%":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.{digits - 3}f} %"
     if unit in ("/s", "x"):
-        return f"{value:.4g} /s" if unit == "/s" else f"{value:.4g}"  # "m/s", a thousandth of it, would be metres
+        number = f"{value:.{digits}g}"
+        return f"{number} /s" if unit == "/s" else number  # "m/s", a thousandth of it, would be metres
     from quantiphy import Quantity
 
-    return str(Quantity(value, unit).render(prec=3))
+    return str(Quantity(value, unit).render(prec=digits - 1))
 
 
-def _measure(given: object, *kinds: _Kind) -> tuple[int | float, _Kind]:
-    """Read the amount and say of which of `kinds` it is; a number without a unit is of the first."""
+def _parse(given: object, *kinds: _QuantityKind) -> tuple[int | float, _QuantityKind]:
+    """Return the amount, and which of the `kinds` it is of; a number without a unit is of the first."""
     amount: int | float
     if isinstance(given, Work):
         amount, unit = float(given), "FLOP"
@@ -138,19 +139,19 @@ def _measure(given: object, *kinds: _Kind) -> tuple[int | float, _Kind]:
     return amount, kind
 
 
-def _split(given: object, kind: _Kind) -> tuple[float, str]:
-    if not (isinstance(given, str) and len(given) <= _LONGEST and _QUANTITY.fullmatch(given)):
+def _split(given: object, kind: _QuantityKind) -> tuple[float, str]:
+    if not (isinstance(given, str) and len(given) <= _LONGEST_QUANTITY and _QUANTITY.fullmatch(given)):
         raise _refusal(given, f"not {kind.noun}", kind)
     return _amount_and_unit(given, kind.binary)
 
 
-@functools.lru_cache(maxsize=4096)  # a model of many layers says the same of most
+@functools.lru_cache(maxsize=4096)  # many layers of a model have the same quantities
 def _amount_and_unit(given: str, binary: bool) -> tuple[float, str]:
     quantity = _reader()(given, binary=binary)
     return float(quantity), quantity.units
 
 
-def _misfit(unit: str, kinds: tuple[_Kind, ...]) -> str:
+def _misfit(unit: str, kinds: tuple[_QuantityKind, ...]) -> str:
     if not unit:
         return "no unit"
     if kinds[0].binary and _BITS.fullmatch(unit):
@@ -158,10 +159,11 @@ def _misfit(unit: str, kinds: tuple[_Kind, ...]) -> str:
     return f"not {' or '.join(kind.noun for kind in kinds)}"
 
 
-def _refusal(given: object, problem: str, kind: _Kind) -> RequestError:
-    huge = isinstance(given, int) and abs(given) > 10**_LONGEST  # whose digits Python may refuse to write
+def _refusal(given: object, problem: str, kind: _QuantityKind) -> RequestError:
+    huge = isinstance(given, int) and abs(given) > 10**_LONGEST_QUANTITY  # whose digits Python may refuse to write
     return RequestError(
-        "this number" if huge else short_repr(given, _LONGEST), f"{problem}; write for example {kind.example!r}"
+        "this number" if huge else short_repr(given, _LONGEST_QUANTITY),
+        f"{problem}; write for example {kind.example!r}",
     )
 
 
@@ -169,7 +171,7 @@ def _refusal(given: object, problem: str, kind: _Kind) -> RequestError:
 def _reader() -> "type[Quantity]":
     from quantiphy import Quantity  # slow to import, and most runs read no file
 
-    class Reader(Quantity):  # its own preferences, so that those of other users of quantiphy stay theirs
+    class Reader(Quantity):  # with preferences of its own: those of Quantity itself belong to other programs, too
         pass
 
     Reader.set_prefs(input_sf="YZEPTGMKkmuµμnp", output_sf="YZEPTGMkmunp")

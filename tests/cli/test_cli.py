@@ -762,9 +762,9 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert progress(items, "about") is items
     terminal, bars = Terminal(), []
 
-    def bar(given: list[int], **options: Any) -> list[int]:
-        bars.append((given, options))
-        return given
+    def bar(iterable: list[int], **options: Any) -> list[int]:
+        bars.append((iterable, options))
+        return iterable
 
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(tqdm, "tqdm", bar)

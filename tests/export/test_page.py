@@ -314,7 +314,7 @@ def test_one_task() -> None:
 
 def test_nothing_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulate("multi-cdp", 2)
-    monkeypatch.setattr(module, "MOST_BARS", 10)
+    monkeypatch.setattr(module, "MOST_PAGE_BARS", 10)
     with pytest.raises(
         RequestError, match="tasks and messages are more than the 10 that it can hold; take fewer steps"
     ):

@@ -80,14 +80,14 @@ def test_permission_to_read_is_needed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_text_is_read_as_it_is_and_without_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf\xce\xb8\r\n")
     assert read_text(str(tmp_path / "a")) == "θ\r\n"
-    (tmp_path / "b").write_bytes(b"a" * files.LARGEST_BYTES)
-    assert len(read_text(tmp_path / "b")) == files.LARGEST_BYTES
+    (tmp_path / "b").write_bytes(b"a" * files.LARGEST_TEXT_BYTES)
+    assert len(read_text(tmp_path / "b")) == files.LARGEST_TEXT_BYTES
 
 
 def test_a_caller_may_allow_more_or_less(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"a" * (files.LARGEST_BYTES + 1))
-    assert len(read_text(tmp_path / "a", largest_bytes=2**40)) == files.LARGEST_BYTES + 1
-    assert len(read_text(tmp_path / "a", largest_bytes=files.LARGEST_BYTES + 1)) == files.LARGEST_BYTES + 1
+    (tmp_path / "a").write_bytes(b"a" * (files.LARGEST_TEXT_BYTES + 1))
+    assert len(read_text(tmp_path / "a", largest_bytes=2**40)) == files.LARGEST_TEXT_BYTES + 1
+    assert len(read_text(tmp_path / "a", largest_bytes=files.LARGEST_TEXT_BYTES + 1)) == files.LARGEST_TEXT_BYTES + 1
     (tmp_path / "b").write_bytes(b"b" * (2**20 + 1))
     with pytest.raises(RequestError, match="is larger than 1 MiB; give a smaller file"):
         read_text(tmp_path / "b", largest_bytes=2**20)

@@ -148,7 +148,7 @@ def _tie(made: tuple[Stage, ...], tied: tuple[int, ...]) -> Tie:
     """Return the largest tensor that these stages can share."""
     sharing = [made[j] for j in tied]
     sizes = {name: min(getattr(stage, name) for stage in sharing) for name in ("parameters", "optimizer")}
-    return Tie(stages=tied, gradients=min(stage.summed for stage in sharing), **sizes)
+    return Tie(stages=tied, gradients=min(stage.gradient_bytes for stage in sharing), **sizes)
 
 
 latencies = st.just(0.0) | seconds

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
+from cdpsim.draw.break_even_curves import break_even_curves
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.hidden import hidden
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import (
@@ -274,7 +274,7 @@ EIGHT = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**6, boundar
 
 def test_a_picture_has_each_curve_where_its_steps_are() -> None:
     found, factors, curves = picture_of(["multi-dp", "multi-cdp"], [2, 4], EIGHT)
-    figure = hidden(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
+    figure = break_even_curves(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
     picture = drawn(figure)
     left, right = picture.shapes["exposed-0"].left, picture.shapes["exposed-0"].right
     logs = np.log(factors)
@@ -296,13 +296,13 @@ def test_a_picture_has_each_curve_where_its_steps_are() -> None:
         mark = one_of(figure, f"break-even-{place}")
         assert (mark.get_xdata(), mark.get_ydata()) == ([last.break_even], [CLOSE(SHARE / (1 + SHARE))])  # type: ignore[has-type]
     assert "hidden at N = 4, but for 1 % of the step, from" in picture.said()
-    again = hidden(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
-    assert rendered(again, "a.svg") == rendered(hidden(found, factors, curves, share=SHARE), "b.svg")  # type: ignore[arg-type]
+    again = break_even_curves(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
+    assert rendered(again, "a.svg") == rendered(break_even_curves(found, factors, curves, share=SHARE), "b.svg")  # type: ignore[arg-type]
 
 
 def test_heights_over_n_are_break_evens() -> None:
     found, factors, curves = picture_of(["multi-dp", "multi-cdp"], [2, 4, 8], EIGHT)
-    picture = drawn(hidden(found, factors, curves, share=SHARE))  # type: ignore[arg-type]
+    picture = drawn(break_even_curves(found, factors, curves, share=SHARE))  # type: ignore[arg-type]
     ground = picture.shapes["own-over-n"].middle[1]
     heights, wanted = [], []
     for place in (0, 1):
@@ -316,12 +316,12 @@ def test_never_and_any_are_said_and_hostile_names_are_text() -> None:
     never = BreakEven(HOSTILE, "dp", 2, 2, 2, 1.0, 2.0, 0.5, 0.25, 1e9, None, None)
     free = BreakEven("single-dp", "dp", 2, 2, 1, 1.0, 1.0, 0.0, 0.0, None, 0.0, 0.0)
     curves = [(never, [3.0, 2.0]), (free, [1.0, 1.0])]
-    said = drawn(hidden([never, free], [0.5, 1.0], curves, share=SHARE)).said()
+    said = drawn(break_even_curves([never, free], [0.5, 1.0], curves, share=SHARE)).said()
     assert any(words.endswith("never; latency alone costs 25 %") for words in said)
     assert "single-dp: any bandwidth" in said
     many = [BreakEven(str(k), "dp", 2, 2, 2, 1.0, 1.0, 0.0, 0.0, 1e9, 1.0, 1e-9) for k in range(9)]
     with pytest.raises(RequestError, match="9 curves cannot be told apart; name at most 8"):
-        hidden(many, [1.0, 2.0], [(one, [1.0, 1.0]) for one in many], share=SHARE)
+        break_even_curves(many, [1.0, 2.0], [(one, [1.0, 1.0]) for one in many], share=SHARE)
 
 
 # On the command line

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link
-from cdpsim.timing.engine.sharing import Fair, Queue, flows_of
+from cdpsim.timing.engine.sharing import FairFlows, QueuedFlows, flows_on
 from tests.conftest import examples, need
 from tests.helpers.simgrid_answers import COMMITTED, answer, digest, with_simgrid
 from tests.helpers.traffic import Sent, arrivals, as_json, costs_of, filled
@@ -197,10 +197,10 @@ def test_a_bundle_that_is_never_empty_stays_exact() -> None:
 def test_flows_are_what_was_asked_for() -> None:
     """Free and empty messages are none."""
     traffic = [Sent(0.0, 0, 1, 0), Sent(0.0, 0, 1, 8)]
-    for contention, kind in (("fair", Fair), ("queue", Queue)):
+    for contention, kind in (("fair", FairFlows), ("queue", QueuedFlows)):
         wires = costs_of(traffic, SWITCH, contention).wires
         assert wires is not None
-        assert isinstance(flows_of(wires), kind)
+        assert isinstance(flows_on(wires), kind)
         assert [len(route) for route in wires.routes()] == [0, 2]
     endless = joined("switch", 4, link=Cable(latency=0.5))
     assert arrivals(traffic, endless).tolist() == [1.0, 1.0]

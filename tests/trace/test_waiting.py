@@ -308,7 +308,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     """Powers of two are exact in floating point, too."""
     run = simulate(**request)
     costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
-    start, end = fast.run(run.program, costs)
+    start, end = fast.run_by_longest_paths(run.program, costs)
     grown, parts = waiting.idle_spans(run.program, start, end), idle(run)
     for name in ("lane", "device", "reason"):
         assert np.array_equal(grown[name], parts[name])

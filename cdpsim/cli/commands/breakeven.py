@@ -5,8 +5,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cdpsim.cli.commands.options import FORMAT, RUN_WORDS, format_of, output, request_options, word_options
-from cdpsim.cli.commands.requests import PartialRequests, check_output, given_words, in_slots
+from cdpsim.cli.commands.options import (
+    FORMAT,
+    RUN_OPTIONS,
+    format_of,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+)
+from cdpsim.cli.commands.requests import PartialRequests, check_output, given_options, in_slots
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
@@ -19,7 +26,7 @@ from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
 
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
-_UNITS = {
+_COLUMN_UNITS = {
     "free": "s",
     "step": "s",
     "bandwidth": "B/s",
@@ -38,27 +45,27 @@ _UNITS = {
     argument(
         "--over", default="n", metavar="WHAT", help="rows of the table: n (default), or bandwidth, points of the curve"
     ),
-    *output("draw the curves: .svg, .png or .pdf", required=False),
-    word_options(RUN_WORDS),
-    request_options(must_fit=False, prefetch=_PREFETCH),
+    *output_arguments("draw the curves: .svg, .png or .pdf", required=False),
+    option_arguments(RUN_OPTIONS),
+    request_arguments(must_fit=False, prefetch=_PREFETCH),
     FORMAT,
 )
-def breakeven_command(options: argparse.Namespace) -> int:
+def breakeven_command(args: argparse.Namespace) -> int:
     """Find the bandwidth from which on communication is hidden, by schedule."""
-    form = format_of(options)
-    over_bandwidth = choose("over", options.over, ("n", "bandwidth")) == "bandwidth"
-    for name in options.schedules:
+    form = format_of(args)
+    over_bandwidth = choose("over", args.over, ("n", "bandwidth")) == "bandwidth"
+    for name in args.schedules:
         choose("schedule", name, SCHEDULES)
-    words = given_words(options)
-    if words.get("cluster", "unit") == "unit":
+    options = given_options(args)
+    if options.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
-    cluster = find_cluster(words["cluster"])
-    share = _read_share(options.share)
+    cluster = find_cluster(options["cluster"])
+    share = _read_share(args.share)
     requests = PartialRequests()
-    every = _words_of_requests(options, words)
-    check = partial(pictures.check_picture, options.output, force=options.force)
-    check_output(options.output, check, [partial(requests.serve, own, simulate) for own in every])
-    silent = () if "prefetch" in words else ("prefetch",)
+    every = _options_of_requests(args, options)
+    check = partial(pictures.check_picture, args.output, force=args.force)
+    check_output(args.output, check, [partial(requests.serve, own, simulate) for own in every])
+    silent = () if "prefetch" in options else ("prefetch",)
     runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
     results = [find_break_even(run, cluster, share) for run in runs]
     requests.report()
@@ -66,13 +73,13 @@ def breakeven_command(options: argparse.Namespace) -> int:
     curves: list[StepCurve] = [
         (result, step_times_at(run, cluster, factors))
         for result, run in zip(results, runs, strict=True)
-        if over_bandwidth or (options.output is not None and result.n == last)
+        if over_bandwidth or (args.output is not None and result.n == last)
     ]
-    if options.output is not None:
+    if args.output is not None:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
-        pictures.write_breakeven(results, factors, drawn, options.output, share=share, force=options.force)
+        pictures.write_breakeven(results, factors, drawn, args.output, share=share, force=args.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
-    cells = [[value if form == "csv" else _text(name, value) for name, value in row.items()] for row in rows]
+    cells = [[value if form == "csv" else _cell_text(name, value) for name, value in row.items()] for row in rows]
     write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))
     return 0
 
@@ -88,13 +95,13 @@ def _read_share(text: str) -> float:
     return share
 
 
-def _words_of_requests(options: argparse.Namespace, words: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the words of each schedule's request with each number of stages; a model's file is read once."""
-    names = options.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
-    common = {"prefetch": _PREFETCH} | {word: value for word, value in words.items() if word != "n"}
-    if not in_slots(words):
-        common["model"] = find_model(words["model"])
-    numbers = sorted(whole_number("n", n, at_least=1) for n in options.n or ())
+def _options_of_requests(args: argparse.Namespace, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the options of each schedule's request with each number of stages; a model's file is read once."""
+    names = args.schedules or [name for name in TABLE_1 if not SCHEDULES[name].placement.lanes]
+    common = {"prefetch": _PREFETCH} | {option: value for option, value in options.items() if option != "n"}
+    if not in_slots(options):
+        common["model"] = find_model(options["model"])
+    numbers = sorted(whole_number("n", n, at_least=1) for n in args.n or ())
     if len(set(numbers)) < len(numbers):
         raise RequestError("n", "has one number twice; give each once")
     stages = [{"n": n} for n in numbers] or [{}]
@@ -116,10 +123,10 @@ def _points(curves: Sequence[StepCurve], factors: Sequence[float]) -> list[dict[
     ]
 
 
-def _text(name: str, value: Any) -> str:
+def _cell_text(name: str, value: Any) -> str:
     """Return a cell for people."""
     if value is None:
         return "-" if name == "bandwidth" else "never"
     if name in ("break_even", "factor") and value == 0:
         return "any"
-    return short_text(value, _UNITS[name]) if name in _UNITS else str(value)
+    return short_text(value, _COLUMN_UNITS[name]) if name in _COLUMN_UNITS else str(value)

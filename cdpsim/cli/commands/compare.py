@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from cdpsim.cli.commands.options import (
     FORMAT_OF_PAPERS,
-    RUN_WORDS,
+    RUN_OPTIONS,
     format_of,
     number_of_runs,
-    output,
-    request_options,
-    runs_option,
-    word_options,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+    runs_argument,
 )
-from cdpsim.cli.commands.requests import SPLIT_NOTE, PartialRequests, check_output, given_words, in_slots, words_of
+from cdpsim.cli.commands.requests import SPLIT_NOTE, PartialRequests, check_output, given_options, in_slots, options_of
 from cdpsim.cli.console import say, write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
@@ -31,7 +31,7 @@ from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured, measure, rate_column, table_notes
 from cdpsim.studies.montecarlo import sample_runs
 
-_LEAST = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
+_LEAST_VALUES = {"m": 1, "chunks": 1, "replicas": 1, "prefetch": 0}
 
 
 class Column(NamedTuple):
@@ -79,57 +79,60 @@ QUANTILE_COLUMNS = tuple(Column(quantile, "s", f"step {quantile}") for quantile 
     argument("--sort", metavar="COLUMN", help="the least first (default: as named; of all, by bubble)"),
     argument("--within", metavar="SIZE", help="only those that hold at most so much on a device: '80 GB', in slots 6"),
     argument("--columns", metavar="NAME,...", help="these columns of the table (default: all)"),
-    *output("draw them, too: .svg, .png or .pdf", required=False),
+    *output_arguments("draw them, too: .svg, .png or .pdf", required=False),
     argument("--style", default="bars", metavar="STYLE", help="bars (default), or points: bubble over memory"),
-    word_options(RUN_WORDS, steps="3, or 3 N where a step has one micro-batch"),
-    runs_option("add quantiles of the step; all else is of run 0"),
-    request_options(must_fit=False),
+    option_arguments(RUN_OPTIONS, steps="3, or 3 N where a step has one micro-batch"),
+    runs_argument("add quantiles of the step; all else is of run 0"),
+    request_arguments(must_fit=False),
     FORMAT_OF_PAPERS,
 )
-def compare_command(options: argparse.Namespace) -> int:
+def compare_command(args: argparse.Namespace) -> int:
     """Compare schedules side by side: time, bubble, memory, bytes, devices."""
-    form = format_of(options)
-    runs = number_of_runs(options)
+    form = format_of(args)
+    runs = number_of_runs(args)
     columns: Sequence[Column] = MEASURED_COLUMNS
     if runs is not None:
         columns = (*columns[:3], *QUANTILE_COLUMNS, *columns[3:])
     known = {column.name: column for column in columns}
-    order = None if options.schedules else "bubble"
-    if options.sort is not None:
-        order = choose("sort", options.sort, known)
-    if options.columns is not None:
-        columns = [known[choose("columns", name.strip(), known)] for name in options.columns.split(",")]
-    choose("style", options.style, pictures.COMPARISONS)
-    words, names = given_words(options), options.schedules
-    most = None if options.within is None else _memory_limit(options, words)
-    check = partial(pictures.check_picture, options.output, force=options.force)
-    each = [partial(_compare, options, [name] if name else [], words, runs) for name in names or [None]]
-    check_output(options.output, check, each)
-    comparison = _compare(options, names, words, runs)
+    order = None if args.schedules else "bubble"
+    if args.sort is not None:
+        order = choose("sort", args.sort, known)
+    if args.columns is not None:
+        columns = [known[choose("columns", name.strip(), known)] for name in args.columns.split(",")]
+    choose("style", args.style, pictures.COMPARISONS)
+    options, names = given_options(args), args.schedules
+    most = None if args.within is None else _memory_limit(args, options)
+    check = partial(pictures.check_picture, args.output, force=args.force)
+    each = [partial(_compare, args, [name] if name else [], options, runs) for name in names or [None]]
+    check_output(args.output, check, each)
+    comparison = _compare(args, names, options, runs)
     comparison.report()
     measured = [row for row in comparison.measured if most is None or row.memory <= most]
     if not measured:
-        say(f"no schedule holds at most {options.within} on a device")
+        say(f"no schedule holds at most {args.within} on a device")
         return 1
     if order:
         measured.sort(key=lambda row: (row.value(order) is None, row.value(order)))
-    if options.output is not None:
-        settings = {"in_slots": comparison.slots, "style": options.style, "force": options.force}
-        pictures.write_comparison(measured, options.output, **settings)
-    if options.columns is None:
+    if args.output is not None:
+        settings = {"in_slots": comparison.slots, "style": args.style, "force": args.force}
+        pictures.write_comparison(measured, args.output, **settings)
+    if args.columns is None:
         columns = [column for column in columns if column.name not in {"rate", "samples"} - {rate_column(measured)}]
-    write_stdout(_table(measured, columns, form, slots=comparison.slots))
+    write_stdout(_table_text(measured, columns, form, slots=comparison.slots))
     return 0
 
 
-def _table(measured: Sequence[Measured], columns: Sequence[Column], form: str, *, slots: bool) -> str:
+def _table_text(measured: Sequence[Measured], columns: Sequence[Column], form: str, *, slots: bool) -> str:
     header = ("schedule", "rule", *(column.heading for column in columns))
-    rows = [(row.schedule, row.rule, *(cell(row, column, form, slots=slots) for column in columns)) for row in measured]
+    rows = [
+        (row.schedule, row.rule, *(measured_cell(row, column, form, slots=slots) for column in columns))
+        for row in measured
+    ]
     table = format_table(form, [row.to_builtins() for row in measured], header, rows)
     return noted(table, form, table_notes(measured))
 
 
-def cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
+def measured_cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
     """Return the cell of a column in a table of that format: the number itself in CSV, else a text."""
     value = measured.value(column.name)
     if form == "csv" or value is None:
@@ -142,12 +145,12 @@ def cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
     return f"{number:.10g}" if number.is_integer() else f"{number:.4g}"
 
 
-def _memory_limit(options: argparse.Namespace, words: Mapping[str, Any]) -> int:
+def _memory_limit(args: argparse.Namespace, options: Mapping[str, Any]) -> int:
     """Return what --within says: stage-activations in the slot model, else bytes."""
-    if all(in_slots(words_of(options, name)) for name in options.schedules) and in_slots(words):
-        return whole_number("within", options.within, at_least=0)
+    if all(in_slots(options_of(args, name)) for name in args.schedules) and in_slots(options):
+        return whole_number("within", args.within, at_least=0)
     try:
-        return size_bytes(options.within)
+        return size_bytes(args.within)
     except RequestError as error:
         raise RequestError("within", str(error)) from None
 
@@ -170,18 +173,19 @@ class _Comparison:
 
 
 def _compare(
-    options: argparse.Namespace, names: Sequence[str], words: Mapping[str, Any], runs: int | None, *remarks: str
+    args: argparse.Namespace, names: Sequence[str], options: Mapping[str, Any], runs: int | None, *remarks: str
 ) -> _Comparison:
-    """Measure schedules and experiments, one run after another; without names, all schedules that take the words."""
-    for word in _LEAST.keys() & words.keys():  # also for schedules that do not take it
-        whole_number(word, words[word], at_least=_LEAST[word])
-    every = [{**words_of(options, name), **words} for name in names or SCHEDULES]
+    """Measure schedules and experiments, one run after another; without names, all schedules that take the options."""
+    for option, least in _LEAST_VALUES.items():  # also for schedules that do not take it
+        if option in options:
+            whole_number(option, options[option], at_least=least)
+    every = [{**options_of(args, name), **options} for name in names or SCHEDULES]
     schedules = [find_schedule(own["schedule"]) for own in every]
     if len({in_slots(own) for own in every}) > 1:
         raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
     comparison = _Comparison(remarks)
     for own, schedule in zip(every, schedules, strict=True):
-        # The words that say how much is to be done: a schedule that is not named must take them to be compared.
+        # These options say how much is to be done: a schedule that is not named is compared only if it takes them.
         needed = () if names else ("replicas",) if schedule.m is not None else ("m", "replicas")
         try:
             steps = {} if own.keys() & {"steps", "counts"} else {"steps": _default_steps(own, schedule)}
@@ -193,7 +197,7 @@ def _compare(
             continue
         one_clock = own.get("model", UNIT_MODELS[0]) == UNIT_MODELS[0] and len(schedules) > 1
         if one_clock and run.request.model.name == UNIT_MODELS[1]:
-            return _compare(options, names, {**words, "model": UNIT_MODELS[1]}, runs, SPLIT_NOTE)
+            return _compare(args, names, {**options, "model": UNIT_MODELS[1]}, runs, SPLIT_NOTE)
         comparison.measured.append(measure(run, runs if run.request.disorder.is_random else None))
         comparison.slots = run.in_slots
     if runs is not None and not any(row.steps for row in comparison.measured):
@@ -201,9 +205,9 @@ def _compare(
     return comparison
 
 
-def _default_steps(words: Mapping[str, Any], schedule: Schedule) -> int:
-    """Return how many steps are simulated where words do not say it: all run as many micro-batches."""
+def _default_steps(options: Mapping[str, Any], schedule: Schedule) -> int:
+    """Return the number of steps without --steps, with which all schedules run equally many micro-batches."""
     if schedule.m != 1:
         return LEAST_STEPS
-    n = words.get("n") if "n" in words or in_slots(words) else find_model(words["model"]).n
+    n = options.get("n") if "n" in options or in_slots(options) else find_model(options["model"]).n
     return LEAST_STEPS * (1 if n is None else whole_number("n", n, at_least=1))

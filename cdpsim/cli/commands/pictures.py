@@ -5,23 +5,23 @@ from functools import partial
 from pathlib import Path
 
 from cdpsim.cli.commands.options import (
-    RUN_WORDS,
+    RUN_OPTIONS,
     STAGES,
     number_of_runs,
-    output,
-    request_options,
-    runs_option,
-    word_options,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+    runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, in_slots, trace_of, traces_of, words_of
-from cdpsim.cli.commands.superpose import curve_options
+from cdpsim.cli.commands.requests import check_output, in_slots, options_of, trace_of, traces_of
+from cdpsim.cli.commands.superpose import curve_arguments
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
 
-_FILE = output("the picture to write: .svg, .png or .pdf")
-_RUN = (word_options(RUN_WORDS), request_options())
+_FILE = output_arguments("the picture to write: .svg, .png or .pdf")
+_RUN = (option_arguments(RUN_OPTIONS), request_arguments())
 _TRACE = partial(
     argument,
     "schedule",
@@ -33,7 +33,7 @@ _TRACE = partial(
 @command(
     "timeline",
     *(_TRACE(), STAGES),
-    *output(
+    *output_arguments(
         "the file to write: a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json, "
         "torch's order .csv"
     ),
@@ -46,12 +46,12 @@ _TRACE = partial(
     argument("--dependencies", action="store_true", help="show in a gantt who waits for whom"),
     *_RUN,
 )
-def timeline_command(options: argparse.Namespace) -> int:
+def timeline_command(args: argparse.Namespace) -> int:
     """Draw when every task runs, or write it for a browser or Perfetto."""
-    settings = {"style": options.style, "dependencies": options.dependencies, "force": options.force}
-    trace = partial(trace_of, options, options.schedule)
-    check_output(options.output, partial(pictures.check_timeline, options.output, **settings), [trace])
-    pictures.write_timeline(trace(), options.output, **settings)
+    settings = {"style": args.style, "dependencies": args.dependencies, "force": args.force}
+    trace = partial(trace_of, args, args.schedule)
+    check_output(args.output, partial(pictures.check_timeline, args.output, **settings), [trace])
+    pictures.write_timeline(trace(), args.output, **settings)
     return 0
 
 
@@ -70,19 +70,19 @@ def timeline_command(options: argparse.Namespace) -> int:
     ),
     argument("--steps", metavar="T", help="training steps shown in figure 1 (default: as in the paper)"),
     argument("--slot", metavar="S", help="the slot of figure 2 (default: one in which most is held)"),
-    *curve_options("of figure 4: ", axis=None, contents=None),
+    *curve_arguments("of figure 4: ", axis=None, contents=None),
 )
-def figure_command(options: argparse.Namespace) -> int:
+def figure_command(args: argparse.Namespace) -> int:
     """Draw the paper's figure K for any N."""
     pictures.write_figure(
-        options.number,
-        options.output,
-        n=None if options.n is None else [whole_number("n", n, at_least=1) for n in options.n],
-        steps=None if options.steps is None else whole_number("steps", options.steps, at_least=1),
-        slot=None if options.slot is None else whole_number("slot", options.slot, at_least=0),
-        axis=options.axis,
-        contents=options.contents,
-        force=options.force,
+        args.number,
+        args.output,
+        n=None if args.n is None else [whole_number("n", n, at_least=1) for n in args.n],
+        steps=None if args.steps is None else whole_number("steps", args.steps, at_least=1),
+        slot=None if args.slot is None else whole_number("slot", args.slot, at_least=0),
+        axis=args.axis,
+        contents=args.contents,
+        force=args.force,
     )
     return 0
 
@@ -96,17 +96,15 @@ def figure_command(options: argparse.Namespace) -> int:
     ),
     *_RUN,
 )
-def snapshot_command(options: argparse.Namespace) -> int:
+def snapshot_command(args: argparse.Namespace) -> int:
     """Draw the devices at one slot: what they do, hold and exchange."""
-    if not Path(options.schedule).is_dir():  # in a folder, times may be slots or seconds
-        words = words_of(options, options.schedule)
-        _read_moment(options.slot, slots=in_slots(words) and words.get("cluster", "unit") == "unit")
-    run = partial(trace_of, options, options.schedule)
-    check_output(options.output, partial(pictures.check_picture, options.output, force=options.force), [run])
+    if not Path(args.schedule).is_dir():  # in a folder, times may be slots or seconds
+        options = options_of(args, args.schedule)
+        _read_moment(args.slot, slots=in_slots(options) and options.get("cluster", "unit") == "unit")
+    run = partial(trace_of, args, args.schedule)
+    check_output(args.output, partial(pictures.check_picture, args.output, force=args.force), [run])
     trace = run()
-    pictures.write_snapshot(
-        trace, _read_moment(options.slot, slots=trace.in_slots), options.output, force=options.force
-    )
+    pictures.write_snapshot(trace, _read_moment(args.slot, slots=trace.in_slots), args.output, force=args.force)
     return 0
 
 
@@ -119,16 +117,16 @@ def _read_moment(text: str, *, slots: bool) -> float:
     "plot",
     argument("what", metavar="WHAT", help="memory, traffic, versions or steps"),
     *(_TRACE(nargs="+"), STAGES),
-    runs_option("draw steps between their quantiles"),
+    runs_argument("draw steps between their quantiles"),
     *_FILE,
     *_RUN,
 )
-def plot_command(options: argparse.Namespace) -> int:
+def plot_command(args: argparse.Namespace) -> int:
     """Draw memory, traffic, versions or steps over time, of one schedule or of several."""
-    choose("plot", options.what, pictures.PLOTS)
-    runs = number_of_runs(options)
-    check = partial(pictures.check_plot, options.what, options.output, runs=runs, force=options.force)
-    check_output(options.output, check, [partial(trace_of, options, name) for name in options.schedule])
-    traces = traces_of(options, options.schedule)
-    pictures.write_plot(options.what, traces, options.output, runs=runs, force=options.force)
+    choose("plot", args.what, pictures.PLOTS)
+    runs = number_of_runs(args)
+    check = partial(pictures.check_plot, args.what, args.output, runs=runs, force=args.force)
+    check_output(args.output, check, [partial(trace_of, args, name) for name in args.schedule])
+    traces = traces_of(args, args.schedule)
+    pictures.write_plot(args.what, traces, args.output, runs=runs, force=args.force)
     return 0

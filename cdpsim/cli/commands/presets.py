@@ -18,31 +18,31 @@ from cdpsim.files.units import quantity_text
 Record = dict[str, Any]  # what JSON says of a model or cluster
 
 _SPEEDS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
-_UNITS = {"bytes": "B", "flop": "FLOP"}  # by the last word of a field's name
-_NAME = argument("name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: list all)")
+_FIELD_UNITS = {"bytes": "B", "flop": "FLOP"}  # by the last word of a field's name
+_PRESET_NAME = argument(
+    "name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: list all)"
+)
 
 
-@command("models", _NAME, FORMAT)
-def models_command(options: argparse.Namespace) -> int:
+@command("models", _PRESET_NAME, FORMAT)
+def models_command(args: argparse.Namespace) -> int:
     """List the models that ship with the package, or print the file of one."""
-    return _print(options, "models", _model_record)
+    return _print(args, "models", _model_record)
 
 
-@command("clusters", _NAME, FORMAT)
-def clusters_command(options: argparse.Namespace) -> int:
+@command("clusters", _PRESET_NAME, FORMAT)
+def clusters_command(args: argparse.Namespace) -> int:
     """List the clusters that ship with the package, or print the file of one."""
-    return _print(options, "clusters", _cluster_record)
+    return _print(args, "clusters", _cluster_record)
 
 
-def _print(options: argparse.Namespace, kind: str, record_of: Callable[[str], Record]) -> int:
+def _print(args: argparse.Namespace, kind: str, record_of: Callable[[str], Record]) -> int:
     """Print all models or clusters as a table, or the file of one."""
-    form, names = format_of(options), presets.preset_names(kind)
-    if options.name is not None:
+    form, names = format_of(args), presets.preset_names(kind)
+    if args.name is not None:
         if form != "text":
-            raise RequestError("format", f"is of the table, but {options.name!r} is printed as its file; leave one out")
-        write_stdout(
-            presets.preset_text(kind, choose(kind.removesuffix("s"), options.name, presets.preset_names(kind)))
-        )
+            raise RequestError("format", f"is of the table, but {args.name!r} is printed as its file; leave one out")
+        write_stdout(presets.preset_text(kind, choose(kind.removesuffix("s"), args.name, presets.preset_names(kind))))
         return 0
     records = [record_of(name) | {"about": presets.preset_comment(kind, name)} for name in names]
     cells_of = _number_cells if form == "csv" else _text_cells
@@ -65,8 +65,8 @@ def _model_record(name: str) -> Record:
         "precision": found.precision,
         "forward_flop": sum(float(stage.forward) for stage in found.stages),
         "backward_flop": sum(float(stage.backward) for stage in found.stages),
-        "parameter_count": found.bytes_of_parameters // model.PRECISIONS[found.precision],
-        "parameters_bytes": found.bytes_of_parameters,
+        "parameter_count": found.parameter_bytes // model.PRECISIONS[found.precision],
+        "parameters_bytes": found.parameter_bytes,
         "activations_bytes": int(found.size("activation").sum()),
     }
 
@@ -111,8 +111,8 @@ def _text_cells(field: str, value: Any) -> Record:
     if field == "parameters_bytes":
         return {"weights": _rounded(value, "B")}
     name, _, ending = field.rpartition("_")
-    if ending in _UNITS:
-        return {name: _rounded(value, _UNITS[ending])}
+    if ending in _FIELD_UNITS:
+        return {name: _rounded(value, _FIELD_UNITS[ending])}
     return {field: "any" if field == "devices" and value is None else value}
 
 
@@ -123,7 +123,7 @@ def _number_cells(field: str, value: Any) -> Record:
     if field == "links":
         return {name: "|".join(repr(link[name]) for link in value) for name in value[0]}
     name, _, ending = field.rpartition("_")
-    return {name if ending in _UNITS else field: value}
+    return {name if ending in _FIELD_UNITS else field: value}
 
 
 def _rounded(value: float | None, unit: str) -> str | None:

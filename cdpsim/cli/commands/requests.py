@@ -1,4 +1,4 @@
-"""The requests that options make, and their runs."""
+"""The requests that command lines make, and their runs."""
 
 import argparse
 import os
@@ -24,51 +24,51 @@ Outcome = TypeVar("Outcome")
 SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 
 
-def given_words(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the words of a request that options give, but for the schedule."""
-    given = vars(options)
-    return {word: given[word] for word in OPTION_NAMES if word != "schedule" and given.get(word) is not None}
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a request that a command line gives, but for the schedule."""
+    given = vars(args)
+    return {option: given[option] for option in OPTION_NAMES if option != "schedule" and given.get(option) is not None}
 
 
-def in_slots(words: Mapping[str, Any]) -> bool:
-    """Return whether words ask for a model of slots."""
-    return words.get("model", UNIT_MODELS[0]) in UNIT_MODELS
+def in_slots(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a request name a model of slots."""
+    return options.get("model", UNIT_MODELS[0]) in UNIT_MODELS
 
 
-def words_of(options: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
-    """Return the words of the request that options and a name make, which is a schedule's or an experiment file's."""
-    base = getattr(options, "base", None)
+def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
+    """Return the options of the request for a schedule or an experiment file, together with those that are given."""
+    base = getattr(args, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
-    words = {} if base is None else experiment.read_experiment(base)
+    options = {} if base is None else experiment.read_experiment(base)
     if isinstance(name, str) and experiment.is_experiment(name):
-        if words:
+        if options:
             raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
-        words = experiment.read_experiment(name)
+        options = experiment.read_experiment(name)
     elif name is not None:
-        words["schedule"] = name
+        options["schedule"] = name
     elif base is None:
         raise RequestError("NAME", "is missing; name a schedule or an experiment file, or give --from")
-    given = given_words(options)
+    given = given_options(args)
     if "rendezvous" in given:
-        words.pop("defer_receives", None)  # the old name of one rendezvous
-    return words | given
+        options.pop("defer_receives", None)  # the old name of one rendezvous
+    return options | given
 
 
-def request_of(words: Mapping[str, Any]) -> Request:
-    """Make the request that words ask for; where its size is missing, refuse it by the name of the option."""
-    if words.get("n") is None and in_slots(words) and find_schedule(words["schedule"]).shape is None:
+def request_of(options: Mapping[str, Any]) -> Request:
+    """Return the request of these options; where its size is missing, refuse it by the name of the argument."""
+    if options.get("n") is None and in_slots(options) and find_schedule(options["schedule"]).shape is None:
         raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
-    return Request.from_builtins(words)
+    return Request.from_builtins(options)
 
 
-def run_of(words: Mapping[str, Any]) -> Run:
-    """Simulate the request that words ask for, and return the run."""
-    return simulate(request_of(words))
+def run_of(options: Mapping[str, Any]) -> Run:
+    """Simulate the request of these options, and return the run."""
+    return simulate(request_of(options))
 
 
 class PartialRequests:
-    """Requests of several schedules that ask each of them for those words only that it takes."""
+    """Requests of several schedules, each with those of the options only that its schedule takes."""
 
     def __init__(self) -> None:
         self._schedules: set[str] = set()
@@ -76,27 +76,27 @@ class PartialRequests:
 
     def serve(
         self,
-        words: Mapping[str, Any],
+        options: Mapping[str, Any],
         action: Callable[[Request], Outcome],
         *,
         needed: Collection[str] = (),
         silent: Collection[str] = (),
     ) -> Outcome:
-        """Return what the action makes of the request of those words that its schedule takes.
+        """Return the outcome of an action on the request of those options that its schedule takes.
 
         A schedule that does not take a `needed` option is refused. A dropped option that is `silent`, because it is a
         default of the command, is not reported.
         """
-        words, dropped = dict(words), {}
+        options, dropped = dict(options), {}
         while True:
             try:
-                outcome = action(request := request_of(words))
+                outcome = action(request := request_of(options))
             except InapplicableOption as error:
-                word = error.subject.replace("-", "_")
-                if error.subject in needed or word not in words:
+                option = error.subject.replace("-", "_")
+                if error.subject in needed or option not in options:
                     raise
-                del words[word]
-                if word not in silent:
+                del options[option]
+                if option not in silent:
                     dropped[error.subject] = error
             else:
                 self._schedules.add(request.schedule.name)
@@ -115,27 +115,27 @@ class PartialRequests:
             say(f"{flag_of(option)}: not taken by {', '.join(refusals)}")
 
 
-def trace_of(options: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
-    """Return the trace in the folder of that name, or of the run that options ask for, as one of several requests."""
+def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
+    """Return the trace in the folder of that name, or that of a run of it, which is one of several requests."""
     is_file = name.endswith(".csv") or experiment.is_experiment(name)
     if name in SCHEDULES or is_file or not ("/" in name or Path(name).is_dir()):
-        words = words_of(options, name)
-        return run_of(words) if requests is None else requests.serve(words, simulate)
-    for word in given_words(options):
-        raise RequestError(flag_of(word), f"is of a run, but {name!r} is a folder with one; leave it out")
+        options = options_of(args, name)
+        return run_of(options) if requests is None else requests.serve(options, simulate)
+    for option in given_options(args):
+        raise RequestError(flag_of(option), f"is of a run, but {name!r} is a folder with one; leave it out")
     return reopen(name)
 
 
-def traces_of(options: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
+def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
     """Return the traces of those names in one unit of time: in slots, all backwards take as long as split ones."""
     requests = PartialRequests()
-    traces = [trace_of(options, name, requests) for name in names]
+    traces = [trace_of(args, name, requests) for name in names]
     models = [trace.request.get("model") for trace in traces]
     if not all(model in models for model in UNIT_MODELS):
         requests.report()
         return traces
     traces = [
-        requests.serve(words_of(options, name) | {"model": UNIT_MODELS[1]}, simulate)
+        requests.serve(options_of(args, name) | {"model": UNIT_MODELS[1]}, simulate)
         if model == UNIT_MODELS[0] and not Path(name).is_dir()
         else trace
         for name, model, trace in zip(names, models, traces, strict=True)

@@ -9,7 +9,7 @@ from cdpsim.files.tables import format_table
 from cdpsim.studies.superpose import PAPER_CLAIMS, bytes_text, percent_text, superpose
 
 
-def curve_options(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:
+def curve_arguments(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:
     """Return the options of the content and the horizontal axis of one worker's memory curve, with their defaults."""
     about_contents = (
         "activations (default; temporaries and gradients of activations, too), gradients (inputs and gradients of "
@@ -26,19 +26,19 @@ def curve_options(of: str = "", axis: str | None = "flops", contents: str | None
     "superpose",
     argument("model", metavar="MODEL", help="a model that ships with cdpsim, or a .toml or .json file"),
     argument("-n", required=True, metavar="N", help="workers"),
-    *curve_options(),
+    *curve_arguments(),
     FORMAT,
 )
-def superpose_command(options: argparse.Namespace) -> int:
+def superpose_command(args: argparse.Namespace) -> int:
     """Extrapolate one worker's memory to N workers, DP and CDP, as in Fig. 4."""
-    form = format_of(options)
-    result = superpose(options.model, options.n, axis=options.axis, contents=options.contents)
+    form = format_of(args)
+    result = superpose(args.model, args.n, axis=args.axis, contents=args.contents)
     record = result.row()
     header, row = [*record], [*record.values()]
     if form == "text":
         header = ["model", "n", "axis", "contents", "DP per worker", "CDP per worker", "reduction"]
         row[4:] = [bytes_text(result.dp), bytes_text(result.cdp), percent_text(result.reduction)]
     write_stdout(format_table(form, record, header, [row]))
-    if form == "text" and options.model in PAPER_CLAIMS:
-        write_stdout(f"\nthe paper: {PAPER_CLAIMS[options.model]} (Fig. 4)\n")
+    if form == "text" and args.model in PAPER_CLAIMS:
+        write_stdout(f"\nthe paper: {PAPER_CLAIMS[args.model]} (Fig. 4)\n")
     return 0

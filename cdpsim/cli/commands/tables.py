@@ -5,13 +5,13 @@ import argparse
 from cdpsim.cli.commands.options import (
     FORMAT,
     FORMAT_OF_PAPERS,
-    RUN_WORDS,
+    RUN_OPTIONS,
     STAGES,
     format_of,
-    request_options,
-    word_options,
+    option_arguments,
+    request_arguments,
 )
-from cdpsim.cli.commands.requests import given_words, run_of, words_of
+from cdpsim.cli.commands.requests import given_options, options_of, run_of
 from cdpsim.cli.console import say, write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.files.tables import format_table
@@ -22,12 +22,12 @@ from cdpsim.studies.table1 import compute_table1
 
 
 @command("schedules", FORMAT)
-def schedules_command(options: argparse.Namespace) -> int:
+def schedules_command(args: argparse.Namespace) -> int:
     """List every schedule by name, one line each."""
-    form = format_of(options)
+    form = format_of(args)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
-        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.word, s.options, s.about)
+        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.label, s.options, s.about)
         for s in SCHEDULES.values()
     ]
     records = [dict(zip(header, row, strict=True)) for row in rows]
@@ -38,7 +38,7 @@ def schedules_command(options: argparse.Namespace) -> int:
 @command(
     "table1",
     argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
-    word_options(RUN_WORDS, steps="3"),
+    option_arguments(RUN_OPTIONS, steps="3"),
     argument(
         "--shared-parameters",
         action="store_true",
@@ -48,11 +48,11 @@ def schedules_command(options: argparse.Namespace) -> int:
     argument("--exact", action="store_true", help="run nothing: paper | exact, for an N that no run has room for"),
     FORMAT_OF_PAPERS,
 )
-def table1_command(options: argparse.Namespace) -> int:
+def table1_command(args: argparse.Namespace) -> int:
     """Print the paper's Table 1 for any N: paper | exact | simulated."""
-    form = format_of(options)
-    words = given_words(options)
-    table = compute_table1(**words, shared_parameters=options.shared_parameters, formulas_alone=options.exact)
+    form = format_of(args)
+    options = given_options(args)
+    table = compute_table1(**options, shared_parameters=args.shared_parameters, formulas_alone=args.exact)
     write_stdout(table1_forms.TABLE1_FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
@@ -66,14 +66,14 @@ def table1_command(options: argparse.Namespace) -> int:
         "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
     ),
     STAGES,
-    word_options(RUN_WORDS),
-    request_options(),
+    option_arguments(RUN_OPTIONS),
+    request_arguments(),
     FORMAT,
 )
-def pyramid_command(options: argparse.Namespace) -> int:
+def pyramid_command(args: argparse.Namespace) -> int:
     """Count the devices that each stage needs: count, bound, certificate."""
-    form = format_of(options)
-    result = pyramid(run_of(words_of(options, options.schedule)))
+    form = format_of(args)
+    result = pyramid(run_of(options_of(args, args.schedule)))
     keys = ("stage", "devices", "bound", "overlap", "path_cover")
     rows = [[stage[key] for key in keys] for stage in result["stages"]]
     sums = [None if None in column else sum(column) for column in list(zip(*rows, strict=True))[1:]]

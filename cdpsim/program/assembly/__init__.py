@@ -83,7 +83,7 @@ def derive(
         base=passes.base[updates.step],
         first_step=passes.first_step[updates.step],
         untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
-        undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
+        undivided=passes.of_micro_batch(passes.listing.undivided) if passes.listing and passes.splits else None,
     )
 
 

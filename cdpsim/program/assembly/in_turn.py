@@ -61,7 +61,7 @@ def _sum_gradients(tables: Tables, updates: Updates, model: Model, build: Builde
 def _move_optimizer(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """The optimizer state follows the updates of its stage from device to device."""
     n, node = tables.passes.n, updates.node
-    moved, size = model.moved_optimizer[updates.stage], model.size("optimizer")[updates.stage]
+    moved, size = model.optimizer_as_message[updates.stage], model.size("optimizer")[updates.stage]
     now = np.arange(len(updates) - n)
     travels = (updates.device[now] != updates.device[now + n]) & (moved[now] > 0)
     stays, goes = now[~travels], now[travels]

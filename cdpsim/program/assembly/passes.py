@@ -26,11 +26,11 @@ def pass_through_stages(passes: Passes, model: Model, build: Builder) -> None:
 
 def _done(passes: Passes, task: Ints) -> Ints:
     """The task that hands on what a task makes: itself, or of a whole backward in two tasks the second one."""
-    if passes.listing is None or not passes.listing.whole.any():
+    if passes.listing is None or not passes.listing.undivided.any():
         return task
     phase, i = task % passes.phases, passes.own[task // passes.phases]
     stage = np.minimum(phase, 2 * passes.n - 1 - phase)
-    whole = (phase >= passes.n) & passes.listing.whole[i, stage]
+    whole = (phase >= passes.n) & passes.listing.undivided[i, stage]
     return task + np.where(whole, passes.n, 0)
 
 
@@ -49,12 +49,12 @@ def _used(passes: Passes, backward: Ints) -> Ints:
 
 def _waiting(model: Model) -> Ints:
     """What each stage's output weighs until it is used, beyond what the stage itself keeps of it."""
-    return model.boundary_held - model.size("kept_output")
+    return model.boundary_in_memory - model.size("kept_output")
 
 
 def _hand_over(passes: Passes, model: Model, build: Builder, task: Ints) -> None:
     """Hold what a task leaves to the next one on its device: outputs until used, their gradients while used too."""
-    if not model.boundary_held.any():
+    if not model.boundary_in_memory.any():
         return
     phase = task % passes.phases
     ahead, back = task[phase < passes.n - 1], task[phase >= passes.n]
@@ -62,7 +62,7 @@ def _hand_over(passes: Passes, model: Model, build: Builder, task: Ints) -> None
     size = _waiting(model)[of["stage"]]
     build.hold(Category.ACTIVATIONS, size=size, begin=end(ahead), end=start(ahead + 1), **of)
     of = _place(passes, back)
-    size = model.boundary_held[of["stage"] - 1]
+    size = model.boundary_in_memory[of["stage"] - 1]
     build.hold(Category.ACTIVATIONS, size=size, begin=end(back), end=end(_used(passes, back + 1)), **of)
 
 
@@ -84,7 +84,7 @@ def _send(passes: Passes, model: Model, build: Builder, sender: Ints, content: C
     made = _done(passes, sender)
     build.link(made, message)
     build.link(message, sender + 1)
-    held = model.boundary_held[boundary]
+    held = model.boundary_in_memory[boundary]
     leaving = _waiting(model)[boundary] if forth else held
     build.hold(Category.COMMUNICATION, size=leaving, begin=end(sender), end=end(message), **of)
     build.land(

@@ -50,7 +50,7 @@ class Passes:
     @cached_property
     def line(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
-        return self.rule.versions.line(self.steps)
+        return self.rule.versions.sources(self.steps)
 
     @property
     def base(self) -> Ints:
@@ -70,7 +70,7 @@ class Passes:
     @property
     def regular(self) -> bool:
         """Whether devices do all of their lists, step after step."""
-        return self.listing is not None and self.even and self.listing.back is None
+        return self.listing is not None and self.even and self.listing.delay is None
 
     @cached_property
     def first(self) -> Ints:
@@ -219,7 +219,7 @@ class Passes:
         """Each task's position in the schedule's order."""
         t, i, _ = self.tij
         if self.listing:
-            position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.place)
+            position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.position)
         else:
             position = self.schedule.order.position(t, i, np.arange(self.phases, dtype=np.int32)[None], self.shape)
         return np.broadcast_to(position, (len(self), self.phases)).ravel()

@@ -38,7 +38,7 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
         return model, ()
     device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-    return model.once(ties) if ties else model, ties
+    return model.with_ties_counted_once(ties) if ties else model, ties
 
 
 class _Copies(NamedTuple):
@@ -88,7 +88,7 @@ def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> 
         row = row[some]
         of = {"device": holders.device[row], "stage": holders.stage[row], "version": holders.step[row]}
         begin, until = start(earliest[some]), start(holders.first_task[row])
-        build.hold(Category.GRADIENTS, size=np.full(len(row), tie.summed), begin=begin, end=until, **of)
+        build.hold(Category.GRADIENTS, size=np.full(len(row), tie.gradient_bytes), begin=begin, end=until, **of)
 
 
 def shares(schedule: Schedule) -> bool:
@@ -111,7 +111,7 @@ def sizes_of(tables: Tables, model: Model) -> Sizes:
     sizes = Sizes(*(model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer")))
     for tie in _shared(tables, model):
         again, _ = _copies(tables, tie).again
-        for column, less in zip(sizes, (tie.parameters, tie.summed, tie.optimizer), strict=True):
+        for column, less in zip(sizes, (tie.parameters, tie.gradient_bytes, tie.optimizer), strict=True):
             column[again] -= less
     return sizes
 
@@ -120,7 +120,7 @@ def own_gradients(tables: Tables, model: Model) -> Ints:
     """Weigh the gradients that each stage has for itself: all but those of tensors that it shares."""
     gradients = model.size("gradients")
     for tie in _shared(tables, model):
-        gradients[list(tie.stages)] -= tie.summed
+        gradients[list(tie.stages)] -= tie.gradient_bytes
     return gradients
 
 
@@ -143,7 +143,7 @@ def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: B
     """One message a step, after all backwards of the tied stages; if it is to `wait`, after the step."""
     holders, steps = tables.holders, np.arange(tables.passes.steps)
     group = build.group(np.unique(holders.device[copies.row]))
-    columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
+    columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.gradient_bytes + 0 * steps}
     message = build.send(Op.ALL_REDUCE, Content.GRADIENT, step=steps, src=-1, **columns)
     gives = tables.passes.last[:, list(tie.stages)]
     build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
@@ -166,7 +166,7 @@ def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: 
         row, counted, earliest = _copies(tables, tie)
         first = np.flatnonzero(row == counted)
         of = {name: getattr(tables.holders, name)[row[first]] for name in ("device", "stage")}
-        of |= {"version": tables.holders.step[row[first]], "size": np.full(len(first), tie.summed)}
+        of |= {"version": tables.holders.step[row[first]], "size": np.full(len(first), tie.gradient_bytes)}
         sums = build.hold(Category.GRADIENTS, begin=start(earliest[first]), end=summed[row[first]], **of)
         number = np.zeros(len(tables.holders), dtype=np.int64)
         number[row[first]] = sums
