@@ -1,4 +1,4 @@
-"""What a collective takes alone: against its messages carried by the engine, closed forms, and all other algorithms."""
+"""The time of a collective alone: against its messages carried by the engine, closed forms, and other algorithms."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
