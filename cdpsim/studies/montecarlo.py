@@ -15,7 +15,7 @@ from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
-from cdpsim.timing.disturbed_costs import jittered, steadily
+from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
 from cdpsim.trace import RUNS_HEADER, Trace
 
 QUANTILE_SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
@@ -62,7 +62,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     run = _random_run(trace)
     program, request = run.program, run.request
     _refuse_too_many(runs, program.steps)
-    steady = steadily(program, run.costs.undisturbed or run.costs, request.disorder)
+    steady = steady_costs(program, run.costs.undisturbed or run.costs, request.disorder)
     graph, step_ends = program.levels, _step_ends(program)
     earliest = np.zeros((program.nodes, 1))
     earliest[[task for task, _ in program.releases], 0] = steady.release
@@ -76,7 +76,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     chunk, done = max(8, DURATIONS_AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):
         numbers = range(low, min(low + chunk, runs))
-        end = sweep(jittered(program, steady.duration, request.disorder, request.seed, numbers))
+        end = sweep(jittered_durations(program, steady.duration, request.disorder, request.seed, numbers))
         makespan[low : numbers.stop] = end.max(axis=0)
         ends[low : numbers.stop] = step_ends(end).T
         done(len(numbers))
