@@ -81,7 +81,7 @@ def ranks() -> Iterator[Ranks]:
 
 @every_pipeline
 def test_so_do_ranks(schedule: str, ranks: Ranks) -> None:
-    """Parameters, calls and what is held, by two processes, or by two for each of two replicas."""
+    """Parameters, calls and memory, by two processes, or by two for each of two replicas."""
     for case in cases(schedule)[:2]:
         check(case, ranks.run)
 
