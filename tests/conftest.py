@@ -1,4 +1,4 @@
-"""What the tests share: how hypothesis searches, a command line to call, small model and cluster files."""
+"""Fixtures and settings for all tests: how hypothesis searches, the command line in this process, small input files."""
 
 import os
 import sys
@@ -98,7 +98,7 @@ bandwidth = "1 GB/s"
 
 
 class Outcome(NamedTuple):
-    """What a call of the command line came to."""
+    """The exit code and the two outputs of a call of the command line."""
 
     code: int
     out: str
