@@ -101,7 +101,7 @@ def _random_run(trace: Trace) -> Run:
 
 
 def _refuse_too_many(runs: int, steps: int) -> None:
-    """Refuse more runs than fit into free memory with their times and what is computed from them."""
+    """Refuse more runs than fit into free memory, with their times and the sums over these."""
     each = 8 * 4 * (steps + 1)
     most = free_bytes() // 2 // each
     if runs > most:
