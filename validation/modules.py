@@ -18,18 +18,18 @@ class Unfit(RequestError):
     """A module that is missing, broken or too old."""
 
 
-def needed(name: str) -> Any:
+def require(name: str) -> Any:
     """Import a module; one that is missing, broken or too old is refused, with its version and what would fit."""
     try:
         module = import_module(name)
     except Exception as error:  # a module that was built for another one fails in any way
-        raise unfit(name, error) from error
-    if _numbers(module.__version__) < _numbers(FIRST[name]):
+        raise describe_unfit(name, error) from error
+    if _version_numbers(module.__version__) < _version_numbers(FIRST[name]):
         raise Unfit(name, f"{module.__version__} does not fit; {_remedy(name)}")
     return module
 
 
-def unfit(name: str, error: BaseException) -> Unfit:
+def describe_unfit(name: str, error: BaseException) -> Unfit:
     """Say why a module, or a part of it, cannot be imported: which module is at fault, and what would fit."""
     while error.__cause__:
         error = error.__cause__
@@ -70,6 +70,6 @@ def _remedy(name: str) -> str:
     return f"{FIRST[name]} or newer fits: run `pip install -c constraints.txt -e '.[{_EXTRAS[name]}]'`"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     """Give what versions are compared by, their first two numbers: (5, 10) of 5.10.0.dev0."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))

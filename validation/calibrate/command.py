@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -20,42 +19,41 @@ from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
-from validation.calibrate.figure import draw
-from validation.calibrate.results import Calibration, Errors, disturbance, rounded, timed_model
+from validation.calibrate.figure import draw_calibration
+from validation.calibrate.results import Calibration, Errors, disturbance, round_measured, timed_model
 from validation.profile.command import TYPES, read_sizes, without_weights
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.tracker import granularity
-from validation.ranks.launcher import Ranks
+from validation.ranks.launcher import Ranks, Result
 from validation.ranks.member import check_device
 from validation.replay.case import DTYPES
 from validation.report.environment import environment
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
-SIZES = (*(8 * 4**k for k in range(12)), 2**26)
+MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
 _QUIET = 2.0  # times as long as the fastest
-T = TypeVar("T")
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
 @dataclass(frozen=True)
-class Request:
+class CalibrationRequest:
     """What to measure."""
 
     stages: Stages = USUAL
     device: str = "cpu"
     backend: str = "gloo"
     ranks: int = 2
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[int, ...] = MESSAGE_SIZES
     rounds: int = 30
     alone: bool = False  # time stages in one rank while the others wait
 
 
-def run(
-    output: str | Path, request: Request, *, stages_output: str | Path | None = None, force: bool = False
+def calibrate_machine(
+    output: str | Path, request: CalibrationRequest, *, stages_output: str | Path | None = None, force: bool = False
 ) -> Calibration:
     """Measure this machine, write what was found, and give it."""
     outputs = _outputs(output, stages_output)
@@ -66,14 +64,14 @@ def run(
     for path in outputs:
         files.check_writable(path, force=force)
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
-        found = measure(group, request, model)
+        found = measure_machine(group, request, model)
     cluster_of(found, request).save(outputs[0], force=force)
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     if stages_output is not None:
         timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
     # The picture last: where it cannot be drawn, what was measured is there.
     with canvas.defaults():
-        drawn = canvas.rendered(draw(found), outputs[2])
+        drawn = canvas.rendered(draw_calibration(found), outputs[2])
     files.write_file(outputs[2], [drawn], force=force)
     return found
 
@@ -91,59 +89,59 @@ def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]
     return [*beside, Path(stages_output)]
 
 
-def profile_of(request: Request) -> Model:
+def profile_of(request: CalibrationRequest) -> Model:
     """Find out what the stages that are timed do, and hold."""
     stages = request.stages
     return profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
 
 
-def measure(group: Ranks, request: Request, model: Model) -> Calibration:
+def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
     """Take all times that a request asks for, by the first of the ranks that are there."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
     done = ticker(4 + len(OPS) * (ranks - 1), "calibrate")
 
-    def call(function: Callable[..., T], *arguments: object) -> list[T]:
+    def call(function: Callable[..., Result], *arguments: object) -> list[Result]:
         answers = group.call(function, *arguments, timeout=_TIMEOUT)
         done(1)
         return answers
 
     one_way, both_ways = call(timings.ping_pong, sizes)[0], call(timings.both_ways, sizes)[0]
-    link = calibration.transfers(one_way)
+    link = calibration.summarize_transfers(one_way)
     collectives = []
     for op in OPS:
-        spans = {k: call(timings.collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
-        collectives.append(calibration.collective(op, spans, link.fit))
-    alone = call(timings.passes, stages, rounds, 1)[0]
-    busy = calibration.pooled(call(timings.passes, stages, rounds, ranks)[:ranks])
+        spans = {k: call(timings.time_collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
+        collectives.append(calibration.summarize_collective(op, spans, link.fit))
+    alone = call(timings.time_passes, stages, rounds, 1)[0]
+    busy = calibration.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
     done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),
         environment=environment(request.device),
         one_way=link,
-        both_ways=calibration.transfers(both_ways),
+        both_ways=calibration.summarize_transfers(both_ways),
         collectives=collectives,
-        compute=calibration.compute(busy, alone, work, request.alone),
+        compute=calibration.summarize_compute(busy, alone, work, request.alone),
     )
 
 
-def cluster_of(found: Calibration, request: Request) -> Cluster:
+def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
     """Make the cluster that explains best what was measured."""
     link = found.one_way.fit
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
-        devices=(Devices(speed=rounded(found.compute.speed_flop_per_second)),),
-        link=Link(latency=rounded(link.latency_seconds), bandwidth=rounded(link.bandwidth)),
+        devices=(Devices(speed=round_measured(found.compute.speed_flop_per_second)),),
+        link=Link(latency=round_measured(link.latency_seconds), bandwidth=round_measured(link.bandwidth)),
     )
 
 
-def told(found: Calibration) -> str:
+def calibration_summary(found: Calibration) -> str:
     """Say in a few lines what was found."""
     link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
-    speed = quantity_text(rounded(compute.speed_flop_per_second), "FLOPS")
+    speed = quantity_text(round_measured(compute.speed_flop_per_second), "FLOPS")
     lines = [
-        _line("link", link),
-        _line("both directions at once", both),
+        _fit_text("link", link),
+        _fit_text("both directions at once", both),
         *(
             f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
             for each in found.collectives
@@ -156,8 +154,11 @@ def told(found: Calibration) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(name: str, fit: Errors) -> str:
-    latency, bandwidth = quantity_text(rounded(fit.latency_seconds), "s"), quantity_text(rounded(fit.bandwidth), "B/s")
+def _fit_text(name: str, fit: Errors) -> str:
+    latency, bandwidth = (
+        quantity_text(round_measured(fit.latency_seconds), "s"),
+        quantity_text(round_measured(fit.bandwidth), "B/s"),
+    )
     return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
 
 
@@ -183,19 +184,19 @@ def _line(name: str, fit: Errors) -> str:
 )
 def calibrate_command(options: argparse.Namespace) -> int:
     """Measure this machine: write a cluster file for --cluster."""
-    request = Request(
-        stages=_stages(options),
+    request = CalibrationRequest(
+        stages=_stages_to_time(options),
         device=options.device,
         backend=options.backend,
         ranks=whole_number("ranks", options.ranks, at_least=2),
         alone=options.alone,
     )
-    found = run(options.output, request, stages_output=options.stages, force=options.force)
-    write_stdout(told(found))
+    found = calibrate_machine(options.output, request, stages_output=options.stages, force=options.force)
+    write_stdout(calibration_summary(found))
     return 0
 
 
-def _stages(options: argparse.Namespace) -> Stages:
+def _stages_to_time(options: argparse.Namespace) -> Stages:
     """Say which stages to time: those that `replay` would make of the same options."""
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})

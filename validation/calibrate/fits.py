@@ -73,7 +73,7 @@ def _solve(columns: Floats, weight: Floats) -> Floats:
     return best / scale
 
 
-def predict(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
+def predict_collective(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
     """Say how long a collective takes as cdpsim has it, on links of that latency and bandwidth."""
     return algorithm(op, all_reduce).seconds(ranks, size, latency, bandwidth)
 
@@ -82,7 +82,9 @@ def errors_of(
     latency: float, bandwidth: float, op: Op, all_reduce: str, samples: Sequence[Sample]
 ) -> tuple[float, ...]:
     """Say how far that is off at each sample."""
-    return tuple(predict(op, all_reduce, k, size, latency, bandwidth) / seconds - 1 for k, size, seconds in samples)
+    return tuple(
+        predict_collective(op, all_reduce, k, size, latency, bandwidth) / seconds - 1 for k, size, seconds in samples
+    )
 
 
 def fit_collective(op: Op, all_reduce: str, samples: Sequence[Sample]) -> Line:

@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.calibrate.fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
-from validation.calibrate.timings import Passed, Span, Spans, StageTimes, Times
+from validation.calibrate.timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
 
@@ -108,16 +108,16 @@ class Calibration(msgspec.Struct, frozen=True):
     compute: Compute
 
 
-def transfers(times: Times) -> Transfers:
+def summarize_transfers(times: Times) -> Transfers:
     """Sum up messages from one rank to another."""
     points = [_point(2, size, series) for size, series in times.items()]
     return Transfers(points, _fitted(fit_line([p.size for p in points], [p.seconds for p in points])))
 
 
-def collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
+def summarize_collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
     """Sum up one collective over groups: for each number of ranks, what each rank says of each size."""
     points = [
-        _point(ranks, size, together([own[size] for own in members]))
+        _point(ranks, size, group_seconds([own[size] for own in members]))
         for ranks, members in spans.items()
         for size in members[0]
     ]
@@ -129,7 +129,7 @@ def collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Co
     return Collective(NAMES[op], points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
 
 
-def together(members: Sequence[list[list[Span]]]) -> list[list[float]]:
+def group_seconds(members: Sequence[list[list[RankInterval]]]) -> list[list[float]]:
     """Say how long each repetition of each series took: from when the last member began until all were through."""
     return [
         [max(span.end for span in spans) - max(span.start for span in spans) for spans in zip(*series, strict=True)]
@@ -137,18 +137,18 @@ def together(members: Sequence[list[list[Span]]]) -> list[list[float]]:
     ]
 
 
-def compute(
+def summarize_compute(
     busy: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
 ) -> Compute:
     """Sum up stages' tasks, whose passes do so much work forward and backward: in one rank alone, or in all at once."""
-    found = tasks(alone if is_alone else busy, work)
+    found = summarize_tasks(alone if is_alone else busy, work)
     passes = [(task.flop, task.seconds) for task in found if task.flop is not None]
     speed = fit_speed(*zip(*passes, strict=True))
     errors = [flop / speed / seconds - 1 for flop, seconds in passes]
     return Compute(found, speed, errors, _median_size(errors), _passing(busy) / _passing(alone), is_alone)
 
 
-def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
+def summarize_tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
     """Sum up each stage's tasks."""
     flops = [(None, None)] * len(times) if work is None else work
     return [
@@ -172,17 +172,17 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
         if split:
             for_weights = seconds[j, "weight_backward"]
             whole = for_input + for_weights
-        parts = {"backward": rounded(whole), "weight_backward": rounded(for_weights)}
-        stages.append(msgspec.structs.replace(stage, forward=rounded(seconds[j, "forward"]), **parts))
+        parts = {"backward": round_measured(whole), "weight_backward": round_measured(for_weights)}
+        stages.append(msgspec.structs.replace(stage, forward=round_measured(seconds[j, "forward"]), **parts))
     return Model(name=f"{name}, measured", stages=tuple(stages))
 
 
-def rounded(amount: float) -> float:
+def round_measured(amount: float) -> float:
     """Round to what a measurement is worth."""
     return float(f"{amount:.4g}")
 
 
-def pooled(ranks: list[list[StageTimes]]) -> list[StageTimes]:
+def pool_ranks(ranks: list[list[StageTimes]]) -> list[StageTimes]:
     """Put together what several ranks say of the same stages."""
     return [
         StageTimes(*([passed for own in kinds for passed in own] for kinds in zip(*stages, strict=True)))
@@ -212,15 +212,15 @@ def _passing(stages: list[StageTimes]) -> float:
 
 
 def _fitted(line: Line) -> Errors:
-    return _errors(line.latency, line.bandwidth, line.errors)
+    return _fit_errors(line.latency, line.bandwidth, line.errors)
 
 
 def _on(link: Errors, op: Op, name: str, samples: list[Sample]) -> Errors:
     errors = errors_of(link.latency_seconds, link.bandwidth, op, name, samples)
-    return _errors(link.latency_seconds, link.bandwidth, errors)
+    return _fit_errors(link.latency_seconds, link.bandwidth, errors)
 
 
-def _errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:
+def _fit_errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:
     limited = bandwidth if isfinite(bandwidth) else None
     return Errors(latency, limited, _median_size(errors), float(np.abs(errors).max()), list(errors))
 

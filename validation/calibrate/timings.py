@@ -18,21 +18,21 @@ from validation.replay.plan import Message
 from validation.replay.transport import Pending
 from validation.training.forms import Form, flatten
 from validation.training.models import Stages
-from validation.training.optimizer import Optimizer, State
+from validation.training.optimizer import Optimizer, OptimizerState
 from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
-T = TypeVar("T")
+TimedValue = TypeVar("TimedValue")
 
 WARM_UP = 2
 SERIES = 6  # of all sizes, one after another: what disturbs one of them has often gone by the next
 
 Begin = Callable[[], Pending]
 Times = dict[int, list[list[float]]]  # size -> for each series the seconds of each repetition
-Spans = dict[int, list[list["Span"]]]
+Spans = dict[int, list[list["RankInterval"]]]
 
 
-class Span(NamedTuple):
+class RankInterval(NamedTuple):
     """When one rank's part began and ended, on the clock that all processes of a machine share."""
 
     start: float
@@ -80,7 +80,7 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     out, back = _message(Op.P2P, (own, other), node=own), _message(Op.P2P, (other, own), node=other)
     times: Times = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        tensor = _numbers(member, size)
+        tensor = _zeros(member, size)
         send = partial(member.transport.send, out, tensor)
         receive = partial(member.transport.receive, back, _form(tensor))
         spans = _repeated(member, size, partial(play, send, receive))
@@ -88,7 +88,7 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     return times if own == 0 else {}
 
 
-def collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
+def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
     """Run a collective over the first ranks; each of them says when its part began and ended."""
     members = tuple(range(ranks))
     member.transport.make_groups([members])
@@ -97,12 +97,12 @@ def collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
     message = _message(op, members)
     spans: Spans = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        begin = _collective(member, message, _numbers(member, size))
+        begin = _run_collective(member, message, _zeros(member, size))
         spans[size].append(_repeated(member, size, partial(_complete, begin), partial(_meet, member, members)))
     return spans
 
 
-def _collective(member: Member, message: Message, tensor: Tensor) -> Begin:
+def _run_collective(member: Member, message: Message, tensor: Tensor) -> Begin:
     transport = member.transport
     if message.op == Op.BROADCAST:
         root = member.rank == message.src
@@ -116,12 +116,12 @@ def _complete(begin: Begin) -> None:
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
     """Leave together, so that what comes next begins everywhere at about the same time."""
-    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _numbers(member, 8)).wait()
+    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
 
 def _repeated(
     member: Member, size: int, action: Callable[[], object], meet: Callable[[], object] = lambda: None
-) -> list[Span]:
+) -> list[RankInterval]:
     """Do something often enough, after some that do not count; all members meet before each time."""
     spans = []
     for _ in range(WARM_UP + repetitions(size)):
@@ -130,7 +130,7 @@ def _repeated(
         start = perf_counter()
         action()
         _settle(member.device)
-        spans.append(Span(start, perf_counter()))
+        spans.append(RankInterval(start, perf_counter()))
     return spans[WARM_UP:]
 
 
@@ -142,7 +142,7 @@ def _form(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tensor.dtype)
 
 
-def _numbers(member: Member, size: int) -> Tensor:
+def _zeros(member: Member, size: int) -> Tensor:
     # Zeros: their sum does not grow, however often it is made.
     return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
 
@@ -163,7 +163,7 @@ class StageTimes(NamedTuple):
     weight_backward: list[Passed]
 
 
-def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
+def time_passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
     """Time each stage's tasks in the first ranks, so many of them at once, while the others wait."""
     members = tuple(range(busy))
     if busy > 1:
@@ -193,7 +193,7 @@ class _Held(NamedTuple):
 
     theta: Tensor
     gradient: Tensor
-    state: State
+    state: OptimizerState
 
     @classmethod
     def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
@@ -210,17 +210,17 @@ def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], nu
     device = training.device
 
     def whole(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        below, passed = timed(device, partial(backward, training, own, stage.theta, above, stage.gradient))
+        below, passed = time_call(device, partial(backward, training, own, stage.theta, above, stage.gradient))
         return below, [passed]
 
     def in_parts(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        (below, left), first = timed(device, partial(backward_for_input, own, stage.theta, above))
-        _, second = timed(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
+        (below, left), first = time_call(device, partial(backward_for_input, own, stage.theta, above))
+        _, second = time_call(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
         return below, [first, second]
 
     times = _there_and_back(training, held, number, whole)
     for own, (theta, gradient, state) in zip(times, held, strict=True):
-        own.append(timed(device, partial(optimizer.update, theta, gradient, state))[1])
+        own.append(time_call(device, partial(optimizer.update, theta, gradient, state))[1])
     again = _there_and_back(training, held, number, in_parts)
     return [[*own, *parts] for own, (_, *parts) in zip(times, again, strict=True)]
 
@@ -243,7 +243,7 @@ def _there_and_back(
         return forward(training, stage, held[stage].theta, x, target, n)
 
     for stage in range(n):
-        (between, own), passed = timed(training.device, partial(go_forward, stage, between))
+        (between, own), passed = time_call(training.device, partial(go_forward, stage, between))
         kept.append(own)
         times.append([passed])
     for stage in reversed(range(n)):
@@ -252,7 +252,7 @@ def _there_and_back(
     return times
 
 
-def timed(device: torch.device, action: Callable[[], T]) -> tuple[T, Passed]:
+def time_call(device: torch.device, action: Callable[[], TimedValue]) -> tuple[TimedValue, Passed]:
     """Do something and say how long it took; a GPU begins with nothing else to do, and ends with it done."""
     _settle(device)
     clock, own = perf_counter(), thread_time()

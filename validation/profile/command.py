@@ -26,7 +26,7 @@ from cdpsim.model.partition import Cuts
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak
-from validation.profile.ties import separated, tie_up
+from validation.profile.ties import separate_layers, tie_stages
 from validation.profile.tracker import granularity
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
@@ -68,9 +68,9 @@ def profile(
     if mixed_precision:
         check_mixed(dtype)
         recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
-    block = granularity(check_device(device))
-    with refusing(model):
-        architecture = separated(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
+    block = granularity(check_profile_device(device))
+    with refuse_unfit_layers(model):
+        architecture = separate_layers(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
         count = len(architecture.layers)
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
@@ -78,7 +78,7 @@ def profile(
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
         training = cut(architecture, cuts, device=device)
-        found = tie_up(profile_stages(training, own, block), training, architecture.tied, own)
+        found = tie_stages(profile_stages(training, own, block), training, architecture.tied, own)
         peak = whole_peak(architecture, device, block)
     state = bool(found.size("optimizer").any())
     name = ", ".join([model[:100], *[optimizer] * state])  # as a recipe adds it to a name
@@ -94,7 +94,7 @@ def check_mixed(dtype: str) -> None:
 
 
 @contextmanager
-def refusing(model: str) -> Iterator[None]:
+def refuse_unfit_layers(model: str) -> Iterator[None]:
     """Tell in one line what torch says of layers and sizes that do not fit each other."""
     try:
         yield
@@ -105,7 +105,7 @@ def refusing(model: str) -> Iterator[None]:
         raise RequestError(model, f"its layers do not run ({reason}); check them, and the sizes") from error
 
 
-def check_device(device: str) -> str:
+def check_profile_device(device: str) -> str:
     """Refuse a device that there is not: a fake tensor on it would end the process."""
     if choose("device", device, ("cpu", "cuda")) == "cuda" and not torch.cuda.is_available():
         raise RequestError("device", "torch finds no CUDA device here, and fakes none without; take cpu")
@@ -159,7 +159,7 @@ def profile_command(options: Namespace) -> int:
         **({} if options.attention is None else {"attention": options.attention}),
     )
     result.model.save(options.output, force=options.force)
-    write_stdout(as_text(result))
+    write_stdout(profile_table(result))
     return 0
 
 
@@ -176,7 +176,7 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def as_text(result: Profile) -> str:
+def profile_table(result: Profile) -> str:
     """Show a profile as a table."""
     header = ("stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters")
     ends = pairwise((0, *result.cuts, result.layers))

@@ -15,7 +15,7 @@ from validation.training.optimizer import Optimizer
 from validation.training.passes import backward, forward, one_thread
 from validation.training.stages import Architecture, Training, cut
 
-REPEATS = 3  # of a layer's pass where it is timed, after one to warm up
+TIMED_PASSES = 3  # of a layer's pass where it is timed, after one to warm up
 
 
 def find_cuts(
@@ -42,13 +42,13 @@ def find_cuts(
     rows = profile_stages(layers, optimizer).stages
     if partition == "memory":
         kept = [row.kept_output for row in rows]
-        return balanced([_weight(row) - row.kept_output for row in rows], n, closing=kept)
+        return balanced([_layer_weight(row) - row.kept_output for row in rows], n, closing=kept)
     if partition == "authors":
         return authors([int(row.forward) for row in rows], n)
     return balanced([int(row.forward) + int(row.backward) for row in rows], n)
 
 
-def _weight(stage: Stage) -> int:
+def _layer_weight(stage: Stage) -> int:
     """What a stage holds of one micro-batch, and for good: gradients are as large as parameters."""
     return stage.activation + 2 * stage.parameters + stage.optimizer
 
@@ -66,7 +66,7 @@ def _layer_time(layers: Training, j: int) -> int:
     target = layers.target(0, 0) if j == last else None
     above = None if j == last else _noise(layers.boundary(j), layers.device)
     times = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + TIMED_PASSES):
         begin = _clock(layers.device)
         _, kept = forward(layers, j, theta, x, target, 1)
         backward(layers, kept, theta, above, gradient)

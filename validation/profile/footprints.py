@@ -57,8 +57,8 @@ def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages are as others are, and each takes a while
-                found[key] = measure(imitation, stage, granularity)
-    return Model(stages=_stages(training, optimizer, [found[key] for key in keys]))
+                found[key] = measure_stage(imitation, stage, granularity)
+    return Model(stages=_model_stages(training, optimizer, [found[key] for key in keys]))
 
 
 def _key(training: Training, stage: int) -> Hashable:
@@ -95,7 +95,7 @@ def with_unit_times(model: Model, *, split: bool = False) -> Model:
     )
 
 
-def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
+def measure_stage(training: Training, stage: int, granularity: int = 1) -> Footprint:
     """Run a stage's forward and backward once, on the tensors of a fake mode or real ones, and see what they hold.
 
     All are zeros, which are tokens and labels too.
@@ -107,7 +107,7 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
     sent = None if ahead.sent is None else storage_of(ahead.sent)
     ahead = ahead._replace(sent=None)
     activation = tracker.level
-    data = sum(_weight(storage, granularity) for storage in ahead.brought)
+    data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
     kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -184,7 +184,7 @@ def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
     return above
 
 
-def _weight(storage: Reference, granularity: int) -> int:
+def _storage_size(storage: Reference, granularity: int) -> int:
     """Say what a storage weighs, as a tracker counts it; one that has ended, nothing."""
     alive = storage()
     return 0 if alive is None else _granular(alive.nbytes(), granularity)
@@ -242,7 +242,7 @@ def _sums(parameter: nn.Parameter) -> int:
     return parameter.numel() // max(1, columns) + parameter.numel() // max(1, rows)
 
 
-def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
+def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
     stages = []
     for j, footprint in enumerate(footprints):
         parameters = training.parameters(j)

@@ -14,7 +14,7 @@ from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Training
 
 
-def separated(architecture: Architecture) -> Architecture:
+def separate_layers(architecture: Architecture) -> Architecture:
     """Give each layer parameters of its own, and say which are one tensor in the model."""
     seen: dict[int, list[nn.Parameter]] = {}
     layers = []
@@ -28,7 +28,7 @@ def separated(architecture: Architecture) -> Architecture:
     return architecture._replace(layers=layers, tied=[*architecture.tied, *shared])
 
 
-def tie_up(model: Model, training: Training, tied: Sequence[Sequence[nn.Parameter]], optimizer: Optimizer) -> Model:
+def tie_stages(model: Model, training: Training, tied: Sequence[Sequence[nn.Parameter]], optimizer: Optimizer) -> Model:
     """Tie the stages of a profile; what is tied within one of them counts once there."""
     stage_of = {id(parameter): j for j, stage in enumerate(training.stages) for parameter in stage.parameters()}
     stages, ties = list(model.stages), defaultdict[tuple[int, ...], list[Tie]](list)

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
-from validation.replay.case import Case, Outcome, Seat, allocator_of, parts_of, prepare
+from validation.replay.case import Case, DeviceRun, Outcome, allocator_of, parts_of, prepare
 from validation.replay.plan import Kinds, ReplayError
-from validation.replay.transport import Distributed, meet, plain
+from validation.replay.transport import Distributed, first_line, meet_ranks
 
 BACKENDS = ("gloo", "nccl")
 DEVICES = ("cpu", "cuda")
@@ -30,7 +30,7 @@ class Member:
     transport: Distributed
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     """What a rank says when it cannot go on; `subject` is that of a request that cannot be served."""
 
     reason: str
@@ -52,7 +52,9 @@ def check_device(device: str, backend: str, ranks: int) -> None:
         raise RequestError("device", "cuda needs a GPU that torch can use, and there is none; use --device cpu")
 
 
-def join(rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float) -> Member:
+def join_ranks(
+    rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float
+) -> Member:
     """Meet all other ranks at a store, and be one of them from then on."""
     own = torch.device("cpu")
     if device == "cuda":
@@ -60,7 +62,7 @@ def join(rank: int, count: int, store: Store, *, device: str, backend: str, loca
         torch.cuda.set_device(own)
     # So that waiting for a message ends with an error here, and not with the whole process.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    meet(store, "start", rank, range(count), seconds)
+    meet_ranks(store, "start", rank, range(count), seconds)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     group_store = PrefixStore("group", store)
     timeout = timedelta(seconds=seconds)
@@ -69,19 +71,21 @@ def join(rank: int, count: int, store: Store, *, device: str, backend: str, loca
     return Member(rank, count, own, store, Distributed(store, rank, count, device=own, staged=staged))
 
 
-def answer(member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float) -> object:
+def answer_call(
+    member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float
+) -> object:
     """Do what a rank is asked; whatever goes wrong, it is what others must learn of."""
     member.transport.allow(timeout)
     try:
         return function(member, *arguments)
     except RequestError as error:
-        return Failure(str(error).removeprefix(f"{error.subject}: "), error.subject)
+        return RankFailure(str(error).removeprefix(f"{error.subject}: "), error.subject)
     except ReplayError as error:
-        return Failure(plain(error))
+        return RankFailure(first_line(error))
     except Exception as error:
         if is_out_of_memory(error):
-            return Failure(f"out of memory: {plain(error)}", kind="out of memory")
-        return Failure(f"{type(error).__name__}: {plain(error)}")
+            return RankFailure(f"out of memory: {first_line(error)}", kind="out of memory")
+        return RankFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -89,7 +93,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | None:
+def describe_failures(failures: dict[int, RankFailure], missing: list[int]) -> Exception | None:
     """Say in one line what is wrong with so many ranks, those first that said so first."""
     for failure in failures.values():
         if failure.subject is not None:
@@ -114,7 +118,7 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
     if member.rank >= program.devices:
         return None
     part = parts_of(prepared)[member.rank]
-    seat = Seat(prepared, part, member.transport, allocator_of(prepared))
+    seat = DeviceRun(prepared, part, member.transport, allocator_of(prepared))
     for node in part.nodes:
         seat.device.play(node)
     return seat.outcome()

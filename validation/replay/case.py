@@ -20,8 +20,8 @@ from validation.profile.tracker import granularity
 from validation.replay.equation import evaluate, grouping_of
 from validation.replay.interpreter import Device
 from validation.replay.plan import Calls, Part, Plan, ReplayError
-from validation.replay.transport import InProcess, Mailroom, Transport
-from validation.replay.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch, Watch
+from validation.replay.transport import InProcess, Mailboxes, Transport
+from validation.replay.watch import Allocator, Meter, NoWatch, Reading, Stopwatch, TaskInterval, Watch
 from validation.training.models import Stages
 from validation.training.optimizer import Optimizer
 from validation.training.passes import one_thread
@@ -90,13 +90,13 @@ class Outcome:
     parameters: Final
     calls: Calls
     readings: list[Reading]  # where storages were watched
-    spans: list[Span]  # where time was
+    spans: list[TaskInterval]  # where time was
 
 
 def prepare(case: Case) -> Prepared:
     """Build what a case trains, and plan its program."""
     case = profiled(case)
-    return Prepared(case, rule_of(case), planned(case), train(case))
+    return Prepared(case, rule_of(case), planned(case), build_training(case))
 
 
 def planned(case: Case) -> Plan:
@@ -127,13 +127,13 @@ def profiled(case: Case) -> Case:
     """Find out what a case's stages hold and do, without computing anything, unless it says so."""
     if case.stages is not None:
         return case
-    return replace(case, stages=profile_stages(train(case), case.optimizer, granularity(case.device)))
+    return replace(case, stages=profile_stages(build_training(case), case.optimizer, granularity(case.device)))
 
 
 _built: dict[str, tuple[Stages, Training]] = {}  # on each device the last one: a replay changes nothing in it
 
 
-def train(case: Case) -> Training:
+def build_training(case: Case) -> Training:
     """Build what a case trains, unless the last case trained the same: a large model takes a second to build."""
     wanted = case.trains
     if case.device not in _built or _built[case.device][0] != wanted:
@@ -154,7 +154,7 @@ class Collector:
             self.parameters[stage] = theta.cpu().numpy().copy()  # memory that no watch sees
 
 
-class Seat:
+class DeviceRun:
     """A device, and all that is to be learned of what it does."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Seat:
         self._collector, self._transport = Collector(case.steps), transport
         self._meter = Meter(device, allocator) if case.watch in METERED else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
-        watch: Watch = self._meter or self._stopwatch or Nobody()
+        watch: Watch = self._meter or self._stopwatch or NoWatch()
         self.device = Device(prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch)
 
     def outcome(self) -> Outcome:
@@ -188,18 +188,18 @@ def parts_of(prepared: Prepared) -> list[Part]:
     return prepared.plan.parts(by_slot=prepared.case.watch in METERED)
 
 
-def play_together(prepared: Prepared) -> list[Outcome]:
+def play_in_process(prepared: Prepared) -> list[Outcome]:
     """Play all devices in one process, in the program's order."""
-    plan, room, allocator = prepared.plan, Mailroom(), allocator_of(prepared)
+    plan, room, allocator = prepared.plan, Mailboxes(), allocator_of(prepared)
     with one_thread():
-        seats = [Seat(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
+        seats = [DeviceRun(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
         for node in plan.order:
             for number in plan.devices_of(node):
                 seats[number].device.play(node)
         return [seat.outcome() for seat in seats]
 
 
-def expected(prepared: Prepared) -> list[Tensor]:
+def expected_parameters(prepared: Prepared) -> list[Tensor]:
     """Evaluate the update equation for a case, in its type, on its device, adding gradients as its program does."""
     program, case = prepared.plan.program, prepared.case
     rule, shape = prepared.rule, case.shape
@@ -209,7 +209,7 @@ def expected(prepared: Prepared) -> list[Tensor]:
         return evaluate(prepared.training, case.optimizer, lags, case.steps, grouping_of(program), backward_lags, line)
 
 
-def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
+def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
     """Give the largest difference between what devices ended with and what it should be; 0 is bit-equal."""
     made = [(stage, theta) for outcome in outcomes for stage, theta in outcome.parameters.items()]
     if missing := set(range(len(parameters))) - {stage for stage, _ in made}:

@@ -26,7 +26,7 @@ from validation.training.optimizer import Optimizer
 from validation.training.stages import Training
 
 Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
-Parameters = list[dict[str, Tensor]]  # of each stage, by name
+StageParameters = list[dict[str, Tensor]]  # of each stage, by name
 
 
 def evaluate(
@@ -52,9 +52,11 @@ def evaluate(
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
     versions = deque([_snapshot(stages)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
     states = [_states(optimizers)]
-    taken: dict[int, list[Parameters]] = {}  # the gradients of a step's micro-batches, while an update is to take them
+    taken: dict[
+        int, list[StageParameters]
+    ] = {}  # the gradients of a step's micro-batches, while an update is to take them
 
-    def read(step: int, lag: list[int]) -> Parameters:
+    def read(step: int, lag: list[int]) -> StageParameters:
         return [versions[-1 - min(own, step)][j] for j, own in enumerate(lag)]
 
     for t in range(steps):
@@ -93,7 +95,7 @@ def _go_back(
     optimizer.load_state_dict(deepcopy(state))
 
 
-def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:
+def _snapshot(stages: tuple[torch.nn.Module, ...]) -> StageParameters:
     return [
         {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
         for stage in stages
@@ -101,8 +103,8 @@ def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:
 
 
 def _gradients(
-    training: Training, forward: Parameters, backward: Parameters, step: int, micro_batch: int, m: int
-) -> Parameters:
+    training: Training, forward: StageParameters, backward: StageParameters, step: int, micro_batch: int, m: int
+) -> StageParameters:
     """One micro-batch's gradient through all stages at once, each at the versions that it reads."""
     x, target = training.data(step, micro_batch)
     inputs = [tensor for parameters in forward for tensor in parameters.values()]

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
+from validation.replay.buffer_store import BufferStore
 from validation.replay.plan import BEGINNING, Holding, Message, Part, Passing, Plan, ReplayError, kind_of
-from validation.replay.shelf import Shelf
 from validation.replay.transport import Pending, Transport
 from validation.replay.watch import Watch
 from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
-from validation.training.optimizer import Optimizer, State
+from validation.training.optimizer import Optimizer, OptimizerState
 from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
@@ -36,11 +36,11 @@ class Device:
         self._plan, self._part, self._program = plan, part, plan.program
         self._training, self._optimizer, self._transport = training, optimizer, transport
         self._made, self._watch = made, watch
-        self._passes: Shelf[Pass] = Shelf(part.device)
-        self._parameters: Shelf[Tensor] = Shelf(part.device)
-        self._gradients: Shelf[Tensor] = Shelf(part.device)
-        self._states: Shelf[State] = Shelf(part.device)
-        self._shelves: dict[Category, Shelf[Any]] = {
+        self._passes: BufferStore[Pass] = BufferStore(part.device)
+        self._parameters: BufferStore[Tensor] = BufferStore(part.device)
+        self._gradients: BufferStore[Tensor] = BufferStore(part.device)
+        self._states: BufferStore[OptimizerState] = BufferStore(part.device)
+        self._stores: dict[Category, BufferStore[Any]] = {
             Category.ACTIVATIONS: self._passes,
             Category.PARAMETERS: self._parameters,
             Category.GRADIENTS: self._gradients,
@@ -72,28 +72,28 @@ class Device:
         """Complete what is still on its way, and see that nothing is left."""
         for message in list(self._pending):
             self._complete(message)
-        left = sum(map(len, self._shelves.values())) + len(self._passing)
+        left = sum(map(len, self._stores.values())) + len(self._passing)
         if left:
             raise ReplayError(f"device {self._part.device} still holds {left} things at the end")
 
     def _begin(self, node: int) -> None:
         for holding in self._part.begins.get(node, ()):
-            self._shelves[holding.category].begin(holding)
+            self._stores[holding.category].begin(holding)
 
     def _end(self, node: int) -> None:
         for number in self._part.ends.get(node, ()):
             self._uses[number] -= 1
             if not self._uses[number]:
                 holding = self._part.held[number]
-                self._shelves[holding.category].end(holding)
+                self._stores[holding.category].end(holding)
 
-    def _keep(self, holding: Holding, value: Tensor | State) -> None:
+    def _keep(self, holding: Holding, value: Tensor | OptimizerState) -> None:
         """Keep a value if the program has a buffer for it."""
         for tensor in value.values() if isinstance(value, dict) else (value,):
             self._watch.holds(tensor, holding.category)
-        self._shelves[holding.category].put(holding, value)
+        self._stores[holding.category].put(holding, value)
 
-    def _first(self, holding: Holding) -> Tensor | State:
+    def _first(self, holding: Holding) -> Tensor | OptimizerState:
         """What is there before anything has happened."""
         if holding.category == Category.OPTIMIZER:
             return self._optimizer.state(self._training.parameters(holding.stage), self._training.device)
@@ -284,7 +284,7 @@ class Device:
         """The tensors of something that is held, in the order of its forms."""
         if holding.category == Category.OPTIMIZER:
             return [self._states.get(holding)[name] for name in self._forms(holding)]
-        return [self._shelves[holding.category].get(holding)]
+        return [self._stores[holding.category].get(holding)]
 
     def _weighed(self, message: Message, tensor: Tensor) -> Tensor:
         """Refuse to send what has not the size that the program says."""

@@ -55,7 +55,7 @@ class _Later:
     wait: Callable[[], Tensor]
 
 
-class Mailroom:
+class Mailboxes:
     """What devices in one process have put down for each other, by message."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class InProcess:
     What is received has a storage of its own, as between processes.
     """
 
-    def __init__(self, device: int, room: Mailroom) -> None:
+    def __init__(self, device: int, room: Mailboxes) -> None:
         self.calls: Calls = Counter()
         self._device, self._room = device, room
 
@@ -143,7 +143,7 @@ class InProcess:
         return _Later(lambda: copy)
 
 
-def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
+def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
     """Wait for keys of a store, and give those that are not there in time."""
     deadline = time.monotonic() + seconds
     # The store's own `wait` says neither which one is missing nor, where it warns on stderr, that it was asked to.
@@ -154,11 +154,11 @@ def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
     return []
 
 
-def meet(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
+def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
     """Wait until the other ranks are at a place too; those that do not come in time are named."""
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
-    if late := [here[key] for key in missing(store, list(here), seconds)]:
+    if late := [here[key] for key in missing_keys(store, list(here), seconds)]:
         raise ReplayError(f"waited {seconds:g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}")
 
 
@@ -178,7 +178,7 @@ class _Work:
         try:
             self.work.wait(left)
         except RuntimeError as error:
-            raise ReplayError(plain(error)) from error
+            raise ReplayError(first_line(error)) from error
         if self.brings and not self.carried.is_set_to(self.tensor):
             self.tensor.copy_(self.carried)
         # A thread of gloo's may keep what it has carried for a while; the storage is to be let go with the tensor.
@@ -186,7 +186,7 @@ class _Work:
         return self.tensor
 
 
-def plain(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Give the first line of what torch says, without where in its sources it says so and what may have been."""
     lines = str(error).splitlines() or [type(error).__name__]
     return re.sub(r"^(\[[^]]*:\d+\] *)+|\. This is typically caused by .*", "", lines[0])
@@ -227,7 +227,7 @@ class Distributed:
             return
         # Making a group with somebody who does not come says nothing but that a key is missing.
         self._meetings += 1
-        meet(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
+        meet_ranks(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
         for members in new:
             timeout = timedelta(seconds=self._seconds)
             self._groups[members] = dist.new_group(list(members), timeout=timeout), self._seconds
@@ -290,7 +290,7 @@ class Distributed:
         try:
             work = call()
         except RuntimeError as error:
-            raise ReplayError(plain(error)) from error
+            raise ReplayError(first_line(error)) from error
         assert work is not None, "torch gives no work to those outside a group"
         return work
 

@@ -28,7 +28,7 @@ class Watch(Protocol):
         """From now on a tensor belongs to a category; what has none is activations."""
 
 
-class Nobody:
+class NoWatch:
     """Sees nothing."""
 
     def playing(self) -> AbstractContextManager[object]:
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     held: list[int]
 
 
-class Span(NamedTuple):
+class TaskInterval(NamedTuple):
     """From when until when a task took, in seconds on a clock that all processes of a machine share."""
 
     node: int
@@ -85,7 +85,7 @@ class Allocator:
         return torch.cuda.max_memory_allocated(self._device) - self._base
 
 
-class Meter(Nobody):
+class Meter(NoWatch):
     """Follows the storages that a device makes, slot by slot: it must play as if slots were real.
 
     With an allocator, activations are what that has, less what is known to belong to other categories and devices.
@@ -132,11 +132,11 @@ class Meter(Nobody):
         self._slot = until
 
 
-class Stopwatch(Nobody):
+class Stopwatch(NoWatch):
     """Takes the time of tasks."""
 
     def __init__(self, device: torch.device) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TaskInterval] = []
         self._device = device
 
     @contextmanager
@@ -144,7 +144,7 @@ class Stopwatch(Nobody):
         """Take the time, on a GPU until it has done the task."""
         begin = self._now()
         yield
-        self.spans.append(Span(node, begin, self._now()))
+        self.spans.append(TaskInterval(node, begin, self._now()))
 
     def _now(self) -> float:
         if self._device.type == "cuda":

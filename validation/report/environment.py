@@ -22,13 +22,13 @@ def environment(device: str = "cpu") -> dict[str, object]:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "cdpsim": __version__,
         "commit": _commit(),
-        "source": source(),
+        "source": source_hash(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # which is more than text
         "transformers": installed("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": {
-            "model": _line("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
+            "model": _kernel_value("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
             "count": os.cpu_count(),
             "usable": _usable(),
             "threads": torch.get_num_threads(),
@@ -40,7 +40,7 @@ def environment(device: str = "cpu") -> dict[str, object]:
     return found
 
 
-def source() -> str:
+def source_hash() -> str:
     """Identify the code of simulator and harness by its content, whether it has been committed or not."""
     digest = sha256()
     for path in sorted(path for folder in ("cdpsim", "validation") for path in (_ROOT / folder).rglob("*.py")):
@@ -91,7 +91,7 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def _line(file: str, name: str) -> str | None:
+def _kernel_value(file: str, name: str) -> str | None:
     """Give the value of the first line `name: value` of one of the kernel's files."""
     try:
         lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -107,5 +107,5 @@ def _usable() -> int | None:
 
 
 def _memory() -> int | None:
-    total = _line("/proc/meminfo", "MemTotal")
+    total = _kernel_value("/proc/meminfo", "MemTotal")
     return int(total.split()[0]) * 1024 if total else None

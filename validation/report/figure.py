@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, PALE, plain
 from cdpsim.schedules import SCHEDULES
-from validation.report.form import Report
+from validation.report.schema import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CURVES = 9  # as many fit
 BAND = 0.01
 # A hue for each family of the paper's schedules: pale for the simultaneous one, full for the cyclic one.
-_HUES = {
+_FAMILY_HUES = {
     "single": ("#9ecae1", "#2171b5"),
     "multi": ("#fdbe85", "#d94701"),
     "mp": ("#a1d99b", "#238b45"),
@@ -25,7 +25,7 @@ _OTHERS = ("#e7298a", "#1b9e9e", "#b8860b", "#525252", "#8c2d04", "#3f007d")
 _MARKS = "osD^vP*Xhp"
 
 
-def draw(reports: list[Report]) -> "Figure":
+def draw_reports(reports: list[Report]) -> "Figure":
     """Draw memory and its errors on the left, time's errors below them where known, and curves on the right."""
     from matplotlib.figure import Figure
 
@@ -50,7 +50,11 @@ def _colours(reports: list[Report]) -> dict[str, str]:
     colours, others = {}, iter(_OTHERS * len(names))
     for name in known + sorted(names - set(known)):
         family, _, timing = name.rpartition("-")
-        colours[name] = _HUES[family][timing == "cdp"] if family in _HUES and timing in ("dp", "cdp") else next(others)
+        colours[name] = (
+            _FAMILY_HUES[family][timing == "cdp"]
+            if family in _FAMILY_HUES and timing in ("dp", "cdp")
+            else next(others)
+        )
     return colours
 
 
@@ -60,7 +64,7 @@ def _marks(reports: list[Report]) -> dict[str, str]:
     return {model: _MARKS[k % len(_MARKS)] for k, model in enumerate(models)}
 
 
-def _dots(
+def _draw_dots(
     axes: "Axes", x: list[float], y: list[float], report: Report, colours: dict[str, str], marks: dict[str, str]
 ) -> None:
     asked = report.asked
@@ -88,7 +92,7 @@ def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks
     axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="simulated")
     for report in reports:
         devices = report.memory.devices
-        _dots(axes, _measured(report), [max(1.0, d.simulated_bytes) for d in devices], report, colours, marks)
+        _draw_dots(axes, _measured(report), [max(1.0, d.simulated_bytes) for d in devices], report, colours, marks)
     ends = (min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1]))
     axes.plot(ends, ends, color=GREY, linewidth=0.9, zorder=1)
     axes.set(xlim=ends, ylim=ends)
@@ -101,7 +105,7 @@ def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str],
     plain(axes, f"Its error, and a band of ±{BAND:.0%}")
     for report in reports:
         errors = [100 * d.relative_error for d in report.memory.devices]
-        _dots(axes, _measured(report), errors, report, colours, marks)
+        _draw_dots(axes, _measured(report), errors, report, colours, marks)
     axes.axhspan(-100 * BAND, 100 * BAND, color=PALE, alpha=0.6, linewidth=0)
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 150 * BAND)
@@ -115,7 +119,7 @@ def _time_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], m
     for report in reports:
         assert report.time is not None
         x, y = [max(1e-9, report.time.measured_seconds)], [100 * report.time.relative_error]
-        _dots(axes, x, y, report, colours, marks)
+        _draw_dots(axes, x, y, report, colours, marks)
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 5)
     axes.set(xscale="log", xlabel="measured", ylabel="error, %")

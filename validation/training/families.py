@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from validation.modules import Unfit, installed, needed, unfit
+from validation.modules import Unfit, describe_unfit, installed, require
 from validation.training.forms import Form
 from validation.training.stages import Architecture, Build, Draw, cross_entropy
 
 ATTENTIONS = ("sdpa", "eager")
 ROTARIES = ("default", "linear", "llama3", "yarn")  # the others change their frequencies as they run
-LONGEST = 8192  # tokens of a sample, where a configuration allows more and nobody says
+MOST_TOKENS = 8192  # tokens of a sample, where a configuration allows more and nobody says
 
 
 class Description(NamedTuple):
@@ -234,7 +234,7 @@ def _check_llama(name: str, config: Any, length: int | None) -> int:
     window = getattr(config, "sliding_window", None) if slides else None
     if window and length and length > window:
         raise RequestError(name, f"length {length} is more than its sliding window, {window}; lower the length")
-    return min(LONGEST, config.max_position_embeddings, window or LONGEST)
+    return min(MOST_TOKENS, config.max_position_embeddings, window or MOST_TOKENS)
 
 
 # Whatever a file says: how its weights were stored, tied and trained. transformers warns of these tokens where a
@@ -310,8 +310,8 @@ def _transformers(kind: str) -> Any:
 
     It imports its own parts only now, and with them a torchvision that may not fit torch.
     """
-    module = needed("transformers")
+    module = require("transformers")
     try:
         return getattr(module, kind)
     except Exception as error:
-        raise unfit("transformers", error) from error
+        raise describe_unfit("transformers", error) from error

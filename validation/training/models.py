@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError, choose
 from validation.training.forms import Form
 from validation.training.optimizer import Optimizer
-from validation.training.own import own_model
 from validation.training.stages import Architecture, Build, Draw, Training, cut, mean_square
+from validation.training.user_models import user_model
 from validation.training.zoo import ZOO, configured_model, is_config
 
 
@@ -152,7 +152,7 @@ def find_model(name: str) -> Build:
     if name not in known and is_config(name):
         return configured_model(name)
     if ":" in name:
-        return own_model(name)
+        return user_model(name)
     return known[choose("model", name, known)]
 
 

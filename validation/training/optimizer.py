@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cdpsim.errors import choose
 from validation.training.forms import Form, zeros
 
-State = dict[str, Tensor]
+OptimizerState = dict[str, Tensor]
 
 _KINDS = MappingProxyType({"sgd": torch.optim.SGD, "adam": torch.optim.Adam})
 
@@ -33,7 +33,7 @@ class Optimizer:
         moments = dict.fromkeys(self._moments(), vector)
         return {"step": Form((), torch.float32)} | moments if self.kind == "adam" else moments
 
-    def state(self, vector: Form, device: torch.device | None = None) -> State:
+    def state(self, vector: Form, device: torch.device | None = None) -> OptimizerState:
         """Make the state before the first update: zeros, with which torch's first update is what it is without any.
 
         A step, too, is on the device: what belongs together travels as one tensor.
@@ -44,7 +44,7 @@ class Optimizer:
         """Say what a state weighs."""
         return sum(form.nbytes for form in self.forms(vector).values())
 
-    def update(self, theta: Tensor, gradient: Tensor, state: State) -> Tensor:
+    def update(self, theta: Tensor, gradient: Tensor, state: OptimizerState) -> Tensor:
         """Give the next parameters; the state is changed in place."""
         parameter = nn.Parameter(theta.clone())
         parameter.grad = gradient

@@ -20,10 +20,10 @@ from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.progress import progress
 from validation.ranks.member import DEVICES, check_device
-from validation.report import form as reportform
+from validation.report import schema as reportform
 from validation.report.environment import environment
-from validation.report.form import MEASURED, Battery, Report, Result
-from validation.trial.trials import Trial, named, only, trials
+from validation.report.schema import MEASURED, Battery, Report, TrialResult
+from validation.trial.trials import Trial, list_trials, select_trials, trial_names
 from validation.trial.worker import Answer, Calibrated, Failed, Worker
 
 TIMEOUT = 300.0
@@ -35,7 +35,9 @@ class Journal:
     """The results of a battery's trials, and the file that has them."""
 
     def __init__(self, path: str | Path, device: str, found: list[Trial]) -> None:
-        self.results: dict[str, Result] = {trial.name: Result(name=trial.name, state="left out") for trial in found}
+        self.results: dict[str, TrialResult] = {
+            trial.name: TrialResult(name=trial.name, state="left out") for trial in found
+        }
         self._path, self._environment = path, environment(device)
         self._calibration: dict[str, Any] | None = None
         self._reports: dict[str, Report] = {}
@@ -45,7 +47,7 @@ class Journal:
         """Take over what the file has, if it is there and from the same code on the same kind of machine."""
         if not Path(self._path).exists():
             return
-        before = reportform.load(self._path, rewritten=True)
+        before = reportform.load_report(self._path, rewritten=True)
         if not isinstance(before, Battery):
             raise RequestError(str(self._path), "has one report and no battery; choose another file")
         if differs := _difference(before.environment, self._environment):
@@ -68,18 +70,18 @@ class Journal:
         """Note what a trial came to, and write the file."""
         name, taken = trial.name, round(seconds, 2)
         self._reports.pop(name, None)
-        result = Result(name=name, state="ok", seconds=taken)
+        result = TrialResult(name=name, state="ok", seconds=taken)
         if isinstance(answer, Failed):
-            result = Result(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
+            result = TrialResult(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
         elif isinstance(answer, Calibrated):
             self._calibration = answer.calibration
         else:
             self._reports[name] = answer.report
             self._models[answer.model_hash] = answer.model
             if not answer.report.ok:
-                result = Result(name=name, state="not within tolerance", seconds=taken)
+                result = TrialResult(name=name, state="not within tolerance", seconds=taken)
         self.results[name] = result
-        reportform.write(self._path, self.battery, force=True)
+        reportform.write_report(self._path, self.battery, force=True)
 
     @property
     def battery(self) -> Battery:
@@ -109,7 +111,7 @@ def _difference(before: dict[str, Any], here: dict[str, Any]) -> str | None:
     return None
 
 
-def run(
+def run_battery(
     output: str | Path,
     device: str,
     *,
@@ -122,8 +124,8 @@ def run(
     """Make all trials, or those that are asked for and fit into some minutes, and write one file after each."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     check_device(choose("device", device, DEVICES), "gloo", 1)
-    known = trials(device)
-    chosen = only(known, patterns) if patterns else known
+    known = list_trials(device)
+    chosen = select_trials(known, patterns) if patterns else known
     files.check_writable(output, force=force or resume)
     journal = Journal(output, device, known)
     if resume:
@@ -137,7 +139,7 @@ def run(
             else:
                 _make(trial, worker, left, journal)
     if late:
-        say(f"left out for want of time: {named(late, known)}")
+        say(f"left out for want of time: {trial_names(late, known)}")
     return journal.battery
 
 
@@ -153,14 +155,14 @@ def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None
         say(f"{trial.name}: {result.state}")
 
 
-def as_table(found: list[Trial]) -> str:
+def trials_table(found: list[Trial]) -> str:
     """List trials in their order, with what they show and about how long they take."""
     rows = [(trial.name, trial.group.shows, f"{trial.group.seconds:g}") for trial in found]
     total = sum(trial.group.seconds for trial in found)
     return f"{tables.as_text(('trial', 'shows', 'seconds'), rows)}{len(found)} trials, about {total:.0f} s\n"
 
 
-def told(found: Battery) -> str:
+def battery_summary(found: Battery) -> str:
     """Say in a line what all came to."""
     states = [result.state for result in found.trials]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(("ok", *states)) if state != "left out"]
@@ -185,14 +187,14 @@ def battery_command(options: argparse.Namespace) -> int:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     patterns = options.only or ()
     if options.list:
-        known = trials(choose("device", device, DEVICES))
-        write_stdout(as_table(only(known, patterns) if patterns else known))
+        known = list_trials(choose("device", device, DEVICES))
+        write_stdout(trials_table(select_trials(known, patterns) if patterns else known))
         return 0
     if options.output is None:
         raise RequestError("-o/--output", "is missing; see python -m validation battery --help")
     if options.resume and options.force:
         raise RequestError("--resume", "goes on with a file that --force overwrites; leave out one of them")
-    found = run(
+    found = run_battery(
         options.output,
         device,
         patterns=patterns,
@@ -201,7 +203,7 @@ def battery_command(options: argparse.Namespace) -> int:
         force=options.force,
         timeout=TIMEOUT if options.timeout is None else positive("--timeout", options.timeout),
     )
-    write_stdout(told(found))
+    write_stdout(battery_summary(found))
     return 1 if any(result.state not in ("ok", "left out") for result in found.trials) else 0
 
 

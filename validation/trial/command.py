@@ -20,12 +20,12 @@ from cdpsim.schedules.shape import Shape
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import DTYPES, Case, prepare, profiled
-from validation.report import form as reportform
+from validation.report import schema as reportform
 from validation.report.command import percent
-from validation.report.form import Report
+from validation.report.schema import Report
 from validation.training.optimizer import OPTIMIZERS
+from validation.trial.comparison import SingleProcess, compare_replay, count_runs
 from validation.trial.forecast import Forecast
-from validation.trial.hold import Alone, hold, runs_of
 
 _TRAINING = argument_group(
     "what is trained",
@@ -82,9 +82,9 @@ _MACHINE = argument_group(
 )
 def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
-    from validation.profile.command import refusing
+    from validation.profile.command import refuse_unfit_layers
 
-    with refusing(options.model):
+    with refuse_unfit_layers(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
     waits = _waits(options)
@@ -94,8 +94,8 @@ def replay_command(options: argparse.Namespace) -> int:
     report = _played(options, case, forecast, *waits)
     if report is None:  # another rank reports
         return 0
-    reportform.write(options.output, report, force=options.force)
-    write_stdout(told(report))
+    reportform.write_report(options.output, report, force=options.force)
+    write_stdout(report_summary(report))
     return 0 if report.ok else 1
 
 
@@ -131,7 +131,7 @@ def case_of(options: argparse.Namespace) -> Case:
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )
-    return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
+    return profiled(case) if options.stages is None else replace(case, stages=_read_stages(options.stages, n))
 
 
 def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
@@ -140,7 +140,7 @@ def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...]
     return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
 
 
-def _stages(path: str, n: int) -> Model:
+def _read_stages(path: str, n: int) -> Model:
     model = Model.load(path)
     if model.n != n:
         raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
@@ -180,12 +180,12 @@ def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
 def _played(
     options: argparse.Namespace, case: Case, forecast: Forecast | None, timeout: float, repeats: int
 ) -> Report | None:
-    done = ticker(runs_of(repeats), "replay")
+    done = ticker(count_runs(repeats), "replay")
     if options.single_process:
-        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats, done=done)
+        return compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
+        return compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
 
 
 def _seconds(given: str) -> float:
@@ -197,7 +197,7 @@ def _seconds(given: str) -> float:
     return found
 
 
-def told(report: Report) -> str:
+def report_summary(report: Report) -> str:
     """Say in a few lines what came of it."""
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
     apart = parameters.max_abs_difference

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cdpsim.errors import RequestError, suggestion
 from cdpsim.schedules import TABLE_1
 from validation.replay.case import Case
-from validation.report.form import CALIBRATION
+from validation.report.schema import CALIBRATION
 from validation.training.optimizer import OPTIMIZERS
 
 PIPELINES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 1}  # and the stages on each device
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
         return f"{self.group.name}/{self.case.schedule}{order}"
 
 
-def trials(device: str) -> list[Trial]:
+def list_trials(device: str) -> list[Trial]:
     """List what to do on a kind of device, the most telling first.
 
     Of each group the schedules that say most come before all others of any group.
@@ -107,7 +107,7 @@ def _each(case: Case) -> Iterator[Case]:
     yield from (replace(case, schedule=schedule, chunks=chunks) for schedule, chunks in PIPELINES.items())
 
 
-def only(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
+def select_trials(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
     """Choose trials by their names, by the names of their groups, or by patterns of either such as `timed*`."""
     names = [*dict.fromkeys(trial.group.name for trial in found), *(trial.name for trial in found)]
     chosen: set[str] = set()
@@ -119,7 +119,7 @@ def only(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
     return [trial for trial in found if {trial.name, trial.group.name} & chosen]
 
 
-def named(left: list[Trial], found: list[Trial]) -> str:
+def trial_names(left: list[Trial], found: list[Trial]) -> str:
     """Name trials in short: groups of which all are meant by their name and `/*`."""
     names = []
     for group in dict.fromkeys(trial.group for trial in left):

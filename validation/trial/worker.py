@@ -13,20 +13,20 @@ import torch
 from cdpsim.errors import RequestError
 from validation.calibrate import command as calibrate
 from validation.modules import Unfit, reason_of
-from validation.ranks.launcher import GRACE, START, Ranks, ending, forks
+from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from validation.ranks.member import is_out_of_memory
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import prepare, profiled
 from validation.replay.plan import ReplayError
-from validation.report.form import Failure, Report
-from validation.trial.hold import Alone, hold, model_hash
+from validation.report.schema import FailureKind, Report
+from validation.trial.comparison import SingleProcess, compare_replay, model_hash
 from validation.trial.trials import Trial
 
 
 class Failed(NamedTuple):
     """Why there is no result."""
 
-    failure: Failure
+    failure: FailureKind
     reason: str
 
 
@@ -54,7 +54,7 @@ class Worker:
     name those that do not answer.
     """
 
-    def __init__(self, device: str, timeout: float, spare: float = START) -> None:
+    def __init__(self, device: str, timeout: float, spare: float = START_SECONDS) -> None:
         self._device, self._timeout, self._spare = device, timeout, spare
         self._process: Any = None
         self._end: Connection | None = None
@@ -65,8 +65,8 @@ class Worker:
         try:
             answer = self._ask(end, trial, min(self._timeout + self._spare, within))
         except (EOFError, OSError):
-            self._process.join(GRACE)
-            answer = Failed("killed", f"its process is gone ({ending(self._process.exitcode)})")
+            self._process.join(GRACE_SECONDS)
+            answer = Failed("killed", f"its process is gone ({describe_exit(self._process.exitcode)})")
         if isinstance(answer, Failed):
             self.kill()
         return answer
@@ -80,9 +80,9 @@ class Worker:
 
     def _begin(self) -> Connection:
         """Start the process, and wait until it has imported what it needs."""
-        context = forks()
+        context = fork_context()
         here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._device, there))
+        self._process = context.Process(target=_serve_trials, args=(self._device, there))
         self._process.start()
         there.close()
         self._end = here
@@ -107,11 +107,11 @@ class Worker:
         self.kill()
 
 
-def _serve(device: str, end: Connection) -> None:
+def _serve_trials(device: str, end: Connection) -> None:
     """Make one trial after another until nobody asks for more."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the battery knows what to do
-    crew = Crew(device)
+    crew = RankPool(device)
     end.send(None)
     while True:
         try:
@@ -122,7 +122,7 @@ def _serve(device: str, end: Connection) -> None:
     crew.leave()
 
 
-class Crew:
+class RankPool:
     """The ranks of a process, started when a trial needs them and kept for the next ones."""
 
     def __init__(self, device: str) -> None:
@@ -144,38 +144,38 @@ class Crew:
             self._ranks = None
 
 
-def _attempt(trial: Trial, crew: Crew, timeout: float) -> Answer:
+def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
     try:
         return _replayed(trial, crew, timeout) if trial.case else _calibrated(crew)
     except Exception as error:
-        return failed(error)
+        return failure_of(error)
     finally:
         gc.collect()
         if crew.device == "cuda":
             torch.cuda.empty_cache()  # for ranks on the same GPU
 
 
-def _replayed(trial: Trial, crew: Crew, timeout: float) -> Replayed:
+def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
     assert trial.case is not None, "a calibration is no replay"
     case = profiled(trial.case)
     assert case.stages is not None, "it has been profiled"
     if trial.alone:
         crew.leave()
-        players: Alone | Ranks = Alone()
+        players: SingleProcess | Ranks = SingleProcess()
     else:
         players = crew.ranks(prepare(case).plan.program.devices)
-    report = hold(case, players, timeout=timeout, repeats=trial.repeats)
+    report = compare_replay(case, players, timeout=timeout, repeats=trial.repeats)
     assert report is not None, "this process reports"
     return Replayed(report, model_hash(case.stages), case.stages.table())
 
 
-def _calibrated(crew: Crew) -> Calibrated:
-    request = calibrate.Request(device=crew.device)
-    found = calibrate.measure(crew.ranks(request.ranks), request, calibrate.profile_of(request))
+def _calibrated(crew: RankPool) -> Calibrated:
+    request = calibrate.CalibrationRequest(device=crew.device)
+    found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
     return Calibrated(msgspec.to_builtins(found))
 
 
-def failed(error: Exception) -> Failed:
+def failure_of(error: Exception) -> Failed:
     """Say in one line, and in a word, why a trial has failed."""
     reason = reason_of(error)
     if isinstance(error, Unfit):

@@ -10,8 +10,8 @@ from cdpsim.files import writing as files
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-State: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
-Failure: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
+TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
+FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
 Method: TypeAlias = Literal["storages", "allocator"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -24,7 +24,7 @@ class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A part of a report that says nothing beyond its fields."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for: only what tables and figures need is named, `Report.request` may say more."""
 
     schedule: str
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     single_process: bool = False
 
 
-class Parameters(_Form, frozen=True, kw_only=True):
+class ParameterComparison(_Form, frozen=True, kw_only=True):
     """The final parameters against the update equation."""
 
     max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: what is no number, in JSON
@@ -52,7 +52,7 @@ class Amount(_Form, frozen=True, kw_only=True):
     measured_bytes: Count
 
 
-class PartsAt(_Form, frozen=True, kw_only=True):
+class Divergence(_Form, frozen=True, kw_only=True):
     """Where in time simulation and measurement part first."""
 
     task: str
@@ -69,7 +69,7 @@ class DeviceMemory(_Form, frozen=True, kw_only=True):
     measured_bytes: Count
     relative_error: float
     categories: dict[str, Amount]
-    parts_at: PartsAt | None
+    parts_at: Divergence | None
 
 
 class Total(_Form, frozen=True, kw_only=True):
@@ -137,28 +137,28 @@ class Report(_Form, frozen=True, kw_only=True):
 
     request: dict[str, Scalar]
     environment: dict[str, object]
-    parameters: Parameters
+    parameters: ParameterComparison
     memory: Memory
     messages: MessageCount
     time: Time | None
     ok: bool
 
     @property
-    def asked(self) -> Request:
+    def asked(self) -> ReplayRequest:
         """What was asked for, with types."""
-        return msgspec.convert(self.request, Request)
+        return msgspec.convert(self.request, ReplayRequest)
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.request, Request)  # refused when a report is read, not when it is drawn
+        msgspec.convert(self.request, ReplayRequest)  # refused when a report is read, not when it is drawn
 
 
-class Result(_Form, frozen=True, kw_only=True):
+class TrialResult(_Form, frozen=True, kw_only=True):
     """One trial of a battery: how it ended, and why if it failed."""
 
     name: str
-    state: State
+    state: TrialState
     seconds: Seconds = 0.0
-    failure: Failure | None = None
+    failure: FailureKind | None = None
     reason: str | None = None  # one line
 
 
@@ -174,7 +174,7 @@ class Battery(_Form, frozen=True, kw_only=True):
     calibration: dict[str, object] | None  # as `calibrate` writes it
     models: dict[str, dict[str, object]]
     reports: list[Report]
-    trials: list[Result] = []
+    trials: list[TrialResult] = []
 
     def __post_init__(self) -> None:
         if self.trials and len(self.by_name) != len(self.reports):
@@ -187,7 +187,7 @@ class Battery(_Form, frozen=True, kw_only=True):
         return dict(zip(measured, self.reports, strict=False))
 
     @property
-    def unmeasured(self) -> list[Result]:
+    def unmeasured(self) -> list[TrialResult]:
         """The trials that failed or were left out."""
         return [trial for trial in self.trials if trial.state not in MEASURED]
 
@@ -199,30 +199,30 @@ def relative_error(simulated: float, measured: float) -> float:
     return (simulated - measured) / measured if measured else 1.0
 
 
-def write(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
+def write_report(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
     """Write a report, or many, which are there whole or not at all."""
-    files.write_file(path, [encode(report)], force=force)
+    files.write_file(path, [encode_report(report)], force=force)
 
 
-def encode(report: Report | Battery) -> bytes:
+def encode_report(report: Report | Battery) -> bytes:
     """Give a report as a file has it."""
     if isinstance(report, Battery):  # which is for programs
         return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read(path: str | Path) -> list[Report]:
+def read_report(path: str | Path) -> list[Report]:
     """Read a report, or all of a battery; anything else is refused in one line."""
-    found = load(path)
+    found = load_report(path)
     return found.reports if isinstance(found, Battery) else [found]
 
 
-def load(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
+def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
     """Read a report or a battery; one that is `rewritten` is the command's own output, too."""
-    return decode(files.read_text(path, rewritten=rewritten), str(path))
+    return decode_report(files.read_text(path, rewritten=rewritten), str(path))
 
 
-def decode(text: str, subject: str) -> Report | Battery:
+def decode_report(text: str, subject: str) -> Report | Battery:
     """Read the text of a report or a battery; a refusal begins with `subject`."""
     try:
         if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):

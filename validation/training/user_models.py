@@ -14,7 +14,7 @@ from validation.training.forms import Form
 from validation.training.stages import Architecture, Build, Draw, cross_entropy, mean_square
 
 
-def own_model(name: str) -> Build:
+def user_model(name: str) -> Build:
     """Say how to build what `module:function` gives.
 
     The module is looked for on Python's path and in the working folder. The function is called with the number of

@@ -4,16 +4,16 @@ from typing import Generic, TypeVar
 
 from validation.replay.plan import Holding, ReplayError, name_of
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
-class Shelf(Generic[T]):
+class BufferStore(Generic[Value]):
     """Values by what they are; what is not held, not yet or not any more, cannot be had."""
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._buffers: dict[Holding, int] = {}  # how many buffers of the program are for it now
-        self._values: dict[Holding, T] = {}
+        self._values: dict[Holding, Value] = {}
 
     def __contains__(self, holding: Holding) -> bool:
         return holding in self._values
@@ -32,12 +32,12 @@ class Shelf(Generic[T]):
             del self._buffers[holding]
             self._values.pop(holding, None)
 
-    def put(self, holding: Holding, value: T) -> None:
+    def put(self, holding: Holding, value: Value) -> None:
         """Keep a value if the program has a buffer for it: nobody needs what has none."""
         if holding in self._buffers:
             self._values[holding] = value
 
-    def get(self, holding: Holding) -> T:
+    def get(self, holding: Holding) -> Value:
         """Give a value that is held now."""
         if holding not in self._values:
             raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
