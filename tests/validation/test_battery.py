@@ -55,7 +55,7 @@ def states(path: Path) -> dict[str, str]:
 @pytest.fixture
 def these(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let batteries consist of these trials alone."""
-    return lambda *found: monkeypatch.setattr(battery, "trials", lambda device: list(found))
+    return lambda *found: monkeypatch.setattr(battery, "list_trials", lambda device: list(found))
 
 
 HARMS = {

@@ -60,8 +60,8 @@ def test_what_was_measured_is_kept_where_no_picture_can_be_drawn(
         raise ValueError("no font")
 
     monkeypatch.setattr(calibrate, "Ranks", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(calibrate, "measure", lambda *_: done.found)
-    monkeypatch.setattr(calibrate, "draw", fail)
+    monkeypatch.setattr(calibrate, "measure_machine", lambda *_: done.found)
+    monkeypatch.setattr(calibrate, "draw_calibration", fail)
     with pytest.raises(ValueError, match="no font"):
         calibrate.calibrate_machine(
             tmp_path / "box.toml", calibrate.CalibrationRequest(stages=STAGES), stages_output=tmp_path / "stages.toml"

@@ -167,7 +167,7 @@ def test_equal_blocks_are_measured_once(name: str, monkeypatch: pytest.MonkeyPat
         measured.append(given[1])
         return measure(*given)
 
-    monkeypatch.setattr(stages, "measure", counted)
+    monkeypatch.setattr(stages, "measure_stage", counted)
     count = profile(name, batch=1).layers
     assert measured == [0, 1, count - 1]
 

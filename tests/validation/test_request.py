@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "micro-batches that are the schedule's to say": (["-m", "3"], "multi-cdp does not take this option"),
     "chunks": (["--chunks", "2"], "multi-cdp does not take this option"),
     "replicas": (["--replicas", "2"], "multi-cdp does not take this option"),
-    "timeout without ranks": (["--timeout", "3 s"], "waits for nobody"),
+    "timeout without ranks": (["--timeout", "3 s"], "waits for no rank"),
     "timeout": (["--timeout", "soon"], "write for example"),
     "slot order": (["--slot-order", "backward-first"], "multi-cdp does not take this option"),
     "collective": (["--collective", "star"], "unknown collective 'star'"),
@@ -298,7 +298,7 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
     def fail(*case: object, **options: object) -> NoReturn:
         raise ReplayError("rank 1: is gone (killed by SIGKILL)")
 
-    monkeypatch.setattr(request, "hold", fail)
+    monkeypatch.setattr(request, "compare_replay", fail)
     check_refused(replay(), r"rank 1: is gone \(killed by SIGKILL\)")
 
 

@@ -150,7 +150,7 @@ def test_other_parameters_are_not_within_tolerance(
         first, *rest = expected_parameters(prepared)
         return [first + by, *rest]
 
-    monkeypatch.setattr("validation.trial.comparison.expected", others)
+    monkeypatch.setattr("validation.trial.comparison.expected_parameters", others)
     report = held(CASE)
     assert report.parameters.max_abs_difference == told
     assert (report.ok, report.parameters.bit_equal) == (False, False)

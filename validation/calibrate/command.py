@@ -1,4 +1,4 @@
-"""Measuring this machine: a cluster file for `--cluster`, all that was measured for it, and a picture of that."""
+"""The command `calibrate`: a cluster file of this machine for `--cluster`, all measurements, and a picture of them."""
 
 import argparse
 from collections.abc import Callable
@@ -35,13 +35,13 @@ from validation.training.optimizer import OPTIMIZERS
 MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
-_QUIET = 2.0  # times as long as the fastest
+_QUIET = 2.0  # how many times the fastest message a median one may take on a quiet machine
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """What to measure."""
+    """The measurements of a calibration."""
 
     stages: Stages = USUAL
     device: str = "cpu"
@@ -55,10 +55,10 @@ class CalibrationRequest:
 def calibrate_machine(
     output: str | Path, request: CalibrationRequest, *, stages_output: str | Path | None = None, force: bool = False
 ) -> Calibration:
-    """Measure this machine, write what was found, and give it."""
+    """Measure this machine, write the files, and return the calibration."""
     outputs = _outputs(output, stages_output)
     if request.ranks < 2:
-        raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
+        raise RequestError("ranks", f"{request.ranks} is too few to send messages; give at least 2")
     check_device(request.device, request.backend, request.ranks)
     model = profile_of(request)
     for path in outputs:
@@ -69,7 +69,7 @@ def calibrate_machine(
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     if stages_output is not None:
         timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
-    # The picture last: where it cannot be drawn, what was measured is there.
+    # The picture last: where it cannot be drawn, the measurements are written.
     with canvas.defaults():
         drawn = canvas.rendered(draw_calibration(found), outputs[2])
     files.write_file(outputs[2], [drawn], force=force)
@@ -77,7 +77,7 @@ def calibrate_machine(
 
 
 def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]:
-    """Name all files to write; each has its own name."""
+    """Return the paths of all files to write; refuse equal ones."""
     for path in (output, stages_output):
         if path is not None and Path(path).suffix.lower() != ".toml":
             raise RequestError(str(path), "is to be a TOML file; end its name in .toml")
@@ -90,13 +90,13 @@ def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]
 
 
 def profile_of(request: CalibrationRequest) -> Model:
-    """Find out what the stages that are timed do, and hold."""
+    """Return the profile of the stages that are timed."""
     stages = request.stages
     return profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
 
 
 def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
-    """Take all times that a request asks for, by the first of the ranks that are there."""
+    """Return all times of a request, measured by the first of a group's ranks."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
     done = ticker(4 + len(OPS) * (ranks - 1), "calibrate")
 
@@ -126,7 +126,7 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
 
 
 def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
-    """Make the cluster that explains best what was measured."""
+    """Return the cluster that explains the measurements best."""
     link = found.one_way.fit
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
@@ -136,7 +136,7 @@ def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
 
 
 def calibration_summary(found: Calibration) -> str:
-    """Say in a few lines what was found."""
+    """Return a summary of a calibration in a few lines."""
     link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
     speed = quantity_text(round_measured(compute.speed_flop_per_second), "FLOPS")
     lines = [
@@ -150,7 +150,9 @@ def calibration_summary(found: Calibration) -> str:
         f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
     if (times := disturbance(found.one_way.points)) > _QUIET:
-        lines.append(f"messages took {times:.1f} times as long as the fastest: measure again when nobody else computes")
+        lines.append(
+            f"messages took {times:.1f} times as long as the fastest: measure again when no other program computes"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -179,7 +181,7 @@ def _fit_text(name: str, fit: Errors) -> str:
     ),
     argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
     argument("--alone", action="store_true", help="time stages in one rank while the others wait"),
-    argument("--force", action="store_true", help="overwrite files that are there"),
+    argument("--force", action="store_true", help="overwrite files that exist"),
     package="validation",
 )
 def calibrate_command(options: argparse.Namespace) -> int:
@@ -197,7 +199,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
 
 def _stages_to_time(options: argparse.Namespace) -> Stages:
-    """Say which stages to time: those that `replay` would make of the same options."""
+    """Return the stages to time, which are those of `replay` with the same options."""
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
     sizes |= read_sizes(options.size)

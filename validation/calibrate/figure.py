@@ -1,4 +1,4 @@
-"""The picture of a calibration: measured times, the lines through them, and how far those are off."""
+"""The picture of a calibration: measured times, the lines through them, and the errors of these."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ _COLUMN_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a"
 
 
 def draw_calibration(found: Calibration) -> "Figure":
-    """Draw a column for each kind of message and one for the stages; below each, its errors."""
+    """Return a figure with a column for each kind of message and one for the stages; below each, its errors."""
     from matplotlib.figure import Figure
 
     columns = 2 + len(found.collectives)
@@ -54,7 +54,7 @@ def _draw_transfers(above: "Axes", below: "Axes", found: Calibration) -> None:
 
 
 def _draw_collective(above: "Axes", below: "Axes", collective: Collective) -> None:
-    """Measured times of each size of group, and what the nearest algorithm would take on the point-to-point link."""
+    """Draw the times of each size of group, and those of the nearest algorithm on the point-to-point link."""
     fit = collective.on_link[collective.best]
     plain(above, f"{collective.name}\n{collective.best} on that link")
     plain(below, "")
@@ -75,7 +75,7 @@ def _draw_collective(above: "Axes", below: "Axes", collective: Collective) -> No
 
 
 def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
-    """Each stage's passes, and what they would take at the one speed."""
+    """Draw the times of each stage's passes, and those at the fitted speed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     speed = EngFormatter("FLOP/s", places=1)(compute.speed_flop_per_second)
@@ -103,7 +103,7 @@ def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
 
 
 def _draw_medians(axes: "Axes", points: Sequence[Point], colour: str, name: str) -> None:
-    """The medians, with bars from the faster to the slower quartile."""
+    """Draw medians, with bars from the faster to the slower quartile."""
     seconds = [point.seconds for point in points]
     spread = [[point.seconds - point.faster for point in points], [point.slower - point.seconds for point in points]]
     sizes = [point.size for point in points]
@@ -115,7 +115,7 @@ def _draw_errors(axes: "Axes", points: Sequence[Point], errors: Sequence[float],
 
 
 def _finish(above: "Axes", below: "Axes") -> None:
-    """Give both panels of a column their axes."""
+    """Set the axes of both panels of a column."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     above.set(xscale="log", yscale="log")
@@ -145,5 +145,5 @@ def _caption(fit: Errors) -> str:
 
     latency = EngFormatter("s", places=1)(fit.latency_seconds)
     if fit.bandwidth_bytes_per_second is None:
-        return f"{latency}, whatever the size"
+        return f"{latency}, of any size"
     return f"{latency} + size / {EngFormatter('B/s', places=1)(fit.bandwidth)}"

@@ -1,7 +1,7 @@
 """Times on this machine: of messages between ranks, and of the passes of a model's stages.
 
-Messages go by the transport of a replay and passes by its passes: what those add is part of what they take. Every
-function here is called by all ranks at once.
+Messages use the transport of a replay, and passes its code, whose overheads are part of the times. All ranks call
+every function here at once.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from validation.training.stages import Training
 TimedValue = TypeVar("TimedValue")
 
 WARM_UP = 2
-SERIES = 6  # of all sizes, one after another: what disturbs one of them has often gone by the next
+SERIES = 6  # of all sizes, one after another: a disturbance of one series is often over by the next
 
 Begin = Callable[[], Pending]
 Times = dict[int, list[list[float]]]  # size -> for each series the seconds of each repetition
@@ -33,26 +33,26 @@ Spans = dict[int, list[list["RankInterval"]]]
 
 
 class RankInterval(NamedTuple):
-    """When one rank's part began and ended, on the clock that all processes of a machine share."""
+    """The start and end of one rank's part, on the clock that all processes of a machine share."""
 
     start: float
     end: float
 
 
 class Passed(NamedTuple):
-    """What one pass took: by the clock, and of this thread's processor."""
+    """The time of one pass: by the clock, and of this thread's processor."""
 
     seconds: float
     thread_seconds: float
 
 
 def repetitions(size: int) -> int:
-    """Say how often to repeat a message of so many bytes: small ones more often, as they vary more."""
+    """Return how often to repeat a message of so many bytes: small ones more often, as they vary more."""
     return max(3, min(16, 2**25 // size))
 
 
 def ping_pong(member: Member, sizes: list[int]) -> Times:
-    """Send each size to and fro between ranks 0 and 1; rank 0 says how long one way took."""
+    """Send each size to and fro between ranks 0 and 1; return, on rank 0, the time of one way."""
 
     def play(send: Begin, receive: Begin) -> None:
         for begin in (send, receive) if member.rank == 0 else (receive, send):
@@ -63,7 +63,7 @@ def ping_pong(member: Member, sizes: list[int]) -> Times:
 
 
 def both_ways(member: Member, sizes: list[int]) -> Times:
-    """Let ranks 0 and 1 send each size to each other at once; rank 0 says how long that took."""
+    """Let ranks 0 and 1 send each size to each other at once; return, on rank 0, the time of that."""
 
     def play(send: Begin, receive: Begin) -> None:
         for pending in (receive(), send()):
@@ -89,7 +89,7 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
 
 
 def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
-    """Run a collective over the first ranks; each of them says when its part began and ended."""
+    """Run a collective over the first ranks; return, on each of them, the intervals of its part."""
     members = tuple(range(ranks))
     member.transport.make_groups([members])
     if member.rank >= ranks:
@@ -115,14 +115,14 @@ def _complete(begin: Begin) -> None:
 
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
-    """Leave together, so that what comes next begins everywhere at about the same time."""
+    """Wait for all ranks, so that the next call begins everywhere at about the same time."""
     member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
 
 def _repeated(
     member: Member, size: int, action: Callable[[], object], meet: Callable[[], object] = lambda: None
 ) -> list[RankInterval]:
-    """Do something often enough, after some that do not count; all members meet before each time."""
+    """Return the times of repeated calls, after some that warm up; all members meet before each."""
     spans = []
     for _ in range(WARM_UP + repetitions(size)):
         meet()
@@ -143,18 +143,18 @@ def _form(tensor: Tensor) -> Form:
 
 
 def _zeros(member: Member, size: int) -> Tensor:
-    # Zeros: their sum does not grow, however often it is made.
+    # Zeros: repeated sums do not grow.
     return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
 
 
 def _settle(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait until a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class StageTimes(NamedTuple):
-    """What one stage's tasks took, one entry for each micro-batch."""
+    """The times of one stage's tasks, one for each micro-batch."""
 
     forward: list[Passed]
     backward: list[Passed]
@@ -189,7 +189,7 @@ def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[S
 
 
 class _Held(NamedTuple):
-    """What a device holds of a stage between tasks."""
+    """The values of a stage that a device keeps between tasks."""
 
     theta: Tensor
     gradient: Tensor
@@ -203,9 +203,9 @@ class _Held(NamedTuple):
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
-    """Send a micro-batch through all stages and back, then update each; what a task draws or sums up is part of it.
+    """Time a micro-batch through all stages and back, then each update; draws and sums are part of their tasks.
 
-    Then send it once more, with backwards in two parts.
+    Then time it once more, with backwards in two parts.
     """
     device = training.device
 
@@ -253,7 +253,7 @@ def _there_and_back(
 
 
 def time_call(device: torch.device, action: Callable[[], TimedValue]) -> tuple[TimedValue, Passed]:
-    """Do something and say how long it took; a GPU begins with nothing else to do, and ends with it done."""
+    """Return the result and the time of a call, to the end of its work on a GPU, which is idle before it."""
     _settle(device)
     clock, own = perf_counter(), thread_time()
     result = action()

@@ -1,8 +1,8 @@
-"""What a model's layers and stages do and weigh, found without a GPU and without weights, as a model file for cdpsim.
+"""The work and the memory of a model's layers and stages, found without a GPU and without weights, as a model file.
 
 Everything runs on fake tensors: they have shapes, types and storages, but no values. Storages alive are counted to the
-byte; operations (FLOP) as torch counts them: two for each multiplication with its addition, none for what is no
-product of matrices, and causal attention as if it were not.
+byte; operations (FLOP) as torch counts them: two for each multiplication with its addition, none for operations
+other than products of matrices, and causal attention as if it were not causal.
 """
 
 from argparse import Namespace
@@ -37,7 +37,7 @@ TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.b
 
 
 class Profile(NamedTuple):
-    """A model's stages, of which layers each consists, and the peak of all of it in one piece."""
+    """A model's stages, the layers of each, and the peak activations of the whole model in one piece."""
 
     model: Model
     cuts: Cuts
@@ -58,10 +58,10 @@ def profile(
     ready: Callable[[], object] = lambda: None,
     **sizes: Any,
 ) -> Profile:
-    """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is.
+    """Profile the stages of a partition, or each layer as one; `sizes` are parameters of the model, such as length.
 
-    With `mixed_precision` stages say nothing of the optimizer: the model's recipe does. `ready` is called when all that
-    is asked for has been checked.
+    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `ready` is called when the request
+    has been checked.
     """
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     recipe = Recipe()
@@ -87,7 +87,7 @@ def profile(
 
 
 def check_mixed(dtype: str) -> None:
-    """Refuse mixed precision of numbers that are not half as wide as float32."""
+    """Refuse mixed precision of numbers other than of two bytes."""
     if TYPES[dtype].itemsize != 2:
         problem = f"keeps the weights of a model of two bytes a number in float32 as well; {dtype} has another width"
         raise RequestError("mixed_precision", f"{problem}, take --dtype bfloat16 or float16")
@@ -95,7 +95,7 @@ def check_mixed(dtype: str) -> None:
 
 @contextmanager
 def refuse_unfit_layers(model: str) -> Iterator[None]:
-    """Tell in one line what torch says of layers and sizes that do not fit each other."""
+    """Turn torch's errors about layers and sizes that do not fit each other into refusals in one line."""
     try:
         yield
     except RequestError:
@@ -106,14 +106,14 @@ def refuse_unfit_layers(model: str) -> Iterator[None]:
 
 
 def check_profile_device(device: str) -> str:
-    """Refuse a device that there is not: a fake tensor on it would end the process."""
+    """Refuse a device that does not exist: a fake tensor on it would end the process."""
     if choose("device", device, ("cpu", "cuda")) == "cuda" and not torch.cuda.is_available():
         raise RequestError("device", "torch finds no CUDA device here, and fakes none without; take cpu")
     return device
 
 
 def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **sizes: Any) -> Architecture:
-    """Build a model whose parameters have shapes and no values."""
+    """Return a model whose parameters have shapes and no values."""
     with torch.device("meta"):
         architecture = make_architecture(model, n, batch=batch, dtype=dtype, **sizes)
     for layer in architecture.layers:
@@ -164,7 +164,7 @@ def profile_command(options: Namespace) -> int:
 
 
 def read_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """Read sizes as an option gives them, such as "length=512"."""
+    """Return the sizes in an option's values, such as "length=512"."""
     sizes = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -177,7 +177,7 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
 
 
 def profile_table(result: Profile) -> str:
-    """Show a profile as a table."""
+    """Return a profile as a table."""
     header = ("stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters")
     ends = pairwise((0, *result.cuts, result.layers))
     rows = [

@@ -1,4 +1,4 @@
-"""One process a device: ranks that stay alive over many cases, and whoever starts them and waits for them."""
+"""One process for each device: ranks that stay alive over many cases, and their launcher, which waits for them."""
 
 import os
 import signal
@@ -23,14 +23,16 @@ from validation.replay.case import Case, Outcome, profiled
 Result = TypeVar("Result")
 
 START_SECONDS = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
-LONGEST_SOCKET_FOLDER = 74  # bytes of a folder in which multiprocessing finds room for a socket: a path of at most 107
-GRACE_SECONDS = 3.0  # seconds for ranks whose own waits have timed out to say so
+LONGEST_SOCKET_FOLDER = (
+    74  # bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107
+)
+GRACE_SECONDS = 3.0  # seconds for ranks to report that their own waits have timed out
 
 
 def fork_context() -> Any:
-    """Fork processes off one that has imported torch and done nothing else: that costs its imports once.
+    """Return a context that forks processes from one that has imported torch and done nothing else.
 
-    Fake tensors and optimizers would have every process import `torch._dynamo` by itself.
+    So torch is imported once. Fake tensors and optimizers would make each process import `torch._dynamo` by itself.
     """
     if len(os.fsencode(gettempdir())) > LONGEST_SOCKET_FOLDER:
         raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST_SOCKET_FOLDER} bytes are the most")
@@ -40,18 +42,18 @@ def fork_context() -> Any:
 
 
 class Ranks:
-    """Some ranks, each a process on this machine; a case uses as many of them as it has devices.
+    """Several ranks, each a process on this machine; a case uses as many of them as it has devices.
 
-    One that dies, fails or says nothing ends them all, with an error that names it. They end with the thread that
-    made the first of them, so that is best the main one.
+    A rank that dies, fails or is silent ends them all, with an error that names it. They end with the thread that
+    made the first of them, which is best the main thread.
     """
 
-    reports = True  # whether this process is the one that says what came of it
+    reports = True  # whether this process has the results
 
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         check_device(device, backend, count)
         self._start, self._joined = start, False
-        # Where ranks meet: a file without a name needs no port, and nobody has to remove it.
+        # Ranks meet in a file without a name, which needs no port and is never left behind.
         self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
         context = fork_context()
         self._ends: list[Connection] = []
@@ -66,11 +68,11 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome]:
-        """Replay a case and give what each of its devices came to; `timeout` seconds are for all of it."""
+        """Replay a case and return the outcome of each device; `timeout` seconds are for all of it."""
         return [outcome for outcome in self.call(replay_part, profiled(case), timeout=timeout) if outcome is not None]
 
     def call(self, function: Callable[..., Result], *arguments: object, timeout: float = 60.0) -> list[Result]:
-        """Have every rank call a module's function with its `Member` and these arguments, and give what they return."""
+        """Let every rank call a module's function with its `Member` and these arguments; return all results."""
         if not self._joined:
             self._tell(self._start)
             self._collect(self._start)
@@ -84,9 +86,9 @@ class Ranks:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def close(self) -> None:
-        """Let the ranks go; those that do not are ended."""
+        """End the ranks; those that do not end by themselves are killed."""
         for end in self._ends:
-            end.close()  # a rank ends when nobody can tell it anything any more
+            end.close()  # a rank ends when its connection is closed
         deadline = time.monotonic() + GRACE_SECONDS
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -115,10 +117,10 @@ class Ranks:
             try:
                 end.send(what)
             except OSError:
-                continue  # it is dead, as will be found when it does not answer
+                continue  # it is dead, as `_collect` notices when it does not answer
 
     def _collect(self, seconds: float) -> list[object]:
-        """One answer of each rank; when one has failed, the others have a little time left to say what they saw."""
+        """Return one answer of each rank; when a rank has failed, the others have a little time left to report."""
         deadline = time.monotonic() + seconds + GRACE_SECONDS
         answers: dict[int, object] = {}
         dead: dict[int, RankFailure] = {}
@@ -146,7 +148,7 @@ class Ranks:
 
 
 def describe_exit(code: int | None) -> str:
-    """Say how a process ended."""
+    """Return how a process ended, in words."""
     return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
@@ -161,14 +163,14 @@ class _Inherited:
 
 
 def _arrived(inherited: Any) -> int:
-    """Give the number that the file has here."""
+    """Return the number that the file has in this process."""
     return int(inherited.detach())
 
 
 def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
-    """Do what a rank is told until nobody tells it anything, or until something has gone wrong."""
+    """Serve the calls of a rank until its connection is closed or a call fails."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the launcher knows what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the launcher handles it
     torch.set_num_threads(1)
     try:
         seconds = end.recv()
@@ -184,7 +186,7 @@ def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, 
             said = answer_call(member, function, arguments, timeout)
             end.send(said)
             if isinstance(said, RankFailure):
-                # Its end is what tells others that wait for it.
+                # The end of this process is the message to all that wait for it.
                 raise SystemExit(1)
     except (EOFError, OSError):
         pass  # the launcher is gone

@@ -1,4 +1,4 @@
-"""A rank's own side: its device, finding the other ranks, and doing what it is asked."""
+"""A rank's own side: its device, meeting the other ranks, and serving calls."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What a rank is and has."""
+    """A rank's number, device and transport."""
 
     rank: int
     count: int
@@ -31,7 +31,7 @@ class Member:
 
 
 class RankFailure(NamedTuple):
-    """What a rank says when it cannot go on; `subject` is that of a request that cannot be served."""
+    """The report of a rank that cannot go on; `subject` is that of a request that cannot be served."""
 
     reason: str
     subject: str | None = None
@@ -39,7 +39,7 @@ class RankFailure(NamedTuple):
 
 
 def check_device(device: str, backend: str, ranks: int) -> None:
-    """Refuse what so many ranks on this machine cannot have."""
+    """Refuse a device or backend that so many ranks on this machine cannot have."""
     choose("device", device, DEVICES)
     choose("backend", backend, BACKENDS)
     gpus = torch.cuda.device_count()
@@ -55,12 +55,12 @@ def check_device(device: str, backend: str, ranks: int) -> None:
 def join_ranks(
     rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float
 ) -> Member:
-    """Meet all other ranks at a store, and be one of them from then on."""
+    """Meet all other ranks at a store, and return this rank as a member of them."""
     own = torch.device("cpu")
     if device == "cuda":
         own = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(own)
-    # So that waiting for a message ends with an error here, and not with the whole process.
+    # Waiting for a message then ends with an error here, and does not end the process.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     meet_ranks(store, "start", rank, range(count), seconds)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
@@ -74,7 +74,7 @@ def join_ranks(
 def answer_call(
     member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float
 ) -> object:
-    """Do what a rank is asked; whatever goes wrong, it is what others must learn of."""
+    """Return the result of a call on a rank, or the failure, of which the other ranks must learn."""
     member.transport.allow(timeout)
     try:
         return function(member, *arguments)
@@ -89,12 +89,12 @@ def answer_call(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Say whether an error is that of Python, a GPU's or a CPU's allocator; the last has no type of its own."""
+    """Return whether an error is one of Python's, a GPU's or a CPU's allocator; the last has no type of its own."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def describe_failures(failures: dict[int, RankFailure], missing: list[int]) -> Exception | None:
-    """Say in one line what is wrong with so many ranks, those first that said so first."""
+    """Return the error that names all failed ranks in one line, in the order of their failures."""
     for failure in failures.values():
         if failure.subject is not None:
             return RequestError(failure.subject, failure.reason)
@@ -107,7 +107,7 @@ def describe_failures(failures: dict[int, RankFailure], missing: list[int]) -> E
 
 
 def replay_part(member: Member, case: Case) -> Outcome | None:
-    """Play one device of a case; a rank for which there is none only helps to make groups."""
+    """Play one device of a case; a rank without a device only helps to make groups."""
     prepared = prepare(case)
     program = prepared.plan.program
     if program.devices > member.count:

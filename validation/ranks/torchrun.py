@@ -1,4 +1,4 @@
-"""Ranks that torchrun has started: this process is one of them, and rank 0 learns what all came to."""
+"""Ranks that torchrun has started: this process is one of them, and rank 0 gets all results."""
 
 import os
 import signal
@@ -27,17 +27,19 @@ from validation.replay.transport import first_line, meet_ranks, missing_keys
 def find_ranks(
     count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS
 ) -> "Ranks | TorchrunRanks":
-    """Take the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
+    """Return the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
     here = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return (TorchrunRanks if here else Ranks)(count, device=device, backend=backend, start=start)
 
 
 class TorchrunRanks:
-    """Like `Ranks`, with this process as one of them: all do the same calls, and rank 0 alone has their results."""
+    """Ranks as in `Ranks`, one of which is this process: all make the same calls, and only rank 0 has the results."""
 
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         end_with_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's; inside of a wait no exception would be raised
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # in place of torchrun's handler, whose exception would not be raised inside a wait
         torch.set_num_threads(1)
         rank, world = _number("RANK"), _number("WORLD_SIZE")
         if world < count:
@@ -52,12 +54,12 @@ class TorchrunRanks:
         self._calls = 0
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome] | None:
-        """Replay a case; rank 0 gets what each of its devices came to. `timeout` seconds are for all of it."""
+        """Replay a case; rank 0 gets the outcome of each device. `timeout` seconds are for all of it."""
         outcomes = self.call(replay_part, profiled(case), timeout=timeout)
         return None if outcomes is None else [outcome for outcome in outcomes if outcome is not None]
 
     def call(self, function: Callable[..., Result], *arguments: object, timeout: float = 60.0) -> list[Result] | None:
-        """Call a function on every rank with its `Member` and these arguments; rank 0 gets what they return."""
+        """Call a function on every rank with its `Member` and these arguments; rank 0 gets all results."""
         said = answer_call(self._member, function, arguments, timeout)
         data = b"" if isinstance(said, RankFailure) else encode_result(said)
         self._calls += 1
@@ -70,11 +72,11 @@ class TorchrunRanks:
         return [decode_result(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
 
     def close(self) -> None:
-        """Leave together: who leaves while others still work makes them fail."""
+        """Leave together: a rank that leaves while others still work makes them fail."""
         store, rank = self._member.store, self._member.rank
         dist.all_reduce(torch.zeros(1))
         dist.destroy_process_group()
-        # Rank 0 may be the one that keeps the store, so it is the last.
+        # Rank 0 may keep the store, so it leaves last.
         meet_ranks(store, "end", rank, range(self._member.count) if rank == 0 else (), START_SECONDS)
 
     def __enter__(self) -> Self:
@@ -87,7 +89,7 @@ class TorchrunRanks:
             self.close()
 
     def _agree(self, failure: RankFailure | None, size: int, timeout: float) -> Exception | None:
-        """Learn from each other whether all went well."""
+        """Exchange between ranks whether all went well; refuse if not."""
         member, place = self._member, f"call {self._calls}"
         member.store.set(f"{place}/{member.rank}", msgspec.json.encode((failure, size)).decode())
         if member.rank == 0:
@@ -106,7 +108,7 @@ class TorchrunRanks:
         return RequestError(shared.subject, shared.reason.removeprefix(f"{shared.subject}: "))
 
     def _statuses(self, place: str, timeout: float) -> tuple[dict[int, RankFailure], list[int]]:
-        """Who failed, and who says nothing; when one has failed, the others have a little time left."""
+        """Return failed and silent ranks; when one has failed, the others have a little time left."""
         store = self._member.store
         deadline = time.monotonic() + timeout + GRACE_SECONDS
         failures, silent, self._sizes = {}, [], {}
@@ -136,12 +138,12 @@ def _number(name: str, default: int | None = None) -> int:
 
 
 def _store(seconds: float) -> Store:
-    """Where torchrun lets ranks meet."""
+    """Return the store at which torchrun lets ranks meet."""
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise RequestError("MASTER_ADDR", "is not set; start the ranks with torchrun")
     port, first = _number("MASTER_PORT"), _number("RANK") == 0
-    # torchrun keeps the store itself, or tells rank 0 to; a second attempt must not find the first one's keys.
+    # torchrun or rank 0 keeps the store; a second attempt must not find the keys of the first one.
     kept, attempt = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("USE_AGENT_STORE", "RESTART_COUNT"))
     try:
         store = TCPStore(
@@ -149,24 +151,22 @@ def _store(seconds: float) -> Store:
             port,
             is_master=first and kept != "True",
             timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,  # it could not say for whom
+            wait_for_workers=False,  # an error there would not name a rank
         )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error):
             raise RequestError("MASTER_PORT", f"{port} is in use; choose another") from None
-        raise ReplayError(
-            f"nobody could be met at {address}:{port} within {seconds:g} s ({first_line(error)})"
-        ) from None
+        raise ReplayError(f"no rank was met at {address}:{port} within {seconds:g} s ({first_line(error)})") from None
     return PrefixStore(f"cdpsim {attempt}", store)
 
 
 def encode_result(value: object) -> bytes:
-    """Write what a call returned, arrays included, so that reading it runs nothing."""
+    """Return the bytes of a call's result, arrays included, of which reading runs no code."""
     return msgspec.msgpack.encode(value, enc_hook=_written)
 
 
 def decode_result(data: bytes, kind: Any) -> Any:
-    """Read what `encode` wrote, as the type that it has."""
+    """Return the result in bytes of `encode_result`, as a value of its type."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_read)
 
 

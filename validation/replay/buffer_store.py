@@ -1,4 +1,4 @@
-"""What a device holds of one category, exactly as long as the buffers of its program say."""
+"""The values of one category on a device, kept exactly as long as the buffers of its program last."""
 
 from typing import Generic, TypeVar
 
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class BufferStore(Generic[Value]):
-    """Values by what they are; what is not held, not yet or not any more, cannot be had."""
+    """Values by their contents; reading a value before or after its buffers is an error."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -22,23 +22,23 @@ class BufferStore(Generic[Value]):
         return len(self._buffers)
 
     def begin(self, holding: Holding) -> None:
-        """Another buffer is for this from now on."""
+        """Begin another buffer for a content."""
         self._buffers[holding] = self._buffers.get(holding, 0) + 1
 
     def end(self, holding: Holding) -> None:
-        """One buffer is for it no longer; with the last one its value is let go."""
+        """End one buffer of a content; the last one frees its value."""
         self._buffers[holding] -= 1
         if not self._buffers[holding]:
             del self._buffers[holding]
             self._values.pop(holding, None)
 
     def put(self, holding: Holding, value: Value) -> None:
-        """Keep a value if the program has a buffer for it: nobody needs what has none."""
+        """Keep a value if the program has a buffer for it; a value without one is never read."""
         if holding in self._buffers:
             self._values[holding] = value
 
     def get(self, holding: Holding) -> Value:
-        """Give a value that is held now."""
+        """Return a value whose buffer has begun and not ended."""
         if holding not in self._values:
             raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
         return self._values[holding]

@@ -22,14 +22,14 @@ PATTERNS = ("report*.json", "battery*.json")
 
 
 class StoredReport(NamedTuple):
-    """A report and the file that it was read from, named from the folder on."""
+    """A report and its file, named from the folder on."""
 
     file: str
     report: Report
 
 
 class Reports(NamedTuple):
-    """All reports below a folder, in the order of what was asked for, and lines on what is missing."""
+    """All reports below a folder, in the order of their requests, and lines on missing ones."""
 
     found: list[StoredReport]
     refused: list[str]  # files that are no reports
@@ -37,7 +37,7 @@ class Reports(NamedTuple):
 
 
 def find_reports(folder: str | Path) -> Reports:
-    """Read every report below a folder; where there is none that can be read, the folder is refused."""
+    """Return every report below a folder; refuse a folder without one that can be read."""
     home = Path(folder)
     if not home.is_dir():
         remedy = "give a folder" if home.exists() else "check its spelling"
@@ -57,7 +57,7 @@ def find_reports(folder: str | Path) -> Reports:
 
 
 def _add(path: Path, name: str, reports: Reports) -> None:
-    """Read one file, and note what it lacks."""
+    """Add the reports in one file, and lines on what it lacks."""
     try:
         content = reportform.load_report(path)
     except RequestError as error:
@@ -97,7 +97,7 @@ HEADER = (
 
 
 def reports_table(found: list[StoredReport], form: str) -> str:
-    """Write one row for each report, in one of the forms of `cdpsim.files.tables`."""
+    """Return a table with a row for each report, in one of the formats of `cdpsim.files.tables`."""
     if tables.check_format(form) == "json":
         return tables.as_json([_values(each) for each in found])
     if form == "csv":
@@ -107,7 +107,7 @@ def reports_table(found: list[StoredReport], form: str) -> str:
 
 
 def _values(found: StoredReport) -> dict[str, object]:
-    """What a report comes to, for programs."""
+    """Return the results of a report for programs, by JSON's keys."""
     report = found.report
     return {
         "file": found.file,
@@ -126,7 +126,7 @@ def _values(found: StoredReport) -> dict[str, object]:
 
 
 def _row(found: StoredReport) -> list[str]:
-    """What a report comes to, for people."""
+    """Return the cells of a report for people."""
     report, asked = found.report, found.report.asked
     total = report.memory.total
     return [
@@ -148,7 +148,7 @@ def _row(found: StoredReport) -> list[str]:
 
 
 def _data(found: StoredReport) -> dict[str, object]:
-    """What a report comes to, for programs, under the headings of a table; errors are shares."""
+    """Return the cells of a report for programs, under the headings of a table; errors are shares."""
     report, asked = found.report, found.report.asked
     total = report.memory.total
     return {
@@ -171,14 +171,14 @@ def _data(found: StoredReport) -> dict[str, object]:
 
 
 def platform_text(report: Report) -> str:
-    """Say what a replay ran on."""
+    """Return the device and backend of a replay, in words."""
     asked = report.asked
     how = "one process" if asked.single_process else asked.backend
     return " ".join(word for word in (asked.device, how) if word) or "-"
 
 
 def percent(share: float) -> str:
-    """Write a share in percent: 0 is exact, and what would be rounded to it is not."""
+    """Return a share in percent: 0 is exact, and a share that would be rounded to it is not 0."""
     text = f"{100 * share:.2f}"
     return "0" if share == 0 else f"{100 * share:.0e}" if float(text) == 0 else text
 
@@ -204,7 +204,7 @@ def write_reports_table(
     force: bool = False,
     missing: Callable[[Reports], object] = lambda reports: None,
 ) -> str:
-    """Write table and figure where they are wanted, and give the table; `missing` is told of what they lack."""
+    """Write table and figure where they are wanted, and return the table; `missing` is called with all reports."""
     form = tables.check_format(form or _form_of(output))
     if picture is not None:
         canvas.check_form(picture)
@@ -223,7 +223,7 @@ def write_reports_table(
 
 
 def reports_figure(found: list[StoredReport]) -> "Figure":
-    """Draw what simulations said against what was measured."""
+    """Return the figure of simulated against measured values."""
     from validation.report.figure import draw_reports
 
     with canvas.defaults():
@@ -247,7 +247,7 @@ def _form_of(output: str | Path | None) -> str:
     argument(
         "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
     ),
-    argument("--force", action="store_true", help="overwrite files that are there"),
+    argument("--force", action="store_true", help="overwrite files that exist"),
     package="validation",
 )
 def report_command(options: argparse.Namespace) -> int:

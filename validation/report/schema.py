@@ -1,4 +1,4 @@
-"""What a replay's report says, as types: whoever writes a report makes these, whoever reads one gets these."""
+"""The schema of a replay's report: these types are written to files, and read from them."""
 
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -21,11 +21,11 @@ CALIBRATION = "calibration"  # the name of the trial that is no replay
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a report that says nothing beyond its fields."""
+    """A part of a report without other fields than these."""
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: only what tables and figures need is named, `Report.request` may say more."""
+    """The request of a replay: only the fields for tables and figures; `Report.request` may have more."""
 
     schedule: str
     n: Annotated[int, msgspec.Meta(ge=1)]
@@ -33,14 +33,14 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None = None
     steps: int = 0
     device: str = ""
-    backend: str | None = None  # None: all devices in one process, or not told
+    backend: str | None = None  # None: all devices in one process, or unknown
     single_process: bool = False
 
 
 class ParameterComparison(_Form, frozen=True, kw_only=True):
-    """The final parameters against the update equation."""
+    """The final parameters, compared with the update equation."""
 
-    max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: what is no number, in JSON
+    max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: not a number, in JSON
     bit_equal: bool
     tolerance: float
 
@@ -53,7 +53,7 @@ class Amount(_Form, frozen=True, kw_only=True):
 
 
 class Divergence(_Form, frozen=True, kw_only=True):
-    """Where in time simulation and measurement part first."""
+    """The first slot in which simulation and measurement differ."""
 
     task: str
     slot: int
@@ -114,7 +114,7 @@ class MessageCount(_Form, frozen=True, kw_only=True):
 
 
 class DeviceTime(_Form, frozen=True, kw_only=True):
-    """How long one device computes."""
+    """The busy time of one device."""
 
     device: Count
     simulated_busy_seconds: Seconds
@@ -133,7 +133,7 @@ class Time(_Form, frozen=True, kw_only=True):
 
 
 class Report(_Form, frozen=True, kw_only=True):
-    """One replay held against its simulation."""
+    """One replay, compared with its simulation."""
 
     request: dict[str, Scalar]
     environment: dict[str, object]
@@ -145,7 +145,7 @@ class Report(_Form, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> ReplayRequest:
-        """What was asked for, with types."""
+        """The request, with types."""
         return msgspec.convert(self.request, ReplayRequest)
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Battery(_Form, frozen=True, kw_only=True):
     """Many replays on one machine, its calibration, and by hash the models that simulations read.
 
     `reports` are those of the trials that were measured, in the order of the trials; the calibration is a trial without
-    one. Files of before trials had names have no `trials`.
+    one. Files from before trials had names have no `trials`.
     """
 
     environment: dict[str, object]
@@ -193,37 +193,37 @@ class Battery(_Form, frozen=True, kw_only=True):
 
 
 def relative_error(simulated: float, measured: float) -> float:
-    """Say how far a simulation is off, as a share of what was measured; positive where it is too much."""
+    """Return the error of a simulated value, as a share of the measured one; positive where it is too large."""
     if simulated == measured:
         return 0.0
     return (simulated - measured) / measured if measured else 1.0
 
 
 def write_report(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
-    """Write a report, or many, which are there whole or not at all."""
+    """Write a report or a battery into a file that appears whole or not at all."""
     files.write_file(path, [encode_report(report)], force=force)
 
 
 def encode_report(report: Report | Battery) -> bytes:
-    """Give a report as a file has it."""
-    if isinstance(report, Battery):  # which is for programs
+    """Return the bytes of a report's file."""
+    if isinstance(report, Battery):  # of which programs are the readers
         return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def read_report(path: str | Path) -> list[Report]:
-    """Read a report, or all of a battery; anything else is refused in one line."""
+    """Return the reports in a file, all of a battery; refuse any other file in one line."""
     found = load_report(path)
     return found.reports if isinstance(found, Battery) else [found]
 
 
 def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
-    """Read a report or a battery; one that is `rewritten` is the command's own output, too."""
+    """Return a report or a battery; a file that is `rewritten` is also the output of the command."""
     return decode_report(files.read_text(path, rewritten=rewritten), str(path))
 
 
 def decode_report(text: str, subject: str) -> Report | Battery:
-    """Read the text of a report or a battery; a refusal begins with `subject`."""
+    """Return the report or battery in a text; a refusal begins with `subject`."""
     try:
         if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
             return msgspec.json.decode(text, type=Battery)

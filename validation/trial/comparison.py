@@ -1,4 +1,4 @@
-"""One replay held against its simulation: what it will hold and take is said first, then it is played and measured."""
+"""Comparison of a replay with its simulation: memory and time are predicted, then the replay is run and measured."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ from validation.trial import forecast as forecasts
 from validation.trial import memory
 from validation.trial.forecast import Durations, Forecast, predict_durations
 
-TIMED_RUNS = 3  # runs that are timed, after one that warms up; the median counts
-# Of peak activations, as a share: mlp and transformer on a CPU, all else.
+TIMED_RUNS = 3  # after a run that warms up; the median counts
+# Of peak activations, as a share: for mlp and transformer on a CPU, and for all others.
 MEMORY_TOLERANCE, LARGE_MEMORY_TOLERANCE = 0.01, 0.02
-# Of final parameters by type, where sums are in another order than the equation's, and where kernels may differ.
+# Of final parameters by type, where sums have another order than in the equation, and where kernels may differ.
 COLLECTIVE_TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
 CUDA_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 
 class SingleProcess:
-    """Plays all devices in this process, which waits for nobody."""
+    """All devices in this process, which waits for no other."""
 
     def run(self, case: Case, *, timeout: float = 0.0) -> list[Outcome]:
-        """Play a case."""
+        """Replay a case and return the outcome of each device."""
         return play_in_process(prepare(case))
 
 
@@ -52,10 +52,10 @@ def compare_replay(
     repeats: int = TIMED_RUNS,
     done: Callable[[int], object] = lambda runs: None,
 ) -> Report | None:
-    """Play a case, for its memory and then for its time, and compare both with what was said before.
+    """Replay a case, for its memory and then for its time, and return the comparison of both with the predictions.
 
     Without a forecast of time the machine is measured now. Of `repeats` timed runs the median counts; with none, time
-    is not compared. `done` is told of each run that is through, of `runs_of(repeats)`.
+    is not compared. `done` is called after each of the `count_runs(repeats)` runs.
     """
     turns = isinstance(players, SingleProcess)
     case = profiled(case)
@@ -67,7 +67,7 @@ def compare_replay(
             forecast = forecasts.forecast_by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
     said = predict_durations(prepared.plan, forecast, turns=turns) if repeats and forecast else None
     by_allocator = case.device != "cpu"
-    if by_allocator:  # whose libraries take workspaces for good when they are first used
+    if by_allocator:  # whose libraries allocate workspaces for good at their first use
         players.run(case, timeout=timeout)
     outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
     done(1)
@@ -104,12 +104,12 @@ def compare_replay(
 
 
 def count_runs(repeats: int) -> int:
-    """Count the runs of a trial: one for its memory, and one that warms up before those that are timed."""
+    """Return the number of runs of a trial: one for its memory, and one that warms up before the timed ones."""
     return 1 + (repeats and repeats + 1)
 
 
 def _request(case: Case, alone: bool) -> dict[str, Scalar]:
-    """What was asked for, and which model file the simulation read."""
+    """Return the request of a replay, and the hash of the model file of its simulation."""
     rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
     shape = case.shape
     asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.n, "m": shape.m, "chunks": shape.chunks}
@@ -124,7 +124,7 @@ def _request(case: Case, alone: bool) -> dict[str, Scalar]:
 
 
 def model_hash(model: Model) -> str:
-    """Identify a model by its file's content."""
+    """Return the hash of a model's file."""
     return sha256(config.toml_text(model.table()).encode()).hexdigest()
 
 
@@ -170,7 +170,7 @@ def _compare_messages(plan: Plan, outcomes: list[Outcome]) -> MessageCount:
 
 
 def _total(calls: Sequence[Calls], weigh: bool) -> int:
-    """Count messages, or their bytes: one for each send, and one for a collective, where its first member calls it."""
+    """Return the number of messages, or of their bytes: of each send, and of each collective at its first member."""
     return sum(
         count * (size if weigh else 1)
         for device, own in enumerate(calls)

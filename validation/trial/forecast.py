@@ -1,4 +1,4 @@
-"""What a replay will take, said before it is played: from a calibration's files, or from times taken just before."""
+"""The predicted time of a replay: from a calibration's files, or from times measured just before."""
 
 from typing import NamedTuple
 
@@ -18,13 +18,13 @@ from validation.replay.case import Case, build_training
 from validation.replay.plan import Plan
 from validation.training.passes import one_thread
 
-PROBE_SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages whose time is taken
+PROBE_SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages that are timed
 ROUNDS = 8  # micro-batches through each stage
 HERE = "times taken here just before"
 
 
 class Forecast(NamedTuple):
-    """What time is predicted from: stages with seconds or work, a cluster, a collective algorithm, and who says so."""
+    """The basis of a prediction: stages with seconds or work, a cluster, a collective algorithm, and their source."""
 
     model: Model
     cluster: Cluster
@@ -40,7 +40,7 @@ class Durations(NamedTuple):
 
 
 def predict_durations(plan: Plan, forecast: Forecast, *, turns: bool) -> Durations:
-    """Say what a replay will take; devices that share a process take turns."""
+    """Return the predicted durations of a replay; devices that share a process take turns."""
     program = plan.program
     forecast.cluster.require(program.devices)
     costs = node_costs(program, forecast.model, forecast.cluster, forecast.collective)
@@ -59,7 +59,7 @@ def forecast_alone(case: Case) -> Forecast:
 
 
 def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *, timeout: float) -> Forecast | None:
-    """Time a case's stages in as many ranks at once, and messages between two; said where reports are made."""
+    """Time a case's stages in as many ranks at once, and messages between two; return None without the results."""
     assert case.stages is not None, "what is forecast has been profiled"
     passes = ranks.call(timings.time_passes, case.trains, ROUNDS, devices, timeout=timeout)
     link = Link()

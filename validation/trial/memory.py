@@ -1,4 +1,4 @@
-"""Memory held against memory: what devices held while they played, and what the simulation says, slot by slot."""
+"""Comparison of memory: of the devices while they played, and of the simulation, slot by slot."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from validation.replay.plan import Plan
 from validation.replay.watch import Reading
 from validation.report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Method, Total, relative_error
 
-MemoryBySlot = NDArray[np.int64]  # over device, slot, category: the most in that slot
+MemoryBySlot = NDArray[np.int64]  # by device, slot and category: the peak in that slot
 
 
 def simulated_memory(plan: Plan) -> MemoryBySlot:
-    """What the program's buffers come to where every task takes one slot and every message no time."""
+    """Return the memory of the program's buffers where every task takes one slot and every message no time."""
     start, end = plan.slots
     curve = memory.memory_by_category(plan.program, start, end)
     held: MemoryBySlot = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
@@ -27,7 +27,7 @@ def simulated_memory(plan: Plan) -> MemoryBySlot:
 
 
 def measured_memory(plan: Plan, readings: Sequence[Sequence[Reading]]) -> MemoryBySlot:
-    """What the devices' own readings come to."""
+    """Return the memory in the readings of devices."""
     held: MemoryBySlot = np.zeros((plan.program.devices, int(plan.slots[1].max()), len(Category)), dtype=np.int64)
     for device, own in enumerate(readings):
         for begin, end, levels in own:
@@ -36,7 +36,7 @@ def measured_memory(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Memory
 
 
 def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
-    """Hold peak activations against each other, device by device, and all devices' together, slot by slot."""
+    """Compare peak activations, device by device, and of all devices together, slot by slot."""
     ours, theirs = simulated_memory(plan), measured_memory(plan, readings)
     devices = [_device(plan, device, ours[device], theirs[device], tolerance) for device in range(len(ours))]
     curves = [held[:, :, Category.ACTIVATIONS].sum(axis=0).tolist() for held in (ours, theirs)]
@@ -54,9 +54,9 @@ def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, toleran
 
 
 def is_within(held: Memory) -> bool:
-    """Say whether peaks are within tolerance: of activations, and of all else where storages were measured.
+    """Return whether peaks are within tolerance: of activations, and of other categories where storages were measured.
 
-    On a GPU all else is storages in blocks of its allocator, which are larger than small vectors.
+    On a GPU the other categories are in blocks of its allocator, which are larger than small vectors.
     """
     if held.method == "allocator":
         return held.max_relative_error <= held.tolerance
@@ -86,7 +86,7 @@ def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, t
 
 
 def _parts_at(plan: Plan, device: int, slot: int, activations: Sequence[MemoryBySlot]) -> Divergence:
-    """Where two curves part, by slot and the device's task in it or before it."""
+    """Return the first difference of two curves, by slot and the device's task in it or before it."""
     tasks = plan.program.lane_tasks[plan.program.tasks.device[plan.program.lane_tasks] == device]
     begun = tasks[plan.slots[0][tasks] <= slot]
     ours, theirs = (int(curve[slot]) for curve in activations)

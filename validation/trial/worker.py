@@ -1,4 +1,4 @@
-"""A process that makes the trials of a battery: it may run out of memory, hang or be killed, and only one is lost."""
+"""A process for the trials of a battery: if it runs out of memory, hangs or is killed, only one trial is lost."""
 
 import gc
 import math
@@ -24,14 +24,14 @@ from validation.trial.trials import Trial
 
 
 class Failed(NamedTuple):
-    """Why there is no result."""
+    """The reason for a missing result."""
 
     failure: FailureKind
     reason: str
 
 
 class Replayed(NamedTuple):
-    """A report, and the model file that its simulation has read, with its hash."""
+    """A report, and the model file of its simulation, with its hash."""
 
     report: Report
     model_hash: str
@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
 
 
 class Calibrated(NamedTuple):
-    """What a calibration has measured, as plain values."""
+    """The results of a calibration, as plain values."""
 
     calibration: dict[str, Any]
 
@@ -48,7 +48,7 @@ Answer = Failed | Replayed | Calibrated
 
 
 class Worker:
-    """Makes trials in a process of its own, and in a new one after each that fails.
+    """A process for trials, replaced by a new one after each trial that fails.
 
     Ranks have `timeout` seconds for a run, and a trial `spare` seconds more: for ranks to start, and for the process to
     name those that do not answer.
@@ -60,7 +60,7 @@ class Worker:
         self._end: Connection | None = None
 
     def make(self, trial: Trial, within: float = math.inf) -> Answer:
-        """Make a trial in so many seconds at most, and say what it came to, whatever happens to the process."""
+        """Make a trial in so many seconds at most, and return its result, even if the process dies."""
         end = self._end or self._begin()
         try:
             answer = self._ask(end, trial, min(self._timeout + self._spare, within))
@@ -79,7 +79,7 @@ class Worker:
         return answer
 
     def _begin(self) -> Connection:
-        """Start the process, and wait until it has imported what it needs."""
+        """Start the process, and wait until it has imported its modules."""
         context = fork_context()
         here, there = context.Pipe()
         self._process = context.Process(target=_serve_trials, args=(self._device, there))
@@ -108,9 +108,9 @@ class Worker:
 
 
 def _serve_trials(device: str, end: Connection) -> None:
-    """Make one trial after another until nobody asks for more."""
+    """Make one trial after another until the connection is closed."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the battery knows what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the battery handles it
     crew = RankPool(device)
     end.send(None)
     while True:
@@ -131,14 +131,14 @@ class RankPool:
         self._count = 0
 
     def ranks(self, count: int) -> Ranks:
-        """Give so many ranks or more."""
+        """Return so many ranks or more."""
         if self._ranks is None or self._count < count:
             self.leave()
             self._ranks, self._count = Ranks(count, device=self.device), count
         return self._ranks
 
     def leave(self) -> None:
-        """Let the ranks go, with the memory that they keep."""
+        """End the ranks, and free their memory."""
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
@@ -176,7 +176,7 @@ def _calibrated(crew: RankPool) -> Calibrated:
 
 
 def failure_of(error: Exception) -> Failed:
-    """Say in one line, and in a word, why a trial has failed."""
+    """Return the reason for which a trial has failed, in a word and in one line."""
     reason = reason_of(error)
     if isinstance(error, Unfit):
         return Failed("import", reason)
