@@ -256,7 +256,7 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
         "schedule": request.schedule.name,
         "shape": request.shape,
         "steps": request.steps,
-        "sizes": model.weights,
+        "sizes": model.all_sizes,
         "ties": request.local_ties,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,
@@ -284,7 +284,7 @@ def _whole(request: Request) -> Program:
     """The program of what is asked, with collectives in one piece, for devices that are there."""
     cluster = request.cluster
     program = derive(
-        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
+        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
         request.timed_model,
         request.steps,
         shape=replace(request.shape, widths=request.widths),
@@ -375,7 +375,7 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.room
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.memory_by_device(program, run.start, run.end)
+    device, time, size = memory.total_memory(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from cdpsim.errors import RequestError, one_line
+from cdpsim.files.units import short_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,6 +69,11 @@ def rendered(figure: "Figure", path: str | Path) -> bytes:
 def label(name: str, longest: int = 60) -> str:
     """Return a name that a user chose as one line of a figure, in which nothing is set as a formula."""
     return one_line(name, longest).replace("$", r"\$")
+
+
+def amount_text(value: float, unit: str) -> str:
+    """Return an amount for a figure, in three digits: "12.5 ms", "1.5 GB"; "36" in the slot model, without a unit."""
+    return short_text(value, unit, digits=3).replace("u", "µ") if unit else f"{value}"
 
 
 def caption(figure: "Figure", lines: Sequence[str]) -> None:

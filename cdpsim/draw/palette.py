@@ -1,5 +1,7 @@
 """Colours that remain distinct for colour-blind readers and in print: any two differ in lightness."""
 
+from functools import cache
+
 from cdpsim.program import Category, Content, Kind
 
 # Found by search: any two differ by at least 33 in CIELAB, for normal sight and for each of the three kinds of colour
@@ -28,6 +30,7 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
+@cache
 def ink_on(background: str) -> str:
     """Return black or white, whichever can be read on that colour.
 

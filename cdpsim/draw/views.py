@@ -159,9 +159,9 @@ class Views:
 
         made, used = pairs(False, True)[::-1], pairs(True, False)
         first, second = pairs(True, True)
-        passed, reader = _join(second, first, *used, unless=made[0])
+        passed, reader = _tasks_of_other(second, first, *used, unless=made[0])
         seen = start[reader] <= start[passed]  # a later reader is not what the parameters came for
-        added_to = _join(first, second, *made, unless=used[0])
+        added_to = _tasks_of_other(first, second, *made, unless=used[0])
         return self._rows(made, (passed[seen], reader[seen])), self._rows(used, added_to)
 
     def _rows(self, *pairs: tuple[Ints, Ints]) -> MessageTasks:
@@ -186,12 +186,12 @@ def codes(words: np.ndarray, kinds: type[IntEnum]) -> Ints:
     return number
 
 
-def words_of(member: IntEnum) -> str:
+def word_of(member: IntEnum) -> str:
     """Return the name of an operation, content or category as a person writes it: "activation gradient"."""
     return member.name.lower().replace("_", " ")
 
 
-def _join(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
+def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
     """Return each message with the tasks of its other message, unless it has tasks of its own."""
     without = ~np.isin(message, unless)
     message, other = message[without], other[without]

@@ -55,21 +55,14 @@ class Slice(Struct, tag_field="ph", tag="X", gc=False):
     args: TaskArguments | MessageArguments
 
 
-class ArrowStart(Struct, tag_field="ph", tag="s", gc=False):
-    """The start of an arrow, bound to the slice that runs on its thread at its time."""
+class ArrowEnd(Struct, gc=False):
+    """One end of an arrow: the start (`ph` is "s"), bound to the slice that runs on its thread at its time, or the end.
 
-    id: int
-    cat: str
-    name: str
-    pid: int
-    tid: int
-    ts: Micros
+    The end (`ph` is "f") is bound to the slice that encloses it (`bp` is "e").
+    """
 
-
-class ArrowEnd(Struct, tag_field="ph", tag="f", gc=False):
-    """The end of an arrow, bound to the slice that encloses it (`bp` is "e")."""
-
-    bp: str
+    ph: str
+    bp: str | UnsetType
     id: int
     cat: str
     name: str
@@ -90,11 +83,11 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
 def chrome(trace: Trace) -> Iterator[bytes]:
     """Return a trace as the content of a .json file, some events at a time."""
     views = Views(trace)
-    return _encode(views, tracks(views), counters(views))
+    return _encode_trace(views, tracks(views), counters(views))
 
 
-def _encode(views: Views, shown: Tracks, held: Counters) -> Iterator[bytes]:
-    yield _head(views, shown)
+def _encode_trace(views: Views, shown: Tracks, held: Counters) -> Iterator[bytes]:
+    yield _file_head(views, shown)
     encoder = msgspec.json.Encoder()
     for events in chain(_counter_events(views, held), _slices_and_arrows(views, shown)):
         # JSON escapes line breaks within texts, so that all that are left stand between events.
@@ -102,7 +95,7 @@ def _encode(views: Views, shown: Tracks, held: Counters) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def _head(views: Views, shown: Tracks) -> bytes:
+def _file_head(views: Views, shown: Tracks) -> bytes:
     """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
     One file has all devices, so it is rank 0's of as many ranks.
@@ -208,22 +201,22 @@ class _Events:
         others = (columns["step"], src, columns["size"], columns["rounds"])
         return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
 
-    def starts(self, slices: Ints) -> list[ArrowStart]:
+    def starts(self, slices: Ints) -> list[ArrowEnd]:
         """Return one start for all arrows that come from a slice."""
-        return list(map(ArrowStart, slices.tolist(), *self._arrow(slices)))
+        return self._arrow_ends("s", UNSET, slices, slices)
 
     def ends(self, arrows: Ints) -> list[ArrowEnd]:
         """Return the end of each arrow, under the number of its start."""
-        source = self.shown.source[arrows].tolist()
-        return list(map(ArrowEnd, repeat("e"), source, *self._arrow(self.shown.target[arrows])))
+        return self._arrow_ends("f", "e", self.shown.source[arrows], self.shown.target[arrows])
 
     def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
         columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start, self.duration))
         return list(map(Slice, *columns, names, categories, arguments))
 
-    def _arrow(self, slices: Ints) -> tuple[Any, ...]:
+    def _arrow_ends(self, phase: str, binding: str | UnsetType, number: Ints, slices: Ints) -> list[ArrowEnd]:
         columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start))
-        return repeat("flow"), repeat("flow"), *columns
+        fixed = repeat(phase), repeat(binding), number.tolist(), repeat("flow"), repeat("flow")
+        return list(map(ArrowEnd, *fixed, *columns))
 
 
 def place(micro_batch: int, stage: int) -> str:

@@ -12,7 +12,7 @@ from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import step_actions
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
-from cdpsim.studies.breakeven import BreakEven
+from cdpsim.studies.breakeven import BreakEven, StepCurve
 from cdpsim.studies.compare import Measured
 from cdpsim.trace import Trace
 
@@ -113,9 +113,9 @@ def write_figure(
 
 def _figure(number: str) -> "Callable[..., Figure]":
     """Return the function that draws a figure of the paper."""
+    from cdpsim.draw.figure_4 import figure_4
     from cdpsim.draw.paper import figure_1
     from cdpsim.draw.snapshot import figure_2
-    from cdpsim.draw.superposed import figure_4
 
     figures: dict[str, Callable[..., Figure]] = {"1": figure_1, "2": figure_2, "4": figure_4}
     return figures[number]
@@ -140,10 +140,10 @@ def write_plot(
 
     check_plot(what, path, runs=runs, force=force)
     draw: dict[str, Callable[[Sequence[Trace]], Figure]] = {
-        "memory": curves.memory,
-        "traffic": curves.traffic,
-        "versions": curves.versions,
-        "steps": partial(curves.step_times, runs=runs),
+        "memory": curves.memory_over_time,
+        "traffic": curves.traffic_over_time,
+        "versions": curves.versions_over_time,
+        "steps": partial(curves.step_durations, runs=runs),
     }
     _write(partial(draw[what], traces), path, force)
 
@@ -159,10 +159,10 @@ def write_comparison(
     measured: Sequence[Measured], path: str | Path, *, in_slots: bool, style: str = "bars", force: bool = False
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
-    from cdpsim.draw.compared import compared
-    from cdpsim.draw.traded import traded
+    from cdpsim.draw.bubble_over_memory import bubble_over_memory
+    from cdpsim.draw.comparison_bars import comparison_bars
 
-    draw = traded if choose("style", style, COMPARISONS) == "points" else compared
+    draw = bubble_over_memory if choose("style", style, COMPARISONS) == "points" else comparison_bars
     check_picture(path, force=force)
     _write(partial(draw, measured, in_slots=in_slots), path, force)
 
@@ -170,17 +170,17 @@ def write_comparison(
 def write_breakeven(
     found: Sequence[BreakEven],
     factors: Sequence[float],
-    curves: Sequence[tuple[BreakEven, Sequence[float]]],
+    curves: Sequence[StepCurve],
     path: str | Path,
     *,
     share: float,
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
-    from cdpsim.draw.hidden import hidden
+    from cdpsim.draw.break_even_curves import break_even_curves
 
     check_picture(path, force=force)
-    _write(partial(hidden, found, factors, curves, share=share), path, force)
+    _write(partial(break_even_curves, found, factors, curves, share=share), path, force)
 
 
 def _order(trace: Trace) -> Actions:

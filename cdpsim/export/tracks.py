@@ -58,8 +58,8 @@ def tracks(views: Views) -> Tracks:
     start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
     count, devices = len(views.kind), views.devices
     threads, of_task = _task_threads(views, start[:count], end[:count])
-    links, link = views.links(_link_key)
-    names = [_link_name(*key) for key in links]
+    links, link = views.links(_track_key)
+    names = [_track_name(*key) for key in links]
     lane = _message_lanes(link, start[count:], end[count:], len(links))
     on_links, of_message = _number_threads(devices, names, link, lane)
     thread = np.concatenate([of_task, of_message + len(threads)])
@@ -165,15 +165,15 @@ def _message_lanes(link: Ints, start: Ints, end: Ints, links: int) -> Ints:
     return lane
 
 
-def _link_key(channel: Channel) -> tuple[bool, int, tuple[int, ...]]:
+def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...]]:
     """Return whether a channel is a group's, its source and members: pairs of devices come first."""
     return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members
 
 
-def _link_name(is_group: bool, src: int, members: tuple[int, ...]) -> str:
+def _track_name(is_group: bool, src: int, members: tuple[int, ...]) -> str:
     """Return the name of a link, short for a large group.
 
-    >>> _link_name(False, 3, (4,)), _link_name(True, -1, (0, 1, 2, 3)), _link_name(True, -1, (0, 4, 8))
+    >>> _track_name(False, 3, (4,)), _track_name(True, -1, (0, 1, 2, 3)), _track_name(True, -1, (0, 4, 8))
     ('3 → 4', 'devices 0–3', 'devices 0, 4, 8')
     """
     if not is_group:

@@ -110,15 +110,16 @@ def quantity_text(amount: float, unit: str) -> str:
     return shortest if float(reader(shortest)) == amount else exact
 
 
-def short_text(value: float, unit: str) -> str:
-    """Return a number for people, with four digits: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
+def short_text(value: float, unit: str, digits: int = 4) -> str:
+    """Return a number for people: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
     if unit == "%":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.{digits - 3}f} %"
     if unit in ("/s", "x"):
-        return f"{value:.4g} /s" if unit == "/s" else f"{value:.4g}"  # "m/s", a thousandth of it, would be metres
+        number = f"{value:.{digits}g}"
+        return f"{number} /s" if unit == "/s" else number  # "m/s", a thousandth of it, would be metres
     from quantiphy import Quantity
 
-    return str(Quantity(value, unit).render(prec=3))
+    return str(Quantity(value, unit).render(prec=digits - 1))
 
 
 def _parse(given: object, *kinds: _QuantityKind) -> tuple[int | float, _QuantityKind]:

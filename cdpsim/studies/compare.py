@@ -89,7 +89,7 @@ def rate_column(measured: Sequence[Measured]) -> str:
 
 def rule_word(request: Request) -> str:
     """Return the name of a request's rule, or `custom` if it is given as its lags."""
-    recorded = request.rule.recorded(request.shape)
+    recorded = request.rule.record(request.shape)
     return recorded if isinstance(recorded, str) else CUSTOM
 
 

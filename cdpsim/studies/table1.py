@@ -191,7 +191,7 @@ def compute_table1(
         table.rows.append(row)
         if formulas_alone:
             continue
-        algorithm = collective if n > 1 and schedule.sums_together else DEFAULT
+        algorithm = collective if n > 1 and schedule.all_reduces else DEFAULT
         run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
         simulated = simulated_cells(run, shared_parameters)
         for quantity, value in simulated.items():

@@ -100,7 +100,7 @@ def test_the_order_of_simultaneous_events_changes_nothing(part: int, monkeypatch
         run = run_of(request)
         for shuffle in range(SHUFFLES):
             Shuffled.order = Random(f"{part} {shuffle}")
-            start, end = discrete.run(run.program, run.costs)
+            start, end = discrete.run_by_events(run.program, run.costs)
             assert np.array_equal(run.start, start) and np.array_equal(run.end, end)
             done += 1
 
@@ -111,9 +111,9 @@ def test_the_order_of_simultaneous_events_changes_nothing(part: int, monkeypatch
 def test_a_shuffle_does_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above would show nothing."""
     finished: list[int] = []
-    finisher = discrete._Run._finisher
+    finisher = discrete._Playback._finisher
 
-    def recording(run: discrete._Run) -> Callable[[int], None]:
+    def recording(run: discrete._Playback) -> Callable[[int], None]:
         finish = finisher(run)
 
         def record(node: int) -> None:
@@ -123,13 +123,13 @@ def test_a_shuffle_does_change_the_order(monkeypatch: pytest.MonkeyPatch) -> Non
         return record
 
     monkeypatch.setattr(simpy, "Environment", Shuffled)
-    monkeypatch.setattr(discrete._Run, "_finisher", recording)
+    monkeypatch.setattr(discrete._Playback, "_finisher", recording)
     run = run_of({"schedule": "multi-dp", "n": 4})
     orders = set()
     for shuffle in range(SHUFFLES):
         finished.clear()
         Shuffled.order = Random(shuffle)
-        discrete.run(run.program, run.costs)
+        discrete.run_by_events(run.program, run.costs)
         orders.add(tuple(finished))
     assert len(orders) > 1
 
@@ -150,7 +150,7 @@ def mutated(program: Program, how: str, row: int, other: int) -> Program:
 
 
 def outcome(run: Run, program: Program) -> str:
-    """Refused by name, caught by an invariant by name, or sound; engines agree on whatever runs."""
+    """Say how a mutated program ends: refused, caught by an invariant, or sound; engines must agree on all that run."""
     try:
         check_program(program)
     except RequestError as error:

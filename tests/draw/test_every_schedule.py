@@ -90,7 +90,10 @@ def test_a_snapshot_has_every_device(name: str, costs: str) -> None:
     assert len(named(figure, r"device-d\d+")) == trace.summary()["devices"]
 
 
-CURVES: dict[str, Callable[[list[Trace]], Figure]] = {"memory": curves.memory, "traffic": curves.traffic}
+CURVES: dict[str, Callable[[list[Trace]], Figure]] = {
+    "memory": curves.memory_over_time,
+    "traffic": curves.traffic_over_time,
+}
 
 
 @pytest.mark.parametrize("curve", CURVES)
@@ -109,9 +112,9 @@ def test_curves_show_the_peak_of_all_and_of_each_device(name: str, costs: str, c
 @every_schedule
 def test_versions_and_steps_are_drawn_to_the_last_one(name: str, costs: str) -> None:
     trace = run(name, costs)
-    figure = curves.versions([trace])
+    figure = curves.versions_over_time([trace])
     assert one(figure, "age") and one(figure, "mean-age")
-    values, edges, _ = one(curves.step_times([trace]), "step-times-0").get_data()
+    values, edges, _ = one(curves.step_durations([trace]), "step-times-0").get_data()
     assert len(values) == STEPS and len(edges) == STEPS + 1
 
 

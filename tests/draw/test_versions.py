@@ -12,9 +12,16 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.series import COLUMNS
-from cdpsim.draw.curves.versions import SPANS, Spans, kept, most, shade, versions
-from cdpsim.draw.curves.versions import ages as mean_ages
+from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS
+from cdpsim.draw.curves.versions import (
+    MOST_SPANS,
+    Spans,
+    mean_age,
+    most_versions,
+    shade,
+    version_spans,
+    versions_over_time,
+)
 from cdpsim.draw.palette import luminance
 from tests.helpers.figures import BOX, HOSTILE, at, marked, model, one, saved, words
 from tests.helpers.made_traces import changed, empty, some_rows
@@ -39,7 +46,7 @@ def names(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_replicas_keep_one_version_and_the_updater_of_v1_two(n: int) -> None:
     for rule, updater in (("cdp-v1", 2), ("cdp-v2", 1)):
-        figure = versions([simulate("multi-cdp", n, rule=rule)])
+        figure = versions_over_time([simulate("multi-cdp", n, rule=rule)])
         drawn = {row: max(count for *_, count in spans) for row, spans in strips(figure).items()}
         expected = [updater if device == n - 1 else 1 for device in range(n) for _ in range(n)]
         assert drawn == dict(enumerate(expected))
@@ -49,7 +56,7 @@ def test_replicas_keep_one_version_and_the_updater_of_v1_two(n: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_a_pipeline_keeps_two_until_the_last_reader_of_the_older_is_done(n: int) -> None:
     """theta_t[j] is there when B(N-1,j,t-1) ends; micro-batch N-2-j is the last that reads theta_{t-1}[j]."""
-    drawn = strips(versions([simulate("pp-cdp", n)]))
+    drawn = strips(versions_over_time([simulate("pp-cdp", n)]))
     for j in range(n):
         twice = [(2 * n * t + 2 * n - 2 - j, 2 * n * t + 4 * n - 4 - 3 * j) for t in (1, 2) if j < n - 1]
         assert [span[:2] for span in drawn[j] if span[2] == 2] == twice
@@ -66,7 +73,7 @@ def age(i: int, j: int, t: int, n: int, rule: str) -> int:
 @pytest.mark.parametrize(("name", "rule"), [("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("mp-cdp", "cdp-v2")])
 def test_ages_are_those_of_the_tasks_of_each_slot(name: str, rule: str, n: int) -> None:
     trace = simulate(name, n, rule=rule)
-    figure = versions([trace])
+    figure = versions_over_time([trace])
     every: dict[int, list[int]] = {}
     for t, i, phase in np.ndindex(3, n, 2 * n):
         start = 2 * n * t + (2 * i if rule != "dp" else 0) + phase
@@ -80,23 +87,23 @@ def test_ages_are_those_of_the_tasks_of_each_slot(name: str, rule: str, n: int) 
 
 def test_the_mean_age_is_of_steps_at_rest() -> None:
     """(N - 1) / 2N, also where the run has a single step, which reads nothing old."""
-    figure = versions([simulate("multi-cdp", 2, steps=1)])
+    figure = versions_over_time([simulate("multi-cdp", 2, steps=1)])
     assert marked(figure, "mean-age")
     assert "mean at\nrest: 0.25" in words(figure)
-    assert "mean age read 0.25" in words(versions([simulate("multi-cdp", 2, steps=1)] * 2))
+    assert "mean age read 0.25" in words(versions_over_time([simulate("multi-cdp", 2, steps=1)] * 2))
 
 
 def test_updates_alone_have_no_age() -> None:
     trace = simulate("single-dp", 2)
     left = some_rows(trace.tasks, trace.tasks["kind"] == "U")
-    assert np.isnan(mean_ages(changed(trace, tasks=left)).value).all()
+    assert np.isnan(mean_age(changed(trace, tasks=left)).value).all()
 
 
 def test_several_are_the_most_of_each() -> None:
     traces = [
         simulate(name, 4, rule=rule) for name, rule in (("multi-cdp", "cdp-v1"), ("pp-cdp", None), ("multi-dp", None))
     ]
-    figure = versions(traces)
+    figure = versions_over_time(traces)
     assert names(figure) == ["multi-cdp, cdp-v1", "pp-cdp, cdp-v2", "multi-dp, dp"]
     drawn = strips(figure)
     # v1's barrier is the end of B(N-1,0,0); pp's last but one stage is the first to have a new version
@@ -117,7 +124,7 @@ spans = st.lists(
 def test_the_most_of_a_group(given: list[tuple[int, int, int, int]], grid: int) -> None:
     columns = [np.array([row[k] for row in given], dtype=np.int64) for k in range(4)]
     rows = Spans(columns[0], columns[1], columns[1] + columns[2], columns[3])
-    found = most(rows, np.array([0, 0, 1, 1, 2, 2]), grid)
+    found = most_versions(rows, np.array([0, 0, 1, 1, 2, 2]), grid)
     for group in range(3):
         for time in range(36):
             wide = [
@@ -134,21 +141,21 @@ def test_the_most_of_a_group(given: list[tuple[int, int, int, int]], grid: int) 
 
 
 def test_many_rows_become_the_most_of_each_stage_and_too_many_are_refused() -> None:
-    figure = versions([simulate("multi-cdp", 12, steps=1)])
+    figure = versions_over_time([simulate("multi-cdp", 12, steps=1)])
     assert names(figure) == [f"stage {j}" for j in range(12)]
-    figure = versions([simulate("multi-cdp", 7, steps=1)])
+    figure = versions_over_time([simulate("multi-cdp", 7, steps=1)])
     assert names(figure) == [f"device {device}, stage 0" for device in range(7)]
     with pytest.raises(RequestError, match=r"129 stages are more than the 128 rows .* fewer stages \(-n\)"):
-        versions([simulate("pp-cdp", 129, steps=1)])
+        versions_over_time([simulate("pp-cdp", 129, steps=1)])
 
 
 def test_very_many_spans_are_drawn_in_columns() -> None:
     trace = simulate("zero-cdp", 4, steps=200)
-    exact, _, _ = kept(trace)
-    assert len(exact.row) > SPANS
-    column = trace.summary()["makespan"] / COLUMNS
-    drawn = strips(versions([trace]))
-    assert sum(map(len, drawn.values())) <= SPANS
+    exact, _, _ = version_spans(trace)
+    assert len(exact.row) > MOST_SPANS
+    column = trace.summary()["makespan"] / PIXEL_COLUMNS
+    drawn = strips(versions_over_time([trace]))
+    assert sum(map(len, drawn.values())) <= MOST_SPANS
     for row, begin, end, count in zip(*(values[::50].tolist() for values in exact), strict=True):
         middle = (begin + end) / 2
         assert any(low <= middle <= high and seen >= count for low, high, seen in drawn[row])
@@ -175,7 +182,7 @@ def test_more_versions_are_darker(largest: int) -> None:
 def test_real_costs_and_the_same_bytes(name: str) -> None:
     def content() -> bytes:
         trace = simulate(name, model=msgspec.structs.replace(model(2), name=HOSTILE), cluster=BOX)
-        return rendered(versions([trace]), "a.svg")
+        return rendered(versions_over_time([trace]), "a.svg")
 
     first = content()
     assert first == content()
@@ -185,9 +192,9 @@ def test_real_costs_and_the_same_bytes(name: str) -> None:
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     trace = simulate("multi-cdp", 2)
     with pytest.raises(RequestError, match="simulate the schedule again"):
-        versions([trace, saved(trace, tmp_path / "trace")])
+        versions_over_time([trace, saved(trace, tmp_path / "trace")])
     light = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=0),))
     with pytest.raises(RequestError, match="stages have some"):
-        versions([simulate("single-dp", model=light)])
+        versions_over_time([simulate("single-dp", model=light)])
     with pytest.raises(RequestError, match="no tasks"):
-        versions([empty()])
+        versions_over_time([empty()])

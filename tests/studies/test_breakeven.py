@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
+from cdpsim.draw.break_even_curves import break_even_curves
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.hidden import hidden
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import (
@@ -47,7 +47,7 @@ def near(value: float) -> object:
 
 
 def runner(name: str, model: Model | str, n: int | None = None, **asked: object) -> Runner:
-    """What runs a schedule on a cluster."""
+    """Return a function that runs a schedule on a cluster."""
 
     def run(cluster: Cluster) -> Run:
         return simulate(name, n, model=model, cluster=cluster, steps=12, ignore_memory=True, **asked)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_one_stage_on_k_devices_waits_for_a_ring(k: int, latency: float) -> None
 
 
 def test_what_goes_to_the_host_is_no_message() -> None:
-    """A pass takes the 2 x 3 s in which 6 GB cross each way, whatever messages take."""
+    """A pass takes the 2 x 3 s in which 6 GB cross each way, however long messages take."""
     model = Model(stages=(Stage(forward=1.0, backward=2.0, activation=6 * 10**9, parameters=10**9),))
     cluster = Cluster(link=Link(bandwidth=1e9), host=Link(bandwidth=2e9))
     one = find_break_even(runner("multi-dp", model, m=2, collective="ring", offload="activations"), cluster, SHARE)
@@ -257,7 +257,7 @@ def test_what_is_refused() -> None:
 
 
 def picture_of(names: list[str], numbers: list[int], model: Model) -> tuple[list[BreakEven], list[float], list[object]]:
-    """What is drawn of toy runs: break-evens, factors, the curves of the last N."""
+    """Return the figure of toy runs, with its break-evens, factors, and the curves of the last N."""
     cluster = Cluster(link=Link(latency=1e-3, bandwidth=1e6))
     made: list[tuple[BreakEven, Runner]] = []
     for n in numbers:
@@ -274,7 +274,7 @@ EIGHT = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**6, boundar
 
 def test_a_picture_has_each_curve_where_its_steps_are() -> None:
     found, factors, curves = picture_of(["multi-dp", "multi-cdp"], [2, 4], EIGHT)
-    figure = hidden(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
+    figure = break_even_curves(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
     picture = drawn(figure)
     left, right = picture.shapes["exposed-0"].left, picture.shapes["exposed-0"].right
     logs = np.log(factors)
@@ -296,13 +296,13 @@ def test_a_picture_has_each_curve_where_its_steps_are() -> None:
         mark = one_of(figure, f"break-even-{place}")
         assert (mark.get_xdata(), mark.get_ydata()) == ([last.break_even], [CLOSE(SHARE / (1 + SHARE))])  # type: ignore[has-type]
     assert "hidden at N = 4, but for 1 % of the step, from" in picture.said()
-    again = hidden(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
-    assert rendered(again, "a.svg") == rendered(hidden(found, factors, curves, share=SHARE), "b.svg")  # type: ignore[arg-type]
+    again = break_even_curves(found, factors, curves, share=SHARE)  # type: ignore[arg-type]
+    assert rendered(again, "a.svg") == rendered(break_even_curves(found, factors, curves, share=SHARE), "b.svg")  # type: ignore[arg-type]
 
 
 def test_heights_over_n_are_break_evens() -> None:
     found, factors, curves = picture_of(["multi-dp", "multi-cdp"], [2, 4, 8], EIGHT)
-    picture = drawn(hidden(found, factors, curves, share=SHARE))  # type: ignore[arg-type]
+    picture = drawn(break_even_curves(found, factors, curves, share=SHARE))  # type: ignore[arg-type]
     ground = picture.shapes["own-over-n"].middle[1]
     heights, wanted = [], []
     for place in (0, 1):
@@ -316,12 +316,12 @@ def test_never_and_any_are_said_and_hostile_names_are_text() -> None:
     never = BreakEven(HOSTILE, "dp", 2, 2, 2, 1.0, 2.0, 0.5, 0.25, 1e9, None, None)
     free = BreakEven("single-dp", "dp", 2, 2, 1, 1.0, 1.0, 0.0, 0.0, None, 0.0, 0.0)
     curves = [(never, [3.0, 2.0]), (free, [1.0, 1.0])]
-    said = drawn(hidden([never, free], [0.5, 1.0], curves, share=SHARE)).said()
+    said = drawn(break_even_curves([never, free], [0.5, 1.0], curves, share=SHARE)).said()
     assert any(words.endswith("never; latency alone costs 25 %") for words in said)
     assert "single-dp: any bandwidth" in said
     many = [BreakEven(str(k), "dp", 2, 2, 2, 1.0, 1.0, 0.0, 0.0, 1e9, 1.0, 1e-9) for k in range(9)]
     with pytest.raises(RequestError, match="9 curves cannot be told apart; name at most 8"):
-        hidden(many, [1.0, 2.0], [(one, [1.0, 1.0]) for one in many], share=SHARE)
+        break_even_curves(many, [1.0, 2.0], [(one, [1.0, 1.0]) for one in many], share=SHARE)
 
 
 # On the command line

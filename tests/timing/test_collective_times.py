@@ -1,8 +1,8 @@
-"""What a collective takes alone: against its messages carried by the engine, closed forms, and all other algorithms."""
+"""The time of a collective alone: against its messages carried by the engine, closed forms, and other algorithms."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +63,6 @@ CLUSTERS = {
 class Played:
     """A collective's messages, and nothing else, carried by the engine that serves `--contention fair`."""
 
-    tasks = 0
     duration: list[float]
     followers: dict[int, list[int]]
     waits: list[int]
@@ -72,7 +71,7 @@ class Played:
     carrier: Carrier | None = None
 
     def run(self, wires: Wires) -> np.ndarray:
-        self.carrier = Carrier(cast(Any, self), wires)
+        self.carrier = Carrier(self.env, 0, self.duration, self.finish, wires)
         for first in [message for message, waits in enumerate(self.waits) if not waits]:
             self.begin(first)
         self.env.run()
@@ -88,9 +87,6 @@ class Played:
             self.waits[after] -= 1
             if not self.waits[after]:
                 self.begin(after)
-
-    def arrived(self, delivery: simpy.Event) -> None:
-        self.finish(int(delivery.value or 0))
 
 
 def played(how: Algorithm, cluster: Cluster, members: np.ndarray, size: int) -> np.ndarray:

@@ -28,7 +28,7 @@ COLLECTIVE = [
 
 
 def bytes_sent(trace: Trace) -> list[int]:
-    """What each device puts on the wire."""
+    """Return the bytes that each device puts on the wire."""
     return [row["bytes"] for row in trace.summary()["bytes_sent"]]
 
 
@@ -178,7 +178,7 @@ def test_messages_wait_for_what_they_carry_on() -> None:
 
 
 def test_a_program_without_collectives_stays_as_it_is() -> None:
-    """Cyclic schedules have none, and one device has nobody to exchange with."""
+    """Cyclic schedules have none, and one device has no other to exchange with."""
     for name, n in (("multi-cdp", 3), ("multi-dp", 1)):
         run = simulate(name, n)
         assert expand(run.program, run.costs) is run.program

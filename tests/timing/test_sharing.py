@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link
-from cdpsim.timing.engine.sharing import Fair, Queue, flows_of
+from cdpsim.timing.engine.sharing import FairFlows, QueuedFlows, flows_on
 from tests.conftest import examples, need
 from tests.helpers.simgrid_answers import COMMITTED, answer, digest, with_simgrid
 from tests.helpers.traffic import Sent, arrivals, as_json, costs_of, filled
@@ -104,7 +104,7 @@ def test_shares_by_hand() -> None:
 
 
 def test_what_is_fair_is_not_an_equal_share() -> None:
-    """Who is held up elsewhere leaves the rest of its share to the others: 10, then 90 of 100, not 50 and 50."""
+    """A flow that is slowed elsewhere leaves the rest of its share to the others: 10, then 90 of 100, not 50 and 50."""
     edges = [Edge(between=(0, "a"), bandwidth=10.0), Edge(between=(1, "a"), bandwidth=1000.0)]
     edges += [Edge(between=("a", "b"), bandwidth=100.0), Edge(between=("b", 2), bandwidth=1000.0)]
     cluster = Cluster(devices=(Devices(count=3),), edges=tuple(edges))
@@ -130,7 +130,7 @@ def test_latency_is_waited_out_before_bytes_flow() -> None:
 
 @given(traffics(), st.sampled_from(["fair", "queue"]))
 def test_nobody_is_faster_than_alone(drawn: tuple[Cluster, list[Sent]], contention: str) -> None:
-    """And who meets nobody has the same last bit."""
+    """A flow that meets no other has the same time to the last bit."""
     cluster, traffic = drawn
     alone = arrivals(traffic, cluster, "none")
     assert (arrivals(traffic, cluster, contention) >= alone).all()
@@ -177,7 +177,7 @@ def test_no_edge_carries_more_than_it_can(drawn: tuple[Cluster, list[Sent]], con
 
 
 def test_the_same_on_every_call() -> None:
-    """Whatever was shared before."""
+    """The answer does not depend on the calls before."""
     for name, cluster, traffic in PATTERNS[:12]:
         for contention in ("fair", "queue"):
             first = arrivals(traffic, cluster, contention)
@@ -197,10 +197,10 @@ def test_a_bundle_that_is_never_empty_stays_exact() -> None:
 def test_flows_are_what_was_asked_for() -> None:
     """Free and empty messages are none."""
     traffic = [Sent(0.0, 0, 1, 0), Sent(0.0, 0, 1, 8)]
-    for contention, kind in (("fair", Fair), ("queue", Queue)):
+    for contention, kind in (("fair", FairFlows), ("queue", QueuedFlows)):
         wires = costs_of(traffic, SWITCH, contention).wires
         assert wires is not None
-        assert isinstance(flows_of(wires), kind)
+        assert isinstance(flows_on(wires), kind)
         assert [len(route) for route in wires.routes()] == [0, 2]
     endless = joined("switch", 4, link=Cable(latency=0.5))
     assert arrivals(traffic, endless).tolist() == [1.0, 1.0]

@@ -110,7 +110,7 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
         assert stage.backward == pytest.approx(seconds[j, "backward"], rel=1e-3)
         assert stage.activation > 0
         assert stage.weight_backward is not None
-        assert stage.hands_back == (j > 0)
+        assert stage.has_input_part == (j > 0)
     times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
     assert times.summary()["makespan"] > sum(stage.forward + stage.backward for stage in model.stages) / 2
 

@@ -95,7 +95,7 @@ class Plan:
     def slots(self) -> tuple[Ints, Ints]:
         """The slots in which all nodes start and end, where every task takes one slot and every message no time."""
         program = self.program
-        return fast.run(
+        return fast.run_by_longest_paths(
             program, node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
         )
 

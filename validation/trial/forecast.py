@@ -44,7 +44,7 @@ def predict_durations(plan: Plan, forecast: Forecast, *, turns: bool) -> Duratio
     program = plan.program
     forecast.cluster.require(program.devices)
     costs = node_costs(program, forecast.model, forecast.cluster, forecast.collective)
-    start, end = fast.run(program, costs)
+    start, end = fast.run_by_longest_paths(program, costs)
     compute = program.compute
     busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
     return Durations(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())

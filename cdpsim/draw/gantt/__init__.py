@@ -36,7 +36,7 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     _refuse_large(len(views.start))
     if dependencies and views.run is None:
         raise RequestError("dependencies", "are not in a trace's files; draw the run itself")
-    span, width, fine = _measure(views)
+    span, width, fine = _measure_picture(views)
     rows = arrange_rows(views, span * MARK * fine / width)
     idle = idle_times(views, rows, span)
     legend = legend_entries(views, idle.reason, dependencies)
@@ -71,7 +71,7 @@ def _refuse_large(count: int) -> None:
         raise RequestError("gantt", f"{problem}; or take fewer --steps")
 
 
-def _measure(views: Views) -> tuple[float, float, float]:
+def _measure_picture(views: Views) -> tuple[float, float, float]:
     """Return the length of the run, the width of its picture in inches, and the fineness of lines in it, up to 1."""
     span = float(views.end.max()) or 1.0
     took = views.tasks["end"] - views.tasks["start"]
@@ -123,7 +123,7 @@ def _draw_waits(axes: "Axes", views: Views, run: Run, rows: Rows) -> None:
     """Draw a line from the end of what was waited for to the start of what waited, thicker if that idled for it."""
     program, edges, waited = run.program, run.program.edges, waiting.waits_for(run.program, run.start, run.end)
     waiter = np.flatnonzero(waited >= 0)
-    device, y = _places(views, run, rows)
+    device, y = _places_of_nodes(views, run, rows)
     # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
     seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (EdgeKind.DATA, EdgeKind.BARRIER))
     update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
@@ -134,11 +134,13 @@ def _draw_waits(axes: "Axes", views: Views, run: Run, rows: Rows) -> None:
     ):
         edge = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
         style = {"colors": INK, "alpha": 0.6, "zorder": 0.9, "linewidths": width}
-        bars.straight_lines(axes, run.end[before], run.start[after], y[before] + edge, y[after] - edge, gid, **style)
+        bars.straight_lines(
+            axes, (run.end[before], run.start[after]), (y[before] + edge, y[after] - edge), gid, **style
+        )
         bars.marks(axes, "o", run.start[after], y[after] - edge, f"{gid}-mark", color=INK, s=size)
 
 
-def _places(views: Views, run: Run, rows: Rows) -> tuple[Ints, Floats]:
+def _places_of_nodes(views: Views, run: Run, rows: Rows) -> tuple[Ints, Floats]:
     """Return each node's device (-1: none), and the middle of its row."""
     device, y = np.full(run.program.nodes, -1), np.zeros(run.program.nodes)
     first, last = rows.device_lane[:-1], rows.device_lane[1:] - 1

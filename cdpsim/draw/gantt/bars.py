@@ -45,24 +45,17 @@ def boxes(axes: "Axes", left: Floats, right: Floats, top: Floats, bottom: Floats
     from matplotlib.collections import PolyCollection
 
     if len(left):
-        x, y = np.stack([left, left, right, right], axis=-1), np.stack([top, bottom, bottom, top], axis=-1)
+        corners = np.array([[left, left, right, right], [top, bottom, bottom, top]]).T
         with mpl.rc_context({"hatch.linewidth": 0.7}):
-            drawn = PolyCollection(list(np.stack([x, y], axis=-1)), **style)
-        drawn.set_gid(gid)
-        axes.add_collection(drawn, autolim=False)
+            axes.add_collection(PolyCollection(list(corners), gid=gid, **style), autolim=False)
 
 
-def straight_lines(
-    axes: "Axes", left: Floats, right: Floats, from_y: Floats, to_y: Floats, gid: str, **style: Any
-) -> None:
-    """Draw straight lines."""
+def straight_lines(axes: "Axes", x: tuple[Floats, Floats], y: tuple[Floats, Floats], gid: str, **style: Any) -> None:
+    """Draw straight lines, from the first to the second of `x` and `y`."""
     from matplotlib.collections import LineCollection
 
-    if len(left):
-        ends = np.stack([np.stack([left, from_y], axis=-1), np.stack([right, to_y], axis=-1)], axis=1)
-        drawn = LineCollection(list(ends), **style)
-        drawn.set_gid(gid)
-        axes.add_collection(drawn, autolim=False)
+    if len(x[0]):
+        axes.add_collection(LineCollection(list(np.array([x, y]).T), gid=gid, **style), autolim=False)
 
 
 def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any) -> None:
@@ -104,15 +97,13 @@ def task_bars(
             boxes(axes, left[some], right[some], above, below, gid, edgecolor=ink, linewidth=0, **style)
     old = np.flatnonzero(stale)
     foot = right[old] - np.minimum(SLASH / drawing.scale, 0.5 * (right - left)[old])
-    straight_lines(
-        axes, foot, right[old], low[old], high[old], f"{name}-stale", colors=inks[old], linewidths=drawing.fine
-    )
+    slash = (foot, right[old]), (low[old], high[old])
+    straight_lines(axes, *slash, f"{name}-stale", colors=inks[old], linewidths=drawing.fine)
 
 
 def inks_on(colours: np.ndarray) -> np.ndarray:
     """Return black or white for each colour, whichever can be read on it."""
-    known = {colour: ink_on(colour) for colour in dict.fromkeys(colours.tolist())}
-    return np.array([known[colour] for colour in colours.tolist()])
+    return np.array(list(map(ink_on, colours.tolist())))
 
 
 def write_names(drawing: Drawing, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
@@ -132,9 +123,8 @@ def write_names(drawing: Drawing, tasks: Columns, top: Floats, inks: np.ndarray)
 
 def update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats) -> None:
     """Draw an upright line and a mark on it where a device updates."""
-    straight_lines(
-        drawing.axes, time, time, top - 0.03, bottom, "update-free", colors=INK, linewidths=drawing.fine, clip_on=False
-    )
+    style: dict[str, Any] = {"colors": INK, "linewidths": drawing.fine, "clip_on": False}
+    straight_lines(drawing.axes, (time, time), (top - 0.03, bottom), "update-free", **style)
     marks(drawing.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * drawing.fine**2)
 
 

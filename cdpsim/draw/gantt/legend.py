@@ -10,7 +10,7 @@ from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.gantt import bars
 from cdpsim.draw.gantt.bars import IDLE, Drawing
 from cdpsim.draw.palette import COLOURS
-from cdpsim.draw.views import KIND_WORDS, Views, words_of
+from cdpsim.draw.views import KIND_WORDS, Views, word_of
 from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.program import Content, Kind
 from cdpsim.trace.metrics.waiting import IdleReason
@@ -36,11 +36,14 @@ def legend_entries(views: Views, reasons: Ints, dependencies: bool) -> dict[str,
     kinds += [(_update, free)] if not takes_time.all() else []
     takes_time = views.messages["end"] > views.messages["start"]
     contents: list[LegendEntry] = [
-        (partial(_message, content, bool(takes_time[views.content == content].any())), words_of(content))
+        (partial(_message, content, bool(takes_time[views.content == content].any())), word_of(content))
         for content in Content
         if content in views.content
     ]
-    waits: list[LegendEntry] = [(partial(_line, 1.2), "idle until its end"), (partial(_line, 0.4), "needed")]
+    waits: list[LegendEntry] = [
+        (partial(_dependency_line, 1.2), "idle until its end"),
+        (partial(_dependency_line, 0.4), "needed"),
+    ]
     return {
         "micro-batch": [
             (partial(_bar, "F", COLOURS[i], 0), f"{i}, {i + several}, …" if i + several < number else str(i))
@@ -73,9 +76,9 @@ def _idle(reason: IdleReason, drawing: Drawing, left: Floats, top: Floats) -> No
     bars.idle_boxes(drawing.axes, reason, top - 0.01, left, left + 0.24, 0.18)
 
 
-def _line(width: float, drawing: Drawing, left: Floats, top: Floats) -> None:
+def _dependency_line(width: float, drawing: Drawing, left: Floats, top: Floats) -> None:
     style = {"colors": INK, "alpha": 0.6, "linewidths": width}
-    bars.straight_lines(drawing.axes, left, left + 0.24, top + 0.08, top + 0.08, "line", **style)
+    bars.straight_lines(drawing.axes, (left, left + 0.24), (top + 0.08, top + 0.08), "line", **style)
 
 
 def draw_legend(drawing: Drawing, x: float, groups: dict[str, list[LegendEntry]]) -> None:

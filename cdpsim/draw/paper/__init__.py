@@ -5,32 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cdpsim.draw import palette
+from cdpsim.draw import palette, sheet
 from cdpsim.draw.canvas import GREY, PALE, label
+from cdpsim.draw.paper import marks
 from cdpsim.draw.paper.content import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
-from cdpsim.draw.paper.marks import (
-    double_bar,
-    draw_task,
-    kind_entry,
-    message_entry,
-    micro_batch_entry,
-    stale_entry,
-    synchronisation_entry,
-)
-from cdpsim.draw.sheet import (
-    SMALL,
-    Box,
-    KeyEntry,
-    corners_of,
-    draw_arc,
-    draw_key,
-    draw_lines,
-    fill_polygon,
-    fitted,
-    key_rows,
-    new_sheet,
-    write_words,
-)
+from cdpsim.draw.sheet import SMALL, Box, KeyEntry, write_words
 from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
@@ -47,20 +26,20 @@ _COLUMN = 241.0
 _WIDEST = 936.0
 _HIGHEST = 1080.0
 _LEFT, _RIGHT = 20.0, 5.0
-_CELL = 13.5
+_CELL_WIDTH = 13.5
 _WIDE_CELL = 22.0
 _LEAST_IN_CELL = 3.6
-_LEAST = 1.8  # a mark that is narrower cannot be seen
+_LEAST_MARK = 1.8  # a mark that is narrower cannot be seen
 _LEAST_FOR_ARROWS = 5.0
 _PAD = 1.3  # on both sides of a cell: a double bar has room between two
-_LINE = 11.0
+_LINE_HEIGHT = 11.0
 _SMALL_LINE = 8.5
 _TITLE = 12.0
 _KEY_LINE = 11.0
 _AXIS = 21.0
 _MOST_TASKS = 10_000
 _ANOTHER_WAY = "use timeline --style gantt, an .html file, or fewer --steps"
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 class _TimeAxis(NamedTuple):
@@ -116,30 +95,30 @@ def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> "Figu
     Stages and micro-batches are counted from 1 and time steps from 0, as there.
     """
     runs = list(map(Views, traces))
-    _refuse(runs)
+    _refuse_undrawable(runs)
     cells = all(map(in_cells, runs))
     places = [spots(views, cells) for views in runs]
     time = _time_axis(runs, places, cells)
     names = list(map(label, titles)) if titles else list(map(title, traces))
     timelines = [_timeline(time, *each, k, len(runs)) for k, each in enumerate(zip(runs, names, places, strict=True))]
     width = max(_COLUMN, time.at(time.span) + _RIGHT)
-    key = key_rows(_key(timelines), width - 2 * _RIGHT)
+    key = sheet.key_rows(_key_entries(timelines), width - 2 * _RIGHT)
     height = sum(_TITLE + timeline.height for timeline in timelines) + _AXIS + len(key) * _KEY_LINE + 5
     if height > _HIGHEST:
         raise RequestError("timeline", f"has more stages than {_HIGHEST / 72:g} inches have room for; {_ANOTHER_WAY}")
-    figure, axes = new_sheet(width, height)
+    figure, axes = sheet.new_sheet(width, height)
     top = height
     for timeline in timelines:
         top -= _TITLE
-        write_words(axes, 3, top + _TITLE / 2 - 1, fitted(timeline.title, width - 8, SMALL + 1), SMALL + 1)
+        write_words(axes, 3, top + _TITLE / 2 - 1, sheet.fitted(timeline.title, width - 8, SMALL + 1), SMALL + 1)
         _draw_timeline(axes, timeline, time, top)
         top -= timeline.height
     _write_times(axes, time, top)
-    draw_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
+    sheet.draw_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
     return figure
 
 
-def _refuse(runs: Sequence[Views]) -> None:
+def _refuse_undrawable(runs: Sequence[Views]) -> None:
     """Refuse runs that this style cannot draw."""
     if any(not (views.tasks["end"] > views.tasks["start"]).any() for views in runs):
         raise RequestError("trace", "has no task that takes time; give one of a run that did something")
@@ -162,12 +141,12 @@ def _time_axis(runs: Sequence[Views], places: Sequence[Spots], cells: bool) -> _
 def _pace(span: float, typical: float, columns: int) -> float:
     """Return the points of a unit of time; refuse what would have too few for tasks that typically take so long."""
     cells = span / typical
-    wanted = cells * max(_CELL, _LEAST_IN_CELL * columns + 2 * _PAD)
+    wanted = cells * max(_CELL_WIDTH, _LEAST_IN_CELL * columns + 2 * _PAD)
     room, most = min(_COLUMN - _LEFT - _RIGHT, cells * _WIDE_CELL), _WIDEST - _LEFT - _RIGHT
     width = min(max(wanted, room), most)
-    if 0.8 * width / cells / columns < _LEAST:
+    if 0.8 * width / cells / columns < _LEAST_MARK:
         beside = f", {columns} of them side by side" if columns > 1 else ""
-        longest = int(0.8 * most / _LEAST / columns)
+        longest = int(0.8 * most / _LEAST_MARK / columns)
         problem = f"is as long as {cells:.0f} tasks{beside}; the paper's style has room for {longest}"
         raise RequestError("timeline", f"{problem}; {_ANOTHER_WAY}")
     return width / span
@@ -179,7 +158,7 @@ def _timeline(time: _TimeAxis, views: Views, name: str, place: Spots, number: in
     letter = chr(ord("a") + number) if number < 26 else str(number)
     name, prefix = (f"({letter}) {name}", f"{letter}-") if of > 1 else (name, "")
     stages = int(views.tasks["stage"].max()) + 1
-    size, gap = _LINE if place.lines == 1 else _SMALL_LINE, 10.5 if passed or stages == 1 else 4.5
+    size, gap = _LINE_HEIGHT if place.lines == 1 else _SMALL_LINE, 10.5 if passed or stages == 1 else 4.5
     return _Timeline(views, name, prefix, place, synchronised, passed, stages, size, gap)
 
 
@@ -188,14 +167,14 @@ def _draw_timeline(axes: "Axes", timeline: _Timeline, time: _TimeAxis, top: floa
     for j in range(timeline.stages):
         y = bottom + j * timeline.pitch
         write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + 1), ha="right")
-        draw_lines(axes, [(_LEFT, y), (time.at(time.span), y)], edgecolor=PALE, lw=0.4)
+        sheet.draw_lines(axes, [(_LEFT, y), (time.at(time.span), y)], edgecolor=PALE, lw=0.4)
     write_words(axes, 5, (top + bottom) / 2, "stage", ha="center", va="center", rotation=90)
     boxes = _boxes(timeline, time, bottom)
     _draw_marks(axes, timeline, time, boxes)
     for k, maker, user in timeline.passed:
         _draw_message(axes, timeline, k, time.at(timeline.views.messages["end"][k]), boxes[maker], boxes[user])
     for step, moment in timeline.synchronised.items():
-        double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
+        marks.double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
 
 
 def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box]:
@@ -222,11 +201,11 @@ def _draw_marks(axes: "Axes", timeline: _Timeline, time: _TimeAxis, boxes: dict[
         name = f"{timeline.prefix}{kind}-t{t}-i{i}-j{j}"
         if not time.cells:
             left, right, lower, upper = box
-            bar = corners_of((left, right, lower + 1, upper - 1))
-            fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
-            middle, half = (left + right) / 2, min((right - left) / 2, _LINE / 2.2)
+            bar = sheet.corners_of((left, right, lower + 1, upper - 1))
+            sheet.fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
+            middle, half = (left + right) / 2, min((right - left) / 2, _LINE_HEIGHT / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
+        marks.draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
 def _draw_message(axes: "Axes", timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
@@ -240,13 +219,17 @@ def _draw_message(axes: "Axes", timeline: _Timeline, number: int, arrival: float
     y, rise = (maker[edge] + user[edge]) / 2, side * timeline.gap * 0.75
     name = f"{timeline.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
     ends = (start + 1, maker[edge] + side * 0.6), (end - 1, user[edge] + side * 0.6)
-    draw_arc(axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5)
+    sheet.draw_arc(
+        axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5
+    )
 
 
 def _write_times(axes: "Axes", time: _TimeAxis, top: float) -> None:
     """Write tick labels and the name of the time axis below a timeline."""
-    draw_lines(axes, [(_LEFT, top), (time.at(time.span), top)], edgecolor=GREY, lw=0.5)
-    scale, unit = next((pair for pair in _UNITS if time.span >= pair[0]), _UNITS[-1]) if not time.in_slots else (1, "")
+    sheet.draw_lines(axes, [(_LEFT, top), (time.at(time.span), top)], edgecolor=GREY, lw=0.5)
+    scale, unit = (
+        next((pair for pair in _TIME_UNITS if time.span >= pair[0]), _TIME_UNITS[-1]) if not time.in_slots else (1, "")
+    )
     digits = 4.2 * len(f"{time.span / scale:.0f}") + 5
     every = _nice(digits / time.pace / scale, time.in_slots) * scale
     for k in range(int(time.span / every + 1e-9) + 1):
@@ -255,7 +238,7 @@ def _write_times(axes: "Axes", time: _TimeAxis, top: float) -> None:
             continue
         x = time.at(moment + (0.5 if time.cells else 0))
         if not time.cells:
-            draw_lines(axes, [(x, top), (x, top - 2)], edgecolor=GREY, lw=0.5)
+            sheet.draw_lines(axes, [(x, top), (x, top - 2)], edgecolor=GREY, lw=0.5)
         write_words(axes, x, top - 6.5, f"{moment / scale:.10g}", ha="center")
     words = "time step" if time.in_slots else f"time ({unit})"
     write_words(axes, (_LEFT + time.at(time.span)) / 2, top - 15.5, words, ha="center")
@@ -269,7 +252,7 @@ def _nice(least: float, integer: bool) -> float:
     return float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9)))
 
 
-def _key(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
+def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
     """Return the entries of the marks that are there."""
     drawn = [(timeline.views, timeline.spots.row) for timeline in timelines]
     kinds, numbers, stale = (
@@ -280,8 +263,8 @@ def _key(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
     for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
         sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
         words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
-        entries.append(micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
-    entries += [kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
-    entries += [stale_entry()] if any(stale) else []
-    entries += [synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
-    return entries + ([message_entry()] if any(timeline.passed for timeline in timelines) else [])
+        entries.append(marks.micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
+    entries += [marks.kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
+    entries += [marks.stale_entry()] if any(stale) else []
+    entries += [marks.synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
+    return entries + ([marks.message_entry()] if any(timeline.passed for timeline in timelines) else [])

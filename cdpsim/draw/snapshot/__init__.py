@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdpsim.draw.canvas import GREY
+from cdpsim.draw.canvas import GREY, amount_text
 from cdpsim.draw.sheet import SMALL, draw_key, fitted, key_rows, new_sheet, width_of, write_words
 from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_devices
 from cdpsim.draw.snapshot.key import device_entry, moment_entries, stage_entry
@@ -39,7 +39,6 @@ _GROUP_GAP = 15.0
 _HEAD = 15.0
 _KEY_PITCH = 13.0
 _SMALLER = "use a smaller n, or an .html file of timeline"
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 class _Part(NamedTuple):
@@ -69,12 +68,12 @@ def snapshot(trace: Trace, slot: float | str) -> "Figure":
     high = arrangement.rows * form.rise + form.strip + 3
     height = _HEAD + high + len(rows) * _KEY_PITCH + 3 * _MARGIN
     figure, axes = new_sheet(width, height)
-    when = f", time step {now}" if trace.in_slots else f", {_short(now, 's')}"
+    when = f", time step {now}" if trace.in_slots else f", {amount_text(now, 's')}"
     words = fitted(title(trace), width - 2 * _MARGIN - width_of(when, SMALL + 1), SMALL + 1) + when
     write_words(axes, _MARGIN, height - _HEAD / 2 - 1, words, SMALL + 1)
     bottom = height - _HEAD - high
     unit = "" if trace.in_slots else "B"
-    feet = {device: f"{device}: {_short(moment.stash.get(device, 0), unit)}" for device in moment.stages}
+    feet = {device: f"{device}: {amount_text(moment.stash.get(device, 0), unit)}" for device in moment.stages}
     if arrangement.by_stage:
         _write_stages(axes, arrangement.rows, form, _MARGIN, bottom)
     draw_devices(axes, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom, feet=feet)
@@ -155,11 +154,3 @@ def _write_stages(axes: "Axes", rows: int, form: Form, left: float, bottom: floa
         write_words(axes, left + _STAGES - 8, y, str(row + form.first), ha="right", color=GREY)
     y = bottom + form.strip + rows * form.rise / 2
     write_words(axes, left + 5, y, "stage", ha="center", va="center", rotation=90, color=GREY)
-
-
-def _short(amount: float, unit: str) -> str:
-    """Return an amount in three digits: 12.5 ms, 1.5 GB; without a unit as it is."""
-    if not unit or not amount:
-        return f"{amount} {unit}".strip()
-    scale, prefix = next((pair for pair in _PREFIXES if amount >= pair[0]), _PREFIXES[-1])
-    return f"{amount / scale:.3g} {prefix}{unit}"

@@ -239,7 +239,7 @@ def _dotted(
 
     (x, y), (to_x, to_y) = start, end
     control = (x + to_x) / 2 + bend * (to_y - y), (y + to_y) / 2 - bend * (to_x - x)
-    heads = [_head(point, control, radius + 1) for point, radius in zip((start, end), radii, strict=True)]
+    heads = [_arrow_head(point, control, radius + 1) for point, radius in zip((start, end), radii, strict=True)]
     curve = Path([heads[0][0], control, heads[1][0]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
     style: dict[str, Any] = {"edgecolor": GREY, "linewidth": 1.6, "linestyle": (0, (0.8, 0.8)), "capstyle": "butt"}
     put_patch(axes, PathPatch(curve, fill=False, zorder=_BELOW_DISKS, **style), name)
@@ -247,7 +247,7 @@ def _dotted(
         fill_polygon(axes, corners, GREY, zorder=_BELOW_DISKS)
 
 
-def _head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[SheetPoint, list[SheetPoint]]:
+def _arrow_head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[SheetPoint, list[SheetPoint]]:
     """Return the foot of a head that points at an end from that far away, and its corners."""
     length = max(hypot(towards[0] - end[0], towards[1] - end[1]), 1e-9)
     along, across = (towards[0] - end[0]) / length, (towards[1] - end[1]) / length

@@ -55,15 +55,15 @@ def _empty_place(axes: "Axes", x: float, y: float) -> None:
 def device_entry(in_slots: bool) -> KeyEntry:
     """Return the entry of the words at the foot of a device."""
     words = "0: 1" if in_slots else "0: 1 GB"
-    return _words(words, 3.6 * len(words), "device, and the activations that it holds")
+    return _words_entry(words, 3.6 * len(words), "device, and the activations that it holds")
 
 
 def stage_entry() -> KeyEntry:
     """Return the entry of the number beside a disk where rows are no stages."""
-    return _words("0", 4, "stage, beside its disk")
+    return _words_entry("0", 4, "stage, beside its disk")
 
 
-def _words(words: str, width: float, meaning: str) -> KeyEntry:
+def _words_entry(words: str, width: float, meaning: str) -> KeyEntry:
     def draw(axes: "Axes", x: float, y: float) -> None:
         write_words(axes, x, y, words, 6, ha="center", color=GREY)
 

@@ -119,8 +119,8 @@ def moment_at(views: Views, now: float) -> Moment:
         dict(Counter(_alive(views.run, views.run.program.stashes, now))) if views.run else {},
         _stash(views, now),
         _inside(views.run, rows) if views.run else [],
-        _messages(views, np.flatnonzero(under_way & (views.op == Op.P2P))),
-        _collectives(views, rows, under_way),
+        _messages_under_way(views, np.flatnonzero(under_way & (views.op == Op.P2P))),
+        _collectives_of_step(views, rows, under_way),
     )
 
 
@@ -153,13 +153,13 @@ def _inside(run: Run, rows: Ints) -> list[tuple[Place, Place]]:
     return sorted({((device, j), (device, k)) for device, j, k in triples})
 
 
-def _messages(views: Views, rows: Ints) -> list[tuple[Place, Place]]:
+def _messages_under_way(views: Views, rows: Ints) -> list[tuple[Place, Place]]:
     columns = views.content, *(views.messages[name] for name in ("stage", "src", "dst"))
     messages = zip(*(column[rows].tolist() for column in columns), strict=True)
     return sorted({((src, j), (int(dst), j + _STAGES_ON.get(content, 0))) for content, j, src, dst in messages})
 
 
-def _collectives(views: Views, running: Ints, under_way: Flags) -> list[StepCollective]:
+def _collectives_of_step(views: Views, running: Ints, under_way: Flags) -> list[StepCollective]:
     """Return those under way, and those at other moments between start and end of the training steps that run."""
     tasks, messages = views.tasks, views.messages
     in_step = np.zeros(len(under_way), dtype=bool)

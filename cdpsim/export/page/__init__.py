@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 
 from cdpsim.draw import palette
-from cdpsim.draw.views import KIND_WORDS, Channel, Views, lanes, plain_title, words_of
+from cdpsim.draw.views import KIND_WORDS, Channel, Views, lanes, plain_title, word_of
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.columns import Columns, Ints, group_numbers, group_starts
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.trace import Trace
 
-MOST_BARS = 4_000_000  # a browser needs about 50 bytes for each
+MOST_PAGE_BARS = 4_000_000  # a browser needs about 50 bytes for each
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 _COMPRESSION = 4  # of 9: beyond, it takes three times as long for a tenth less
 SCRIPTS = ("run.js", "tracks.js", "draw.js", "find.js", "controls.js")
@@ -45,17 +45,17 @@ def page(trace: Trace) -> Iterator[bytes]:
     views = Views(trace)
     bars = views.run.program.nodes if views.run else len(views.start)
     for many, what in ((bars, "tasks and messages"), (views.devices, "devices")):
-        if many > MOST_BARS:
-            problem = f"{many:,} {what} are more than the {MOST_BARS:,} that it can hold; take fewer steps"
+        if many > MOST_PAGE_BARS:
+            problem = f"{many:,} {what} are more than the {MOST_PAGE_BARS:,} that it can hold; take fewer steps"
             raise RequestError("page", problem)
-    return _parts(views)
+    return _page_parts(views)
 
 
-def _parts(views: Views) -> Iterator[bytes]:
+def _page_parts(views: Views) -> Iterator[bytes]:
     done = ticker(2, "write")
     columns, facts = _page_columns(views)
     done(1)
-    script, style, title = "\n".join(map(_read, SCRIPTS)), _read("page.css"), plain_title(views.trace)
+    script, style, title = "\n".join(map(_read_part, SCRIPTS)), _read_part("page.css"), plain_title(views.trace)
     facts |= {"title": title, "columns": [[name, c.dtype.name, len(c)] for name, c in columns.items()]}
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -66,7 +66,7 @@ def _parts(views: Views) -> Iterator[bytes]:
         # In JSON a < stands only within strings: escaped, nothing can end the element or begin a comment.
         "facts": msgspec.json.encode(facts).decode().replace("<", "\\u003c"),
     }
-    for k, part in enumerate(_HOLE.split(_read("page.html"))):
+    for k, part in enumerate(_HOLE.split(_read_part("page.html"))):
         if k % 2 and part == "columns":
             yield from _squeezed(columns)
         else:
@@ -74,7 +74,7 @@ def _parts(views: Views) -> Iterator[bytes]:
     done(0)
 
 
-def _read(name: str) -> str:
+def _read_part(name: str) -> str:
     return files("cdpsim.export.page").joinpath(name).read_text("utf-8")
 
 
@@ -109,12 +109,12 @@ def _page_columns(views: Views) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         columns[name] = np.concatenate([tasks[name], messages[name]])[order]
     columns |= {"version": tasks["version"][upper.order], "stale": tasks["stale"][upper.order].astype(np.uint8)}
     row_first = np.concatenate([upper.first, count + lower.first[1:]])
-    columns |= _spans(start[order], end[order], row_first)
+    columns |= _gaps_and_lengths(start[order], end[order], row_first)
     columns |= {"times": times, "sizes": sizes, "size": size[lower.order], "rounds": messages["rounds"][lower.order]}
     columns |= dict(zip(("link_op", "link_src", "link_dst"), links.T, strict=True))
     columns |= _memory_columns(views, moment)
     columns |= {
-        "waits": _waits(views, order),
+        "waits": _waits_of_bars(views, order),
         "row_first": row_first,
         "row_owner": np.concatenate([upper.owner, lower.owner]),
         "row_lane": np.concatenate([upper.lane, lower.lane]),
@@ -187,7 +187,7 @@ def _kind_numbers() -> Ints:
     return np.array([list(KIND_WORDS).index(kind.name) for kind in Kind])
 
 
-def _spans(start: Ints, end: Ints, row_first: Ints) -> dict[str, Ints]:
+def _gaps_and_lengths(start: Ints, end: Ints, row_first: Ints) -> dict[str, Ints]:
     """Return the gap before each bar in its row, and its length: mostly the same few numbers."""
     before = np.append(0, end[:-1])
     before[row_first[row_first < len(before)]] = 0
@@ -228,7 +228,7 @@ def _differences(values: np.ndarray, first: Ints) -> np.ndarray:
     return change
 
 
-def _waits(views: Views, order: Ints) -> np.ndarray:
+def _waits_of_bars(views: Views, order: Ints) -> np.ndarray:
     """Return for each bar how many bars away the one is that it waited for last; 0 where none ended as it began."""
     if views.run is None:
         return np.zeros(0, dtype=np.int64)
@@ -264,9 +264,9 @@ def _words_and_colours() -> dict[str, Any]:
     place = palette.COLOURS.index
     kinds = [palette.KIND_COLOURS[Kind[name]] for name in KIND_WORDS]
     return {
-        "kinds": [*KIND_WORDS, *map(words_of, Content)],
+        "kinds": [*KIND_WORDS, *map(word_of, Content)],
         "ops": ["p2p", *(op.name.lower() for op in Op)],
-        "categories": list(map(words_of, Category)),
+        "categories": list(map(word_of, Category)),
         "colours": palette.COLOURS,
         "inks": [palette.ink_on(colour) for colour in palette.COLOURS],
         "kindColours": list(map(place, [*kinds, *(palette.CONTENT_COLOURS[content] for content in Content)])),

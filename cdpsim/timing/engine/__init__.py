@@ -8,23 +8,23 @@ from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import fast
 
-Engine = Callable[[Program, Costs], tuple[Times, Times]]  # the start and the end of every node
+EngineFunction = Callable[[Program, Costs], tuple[Times, Times]]  # returns the start and the end of every node
 
 
-def _discrete(program: Program, costs: Costs) -> tuple[Times, Times]:
+def _run_by_simpy(program: Program, costs: Costs) -> tuple[Times, Times]:
     from cdpsim.timing.engine import discrete  # simpy costs 40 ms to import
 
-    return discrete.run(program, costs)
+    return discrete.run_by_events(program, costs)
 
 
-ENGINES: dict[str, Engine] = {"fast": fast.run, "simpy": _discrete}
+ENGINES: dict[str, EngineFunction] = {"fast": fast.run_by_longest_paths, "simpy": _run_by_simpy}
 
 
-def find_engine(name: str, contention: str = "none") -> Engine:
-    """The engine of that name; `auto` is the fast one for fixed costs without contention, else SimPy."""
-    asked = choose("engine", name, ["auto", *ENGINES])
+def find_engine(name: str, contention: str = "none") -> EngineFunction:
+    """Return the engine of that name; `auto` is the fast one for fixed costs without contention, else SimPy."""
+    engine = choose("engine", name, ["auto", *ENGINES])
     if contention == "none":
-        return fast.run if asked == "auto" else ENGINES[asked]
-    if asked == "fast":
+        return ENGINES["fast" if engine == "auto" else engine]
+    if engine == "fast":
         raise RequestError("engine", f"fast cannot let messages share links ({contention}); take simpy, or auto")
     return ENGINES["simpy"]

@@ -9,8 +9,8 @@ from cdpsim.program.check import refuse_deadlock
 from cdpsim.timing.costs import Costs
 
 
-def run(program: Program, costs: Costs) -> tuple[Times, Times]:
-    """Start every node when it is released and the last one it waits for has ended."""
+def run_by_longest_paths(program: Program, costs: Costs) -> tuple[Times, Times]:
+    """Start every node when it is released and the last one it waits for has ended; return starts and ends."""
     earliest = np.zeros_like(costs.duration)
     for (task, _), release in zip(program.releases, costs.release, strict=True):
         earliest[task] = release

@@ -1,8 +1,8 @@
-"""Messages that share the edges of a graph: fairly, or one after another. It knows no clock; an engine tells the time.
+"""Messages that share the edges of a graph: fairly, or one after another. An engine keeps the clock, and calls.
 
-Both ways have the same face. A flow `join`s when its bytes begin to move, and `settle`s with all others once everything
-that happens at that time has been told. One that meets nobody `is_alone`: it ends when its engine said that it would,
-to the last bit, and `leave`s. The others end when `settle` and `over` say.
+Both ways have the same methods. A flow joins when its bytes begin to move. `settle` shares edges among all flows, once
+everything that happens at a time has happened. A flow that meets no other is alone: it ends when its engine said that
+it would, to the last bit, and leaves. The other flows end when `settle` and `over` say.
 """
 
 from collections import deque
@@ -15,34 +15,34 @@ from cdpsim.numeric.paths import compiled_loops
 from cdpsim.timing.costs import Wires
 
 COMPILED_FROM_MESSAGES = 5_000  # messages: below, importing numba takes longer than it saves
-_WORN = 1e6  # a count of bytes that is so much larger than what is left of a flow begins anew
+_RECOUNT_FROM = 1e6  # a count of bytes that is so much larger than the rest of a flow begins anew
 
 
 class Flows(Protocol):
-    """What an engine asks for."""
+    """The methods that an engine calls."""
 
     def join(self, flow: int, alone: float) -> None:
-        """The bytes of a flow begin to move now; if it meets no other, the last one arrives at the time `alone`."""
+        """Let the bytes of a flow begin to move now; the last one arrives at the time `alone` if it meets no other."""
 
     def leave(self, flow: int) -> None:
-        """A flow that is alone has ended."""
+        """End a flow that is alone."""
 
     def is_alone(self, flow: int) -> bool:
         """Whether a flow is under way, and has been at its route's full bandwidth ever since it joined."""
 
     def settle(self, now: float) -> float:
-        """Share edges among those who are there now; say when the next flow ends that is not alone."""
+        """Share edges among the flows under way; return when the next flow ends that is not alone."""
 
     def over(self, now: float) -> list[int]:
-        """Give the flows that end by now, but for those that are alone; they have left."""
+        """End the flows that are through by now, except those that are alone; return them."""
 
 
-def flows_of(wires: Wires) -> Flows:
-    """What a program's messages are on their wires."""
-    return Fair(wires) if wires.contention == "fair" else Queue(wires)
+def flows_on(wires: Wires) -> Flows:
+    """Return the flows of a program's messages on their wires, which share edges as the wires say."""
+    return FairFlows(wires) if wires.contention == "fair" else QueuedFlows(wires)
 
 
-class Fair:
+class FairFlows:
     """Flows share their edges max-min fairly (`fair_shares.py`).
 
     Flows of the same route form a *bundle*: they have the same rate, and count the bytes that each of them has been
@@ -72,7 +72,7 @@ class Fair:
         self.joined[flow] = self.alone[flow] = alone
 
     def is_alone(self, flow: int) -> bool:
-        """Whether nobody has met it."""
+        """Whether no other flow has met it."""
         bundle = self.bundle[flow]
         return flow in self.joined or (self.single[bundle] and self.flows[bundle][:1] == [(self.size[flow], flow)])
 
@@ -87,7 +87,7 @@ class Fair:
         self.left[bundle] = None
 
     def settle(self, now: float) -> float:
-        """Rate those anew for whom something has changed."""
+        """Rate bundles anew where flows have changed."""
         changed, self.left = self.left, {}
         for flow in self.joined:
             self._add(flow, now)
@@ -100,7 +100,7 @@ class Fair:
         return self.due[0][0] if self.due else inf
 
     def over(self, now: float) -> list[int]:
-        """End what is through; of several flows of a bundle those that have had as much."""
+        """End the first flows of bundles; of several flows of a bundle those that have had as much."""
         ended = []
         while self.due and self.due[0][0] <= now:
             time, bundle = heappop(self.due)
@@ -115,7 +115,7 @@ class Fair:
         return ended
 
     def _add(self, flow: int, now: float) -> None:
-        """Put a flow into its bundle, which may be a new one."""
+        """Put a flow into its bundle, which may have had none."""
         bundle = self.bundle[flow]
         if self.flows[bundle]:
             self._serve(bundle, now)
@@ -124,16 +124,16 @@ class Fair:
         heappush(self.flows[bundle], (self.served[bundle] + self.size[flow], flow))
 
     def _serve(self, bundle: int, now: float) -> None:
-        """Count what has been served until now."""
+        """Count the bytes that have been served until now."""
         self.served[bundle] += self.rate[bundle] * (now - self.since[bundle])
         self.since[bundle] = now
         flows, served = self.flows[bundle], self.served[bundle]
-        if served > _WORN * (flows[0][0] - served):
+        if served > _RECOUNT_FROM * (flows[0][0] - served):
             flows[:] = [(through - served, flow) for through, flow in flows]
             self.served[bundle] = 0.0
 
     def _rate(self, changed: dict[int, None], now: float) -> None:
-        """Let new rates hold from now on, and see when the bundles' first flows end."""
+        """Set new rates from now on, and note when the first flows of the bundles end."""
         rates = self.rates.share({bundle: len(self.flows[bundle]) for bundle in changed})
         for bundle in changed:
             self.next_end.pop(bundle, None)
@@ -151,11 +151,11 @@ class Fair:
             heappush(self.due, (end, bundle))
 
 
-class Queue:
-    """A flow has all edges of its route for itself, at the route's bandwidth; others who need one of them wait.
+class QueuedFlows:
+    """A flow has all edges of its route for itself, at the route's bandwidth; others that need one of them wait.
 
-    First come, first served, on every edge: by the time at which their bytes were there to move, then by number. All
-    take their places at all edges at once, so nobody can wait for one who waits for him.
+    First come, first served, on every edge: by the time at which their bytes were there to move, then by number. A flow
+    takes its places at all its edges at once, so no two flows wait for each other.
     """
 
     def __init__(self, wires: Wires) -> None:
@@ -165,11 +165,11 @@ class Queue:
             size / min((bandwidth[edge] for edge in route), default=inf)
             for size, route in zip(wires.size.tolist(), self.route, strict=True)
         ]
-        self.line: list[deque[int]] = [deque() for _ in bandwidth]  # who has an edge, then who waits for it
+        self.line: list[deque[int]] = [deque() for _ in bandwidth]  # of each edge: the flow that has it, then others
         self.lacks: dict[int, int] = {}  # edges that a flow waits for
         self.joined: dict[int, float] = {}
-        self.alone: dict[int, float] = {}  # when those would end alone who have waited for nothing so far
-        self.earliest: dict[int, float] = {}  # when the others would have
+        self.alone: dict[int, float] = {}  # when those that have waited for nothing so far would end alone
+        self.earliest: dict[int, float] = {}  # when the others would have ended
         self.turned: list[int] = []
         self.due: list[tuple[float, int]] = []
 
@@ -178,7 +178,7 @@ class Queue:
         self.joined[flow] = alone
 
     def is_alone(self, flow: int) -> bool:
-        """Whether it has waited for nobody."""
+        """Whether it has waited for no other flow."""
         return flow in self.joined or flow in self.alone
 
     def leave(self, flow: int) -> None:
@@ -188,7 +188,7 @@ class Queue:
             self._pass_on(flow)
 
     def settle(self, now: float) -> float:
-        """Give way to those whose turn it is; newcomers are last."""
+        """Start the flows whose turn it is; newcomers are last."""
         for flow in self.turned:
             heappush(self.due, (max(now + self.seconds[flow], self.earliest.pop(flow)), flow))
         self.turned.clear()
@@ -202,7 +202,7 @@ class Queue:
         return self.due[0][0] if self.due else inf
 
     def over(self, now: float) -> list[int]:
-        """End what is through."""
+        """End the flows that are through."""
         ended = []
         while self.due and self.due[0][0] <= now:
             ended.append(heappop(self.due)[1])
@@ -210,7 +210,7 @@ class Queue:
         return ended
 
     def _pass_on(self, flow: int) -> None:
-        """Leave every edge to who comes next."""
+        """Leave every edge of the route to the flow that comes next."""
         del self.lacks[flow]
         for edge in self.route[flow]:
             line = self.line[edge]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves import memory, traffic, versions
+from cdpsim.draw.curves import memory_over_time, traffic_over_time, versions_over_time
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty
 from tests.helpers.strategies import requests
@@ -27,7 +27,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.mark.parametrize(("name", "n"), [*((name, 3) for name in PAPER), ("single-cdp", 1), ("multi-dp", 1)])
 def test_in_each_slot_each_part_is_as_high_as_the_sum_of_what_devices_hold(name: str, n: int) -> None:
     trace = simulate(name, n)
-    figure = memory([trace])
+    figure = memory_over_time([trace])
     parts = {category: marked(figure, f"held-{category}") for category in CATEGORIES}
     below = dict.fromkeys(range(trace.summary()["makespan"]), 0)
     for category, patches in parts.items():
@@ -43,7 +43,7 @@ def test_in_each_slot_each_part_is_as_high_as_the_sum_of_what_devices_hold(name:
 @given(requests(most=4))
 def test_peaks_of_devices_are_those_of_the_summary(request: dict[str, Any]) -> None:
     trace = simulate(**request)
-    figure = memory([trace])
+    figure = memory_over_time([trace])
     peaks = [row["total"] for row in trace.summary()["peak_memory"]]
     if len(peaks) == 1:
         assert spot(one(figure, "peak"))[1] == peaks[0]
@@ -57,7 +57,7 @@ def test_peaks_of_devices_are_those_of_the_summary(request: dict[str, Any]) -> N
 @pytest.mark.parametrize("name", ["multi-cdp", "zero-dp"])
 def test_with_real_costs_each_device_is_drawn_as_its_rows_say(name: str) -> None:
     trace = simulate(name, model=model(3), cluster=BOX)
-    figure = memory([trace])
+    figure = memory_over_time([trace])
     for time in np.random.default_rng(0).uniform(0, trace.summary()["makespan"], 40).tolist():
         now = held_at(trace, time)
         for device in range(trace.summary()["devices"]):
@@ -71,12 +71,12 @@ def test_rounding_holds_nothing_twice() -> None:
     equal = Model(stages=(Stage(forward=0.1, backward=0.1, activation=1, parameters=1),) * 7)
     trace = simulate("multi-cdp", model=equal, steps=4)
     assert len(np.unique(trace.memory["time"])) > len(np.unique(trace.memory["time"].round(6)))
-    assert np.nanmax(one(memory([trace]), "held-activations").get_data().values) == 7 * 8 / 2
+    assert np.nanmax(one(memory_over_time([trace]), "held-activations").get_data().values) == 7 * 8 / 2
 
 
 @pytest.mark.parametrize("n", range(1, 7))
 def test_activations_are_what_the_paper_says(n: int) -> None:
-    figure = memory([simulate("multi-dp", n), simulate("multi-cdp", n)])
+    figure = memory_over_time([simulate("multi-dp", n), simulate("multi-cdp", n)])
     dp, cdp = one(figure, "activations-0"), one(figure, "activations-1")
     for step in range(3):
         assert [at(dp, 2 * n * step + slot) for slot in (n - 1, n)] == [n * n] * 2
@@ -89,7 +89,7 @@ def test_activations_are_what_the_paper_says(n: int) -> None:
 
 def test_the_papers_lines_stand_where_they_apply(tmp_path: Path) -> None:
     def lines(trace: Trace) -> list[Any]:
-        return [text for text in words(memory([trace])) if "BΨA" in text]
+        return [text for text in words(memory_over_time([trace])) if "BΨA" in text]
 
     trace = simulate("multi-cdp", 4)
     assert lines(trace) == ["N·BΨA = 16", "(N+1)/2·BΨA = 10"]
@@ -103,7 +103,9 @@ def test_the_papers_lines_stand_where_they_apply(tmp_path: Path) -> None:
 
 def test_the_picture_itself_shows_them() -> None:
     """Read from the SVG: the flat part of CDP lies on the line (N+1)/2·BΨA, and DP's peak on N·BΨA."""
-    tree = ElementTree.fromstring(rendered(memory([simulate("multi-dp", 4), simulate("multi-cdp", 4)]), "a.svg"))
+    tree = ElementTree.fromstring(
+        rendered(memory_over_time([simulate("multi-dp", 4), simulate("multi-cdp", 4)]), "a.svg")
+    )
 
     def heights(gid: str) -> list[float]:
         (group,) = (group for group in tree.iter(f"{SVG}g") if group.get("id") == gid)
@@ -118,7 +120,7 @@ def test_the_picture_itself_shows_them() -> None:
 
 def test_many_devices_are_a_band() -> None:
     trace = simulate("mp-cdp", 5)
-    figure = memory([trace])
+    figure = memory_over_time([trace])
     for slot in range(trace.summary()["makespan"]):
         now = held_at(trace, slot)
         each = [sum(size for (holder, _), size in now.items() if holder == device) for device in range(15)]
@@ -135,10 +137,10 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(
 
     first = saved(trace(), tmp_path / "trace")
     for form in forms:
-        assert rendered(memory([trace()]), form) == rendered(memory([first]), form)
+        assert rendered(memory_over_time([trace()]), form) == rendered(memory_over_time([first]), form)
 
 
-@pytest.mark.parametrize("draw", [memory, traffic, versions])
+@pytest.mark.parametrize("draw", [memory_over_time, traffic_over_time, versions_over_time])
 def test_ids_are_unique(draw: Callable[[Sequence[Trace]], Figure]) -> None:
     for traces in ([simulate("mp-cdp", 3)], [simulate("mp-dp", 2), simulate("mp-cdp", 3)]):
         assert drawn(draw(traces)).shapes
@@ -146,7 +148,7 @@ def test_ids_are_unique(draw: Callable[[Sequence[Trace]], Figure]) -> None:
 
 def test_a_hostile_name_stays_text() -> None:
     trace = simulate("single-cdp", model=msgspec.structs.replace(model(2), name=HOSTILE), cluster=BOX)
-    content = rendered(memory([trace]), "a.svg")
+    content = rendered(memory_over_time([trace]), "a.svg")
     shown = ["".join(text.itertext()) for text in ElementTree.fromstring(content).iter(f"{SVG}text")]
     assert any('</script><b a="$x^"&' in text for text in shown)
     assert max(map(len, shown)) < 200
@@ -154,9 +156,9 @@ def test_a_hostile_name_stays_text() -> None:
 
 
 def test_one_device_has_one_panel_and_words_name_what_differs() -> None:
-    assert len(memory([simulate("single-cdp", 1)]).findobj(lambda artist: artist.get_gid() == "peak")) == 1
-    assert not marked(memory([simulate("single-cdp", 2)]), "device-0-total")
-    shown = words(memory([simulate("multi-cdp", 2, rule="cdp-v1"), simulate("multi-cdp", 2)]))
+    assert len(memory_over_time([simulate("single-cdp", 1)]).findobj(lambda artist: artist.get_gid() == "peak")) == 1
+    assert not marked(memory_over_time([simulate("single-cdp", 2)]), "device-0-total")
+    shown = words(memory_over_time([simulate("multi-cdp", 2, rule="cdp-v1"), simulate("multi-cdp", 2)]))
     assert "multi-cdp, n = 2" in shown
     assert any(text.startswith("cdp-v1: activations peak 3 at slot 2;") for text in shown)
 
@@ -166,8 +168,8 @@ def test_a_file_may_record_any_request(request_: object, tmp_path: Path) -> None
     trace = saved(simulate("multi-cdp", 2), tmp_path / "trace")
     trace = changed(trace, trace.summary() | {"request": request_})
     for traces in ([trace], [trace, trace]):
-        assert not [text for text in words(memory(traces)) if "BΨA" in text]
-        assert words(traffic(traces))
+        assert not [text for text in words(memory_over_time(traces)) if "BΨA" in text]
+        assert words(traffic_over_time(traces))
 
 
 def test_what_cannot_be_one_picture_is_refused() -> None:
@@ -179,4 +181,4 @@ def test_what_cannot_be_one_picture_is_refused() -> None:
         ([unit] * 17, "at most 16"),
     ):
         with pytest.raises(RequestError, match=problem):
-            memory(traces)
+            memory_over_time(traces)

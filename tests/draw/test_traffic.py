@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from cdpsim import Cluster, RequestError, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.flows import by_content, by_sender, traffic
-from cdpsim.draw.curves.panels import frame
+from cdpsim.draw.curves.panels import scale_of
+from cdpsim.draw.curves.traffic import traffic_by_content, traffic_by_sender, traffic_over_time
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty
 from tests.helpers.strategies import requests
@@ -22,13 +22,13 @@ CONTENTS = ("activation", "activation_gradient", "gradient", "parameters", "stat
 
 
 def copies(op: str, dst: object) -> int:
-    """What the spec counts: k-1 for a reduction or a broadcast among k, both for an all-reduce."""
+    """Return the spec's count of copies: k-1 for a reduction or a broadcast among k, both for an all-reduce."""
     others = str(dst).count("|")
     return {"p2p": 1, "all_reduce": 2 * others}.get(op, others)
 
 
 def sent_at(trace: Trace) -> dict[tuple[str, float], int]:
-    """What is sent by content and start, message by message."""
+    """Return the bytes sent, by content and start, message by message."""
     found: dict[tuple[str, float], int] = {}
     columns = (trace.messages[name].tolist() for name in ("op", "content", "dst", "size", "start"))
     for op, content, dst, size, start in zip(*columns, strict=True):
@@ -49,7 +49,7 @@ def bars(figure: Figure, content: str) -> dict[float, float]:
 @pytest.mark.parametrize("name", PAPER)
 def test_in_slots_a_bar_is_what_is_sent_at_that_moment(name: str) -> None:
     trace = simulate(name, 3)
-    figure, sent = traffic([trace]), sent_at(trace)
+    figure, sent = traffic_over_time([trace]), sent_at(trace)
     for content in CONTENTS:
         expected = {start: size for (kind, start), size in sent.items() if kind == content and size}
         assert bars(figure, content) == pytest.approx(expected)
@@ -72,7 +72,7 @@ def test_in_slots_a_bar_is_what_is_sent_at_that_moment(name: str) -> None:
 def test_a_steady_step_sends_the_volumes_of_table_1(
     name: str, gradient: float, parameters: float, boundary: float, n: int
 ) -> None:
-    figure = traffic([simulate(name, n, steps=6)])
+    figure = traffic_over_time([simulate(name, n, steps=6)])
     step = range(6 * n + 1, 8 * n + 1)
     sent = {content: sum(bars(figure, content).get(slot, 0) for slot in step) for content in CONTENTS}
     expected = {"gradient": gradient, "parameters": parameters, "activation": boundary, "activation_gradient": boundary}
@@ -81,7 +81,7 @@ def test_a_steady_step_sends_the_volumes_of_table_1(
 
 def test_dp_sends_at_once_what_cdp_spreads() -> None:
     n = 4
-    figure = traffic([simulate("multi-dp", n), simulate("multi-cdp", n)])
+    figure = traffic_over_time([simulate("multi-dp", n), simulate("multi-cdp", n)])
     assert spot(one(figure, "sent-0-peak"))[1] == 2 * n * (n - 1)
     assert spot(one(figure, "sent-1-peak"))[1] <= n
     shown = words(figure)
@@ -91,7 +91,7 @@ def test_dp_sends_at_once_what_cdp_spreads() -> None:
 
 def test_very_many_stems_have_no_heads() -> None:
     for steps, heads in ((3, 1), (150, 0)):
-        figure = traffic([simulate("multi-cdp", 2, steps=steps), simulate("pp-cdp", 2, steps=steps)])
+        figure = traffic_over_time([simulate("multi-cdp", 2, steps=steps), simulate("pp-cdp", 2, steps=steps)])
         assert len(marked(figure, "sent-0")) == 1
         assert len(marked(figure, "sent-0-heads")) == heads
 
@@ -99,28 +99,28 @@ def test_very_many_stems_have_no_heads() -> None:
 @settings(max_examples=40)
 @given(requests(most=4))
 def test_nothing_is_lost_on_the_way(request: dict[str, Any]) -> None:
-    """The integral of rates, or the sum of moments, is what the messages carry; what each device sends likewise."""
+    """The integral of rates, or the sum of moments, equals the bytes of the messages, in all and for each device."""
     trace = simulate(**request)
     messages = trace.messages
     end = max(trace.tasks["end"].max(), messages["end"].max(initial=0))
     timed = messages["end"] - messages["start"] > 1e-9 * end
-    shared = frame([trace], at_once=not timed.any())
+    shared = scale_of([trace], at_once=not timed.any())
     carried = timed if timed.any() else ~timed
     columns = (messages[name][carried].tolist() for name in ("op", "dst", "size"))
     sizes = np.array([size * copies(op, dst) for op, dst, size in zip(*columns, strict=True)])
-    series = by_content(trace, shared)
+    series = traffic_by_content(trace, shared)
     spans = np.ones(len(series.time)) if shared.at_once else np.diff(np.append(series.time, shared.end))
     # Times that differ by a billionth of the run are one, perhaps several in a row; rates so small are rounding.
     rates = 0 if shared.at_once else (sizes / (messages["end"] - messages["start"])[carried]).sum()
     assert (series.value * spans).sum() == pytest.approx(sizes.sum(), rel=1e-6, abs=1e-8 * float(rates * end))
     if shared.at_once:
-        sent = [found.value.sum() for _, found in sorted(by_sender(trace, shared).items())]
+        sent = [found.value.sum() for _, found in sorted(traffic_by_sender(trace, shared).items())]
         assert sent == pytest.approx([float(Fraction(row["bytes"])) for row in trace.summary()["bytes_sent"]])
 
 
 def test_the_first_of_equal_peaks_is_marked_whatever_rounding_says() -> None:
     n, trace = 4, simulate("multi-dp", model=model(4), cluster=BOX)
-    (time, rate) = spot(one(traffic([trace]), "peak"))
+    (time, rate) = spot(one(traffic_over_time([trace]), "peak"))
     assert time == trace.messages["start"].min()
     rounds = 2 * (1e-5 + 1e8 / 3e9)  # recursive doubling among four
     assert rate == pytest.approx(n * 2 * (n - 1) * 1e8 / rounds)
@@ -128,7 +128,7 @@ def test_the_first_of_equal_peaks_is_marked_whatever_rounding_says() -> None:
 
 def test_rates_are_size_over_duration() -> None:
     trace = simulate("mp-cdp", model=model(3), cluster=BOX)
-    figure, columns = traffic([trace]), trace.messages
+    figure, columns = traffic_over_time([trace]), trace.messages
     rate = columns["size"] / (columns["end"] - columns["start"])
     parts = {content: marked(figure, f"sent-{content.replace('_', '-')}") for content in CONTENTS}
     middles = (columns["start"] + columns["end"]) / 2
@@ -144,15 +144,17 @@ def test_what_takes_no_time_among_what_does_is_named() -> None:
     some = Cluster(devices=(Devices(),), links=(PairLink(between=(0, 1), latency=0.01, bandwidth=1e9),))
     trace = simulate("pp-cdp", model=model(3), cluster=some)
     left = int(trace.messages["size"][trace.messages["end"] == trace.messages["start"]].sum())
-    assert f"without {left / 1e6:g} MB that take no time" in words(traffic([trace]))
-    free = traffic([simulate("pp-cdp", model=model(3), cluster=Cluster(devices=(Devices(),), link=Link()))])
+    assert f"without {left / 1e6:g} MB that take no time" in words(traffic_over_time([trace]))
+    free = traffic_over_time([simulate("pp-cdp", model=model(3), cluster=Cluster(devices=(Devices(),), link=Link()))])
     assert not any("take no time" in text for text in words(free))
 
 
 def test_algorithms_are_named() -> None:
-    assert "Sent by each device, all-reduces by ring" in words(traffic([simulate("multi-dp", 3, collective="ring")]))
-    assert "Sent by each device, collectives by binomial trees" in words(traffic([simulate("zero-dp", 3)]))
-    assert "Sent by each device" in words(traffic([simulate("zero-cdp", 3)]))
+    assert "Sent by each device, all-reduces by ring" in words(
+        traffic_over_time([simulate("multi-dp", 3, collective="ring")])
+    )
+    assert "Sent by each device, collectives by binomial trees" in words(traffic_over_time([simulate("zero-dp", 3)]))
+    assert "Sent by each device" in words(traffic_over_time([simulate("zero-cdp", 3)]))
 
 
 def test_many_devices_are_a_band() -> None:
@@ -160,15 +162,15 @@ def test_many_devices_are_a_band() -> None:
     sent: dict[tuple[float, int], int] = {}
     for start, src, size in zip(*(trace.messages[name].tolist() for name in ("start", "src", "size")), strict=True):
         sent[start, src] = sent.get((start, src), 0) + size
-    (band,) = marked(traffic([trace]), "band")
+    (band,) = marked(traffic_over_time([trace]), "band")
     drawn = {segment[0][0]: (segment[0][1], segment[1][1]) for segment in band.get_segments()}
     each = {start: [sent.get((start, device), 0) for device in range(15)] for start, _ in sent}
     assert drawn == {start: (min(amounts), max(amounts)) for start, amounts in each.items()}
 
 
 def test_nothing_sent_is_said() -> None:
-    assert "nothing is sent" in words(traffic([simulate("single-cdp", 3)]))
-    shown = words(traffic([simulate("single-cdp", 3), simulate("multi-cdp", 3)]))
+    assert "nothing is sent" in words(traffic_over_time([simulate("single-cdp", 3)]))
+    shown = words(traffic_over_time([simulate("single-cdp", 3), simulate("multi-cdp", 3)]))
     assert "single-cdp: nothing is sent" in shown
 
 
@@ -179,9 +181,11 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(real: bool, tmp_p
 
     first = saved(trace(), tmp_path / "trace")
     first.summary()["request"]["schedule"] = HOSTILE
-    assert rendered(traffic([first]), "a.svg") == rendered(traffic([changed(trace(), first.summary())]), "a.svg")
+    assert rendered(traffic_over_time([first]), "a.svg") == rendered(
+        traffic_over_time([changed(trace(), first.summary())]), "a.svg"
+    )
 
 
 def test_what_is_empty_is_refused() -> None:
     with pytest.raises(RequestError, match="no tasks"):
-        traffic([empty()])
+        traffic_over_time([empty()])

@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.superposed import MOST_STEPS, PAPER_N, figure_4, superposed
+from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4, memory_per_worker
 from cdpsim.studies.superpose import WorkerCurve, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
@@ -92,7 +92,7 @@ def test_the_same_picture_is_the_same_bytes() -> None:
 
 
 def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
-    figure = superposed([TIMED], [1, 2], axis="measured")
+    figure = memory_per_worker([TIMED], [1, 2], axis="measured")
     dp, alone = (one(figure, gid).get_data() for gid in ("dp-0", "cdp-1-0"))
     assert (dp.values == alone.values).all()
     assert dp.edges == pytest.approx(alone.edges)
@@ -107,12 +107,12 @@ def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
 
 def test_a_hostile_name_stays_text() -> None:
     hostile = Model(name=HOSTILE, stages=TIMED.stages)
-    picture = drawn(superposed([hostile], [2], axis="measured"))
+    picture = drawn(memory_per_worker([hostile], [2], axis="measured"))
     assert any("</script>" in text and len(text) <= 60 for text in picture.said())
 
 
 def test_a_model_that_holds_nothing_has_a_picture() -> None:
-    figure = superposed([Model(stages=(Stage(forward=1.0, backward=1.0),))], [4], axis="measured")
+    figure = memory_per_worker([Model(stages=(Stage(forward=1.0, backward=1.0),))], [4], axis="measured")
     assert one(figure, "dp-0").get_data().values.tolist() == [0]
     assert "CDP, N = 4: 0.00 B, 0.0 % less" in words(figure)
 
@@ -120,10 +120,10 @@ def test_a_model_that_holds_nothing_has_a_picture() -> None:
 def test_steps_that_cannot_be_seen_are_refused() -> None:
     """Each worker's tasks are steps of the sum: as many as are told apart, and no more."""
     tasks = 2 * presets.model("vit-b16").n
-    most = MOST_STEPS // tasks
-    assert marked(superposed(["vit-b16"], [most]), f"cdp-{most}-0")
+    most = MOST_CURVE_STEPS // tasks
+    assert marked(memory_per_worker(["vit-b16"], [most]), f"cdp-{most}-0")
     with pytest.raises(RequestError, match=rf"n={2 * most} makes more steps than can be seen; give at most \d+ here"):
-        superposed(["vit-b16"], [2 * most])
+        memory_per_worker(["vit-b16"], [2 * most])
     with pytest.raises(RequestError, match="one number twice"):
         figure_4([4, 4])
     with pytest.raises(RequestError, match="9 curves cannot be told apart"):

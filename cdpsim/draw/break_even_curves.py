@@ -1,0 +1,144 @@
+"""Break-even: the exposed share of a training step over bandwidth, and over N the bandwidth that hides messages."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cdpsim.draw.canvas import GREY, label, plain
+from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.errors import RequestError
+from cdpsim.studies.breakeven import BreakEven, StepCurve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+_HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
+_LEGEND_LINE = 0.19  # inches
+_MARKERS = "osD^vPXp"
+
+
+def break_even_curves(
+    found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[StepCurve], *, share: float
+) -> "Figure":
+    """Draw the step times of each schedule over bandwidth, and a panel of break-evens over N if there are several N.
+
+    `factors` are the bandwidths of the curves' points as multiples of the cluster's own.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(_curve_name(one, found) for one in found))
+    if len(names) > len(COLOURS):
+        raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
+    several = len({one.n for one in found}) > 1
+    columns = 2 if several else 1
+    height = _HEIGHT + _LEGEND_LINE * (2 + -(-len(curves) // columns))
+    figure = Figure(figsize=((1.9 if several else 1) * _WIDTH, height), layout="constrained")
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
+    _over_bandwidth(panels[0], factors, curves, numbers, share)
+    if several:
+        _over_n(panels[1], found, names)
+    entries = [_entry(one, names[k], k) for (one, _), k in zip(curves, numbers, strict=True)]
+    title = f"hidden at N = {curves[0][0].n}, but for {100 * share:g} % of the step, from"
+    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "frameon": False, "alignment": "left", "ncols": columns}
+    figure.legend(handles=entries, loc="outside lower left", title=title, **look)
+    return figure
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Return the look of a schedule's curve with markers."""
+    return {"color": colour(number), "marker": _MARKERS[number], "linewidth": 1.6, "markersize": 5}
+
+
+def _over_bandwidth(
+    axes: "Axes", factors: Sequence[float], curves: Sequence[StepCurve], numbers: Sequence[int], share: float
+) -> None:
+    """Draw the exposed share of steps over bandwidth, with the break-evens marked."""
+    from matplotlib.ticker import PercentFormatter
+
+    scale = _common_bandwidth([one for one, _ in curves])
+    bandwidths = [factor * scale for factor in factors]
+    plain(axes, f"share of a training step that waits, N = {curves[0][0].n}")
+    for (one, steps), k in zip(curves, numbers, strict=True):
+        exposed = [max(0.0, 1 - one.free / step) for step in steps]
+        axes.plot(bandwidths, exposed, color=colour(k), linewidth=1.6, gid=f"exposed-{k}")
+        if one.factor:
+            level = share / (1 + share)  # of a step that is longer by that share
+            look: dict[str, Any] = {"color": colour(k), "markersize": 6, "markeredgecolor": "white", "zorder": 3}
+            axes.plot([one.factor * scale], [level], _MARKERS[k], **look, clip_on=False, gid=f"break-even-{k}")
+    axes.set_xscale("log")
+    axes.set(xlim=(bandwidths[0], bandwidths[-1]), ylim=(0, None), ylabel="exposed")
+    axes.set_ylim(-0.02 * axes.get_ylim()[1], axes.get_ylim()[1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.axvline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own")
+    _name_cluster(axes, (scale, 0.985), ("data", "axes fraction"), "top")
+    _name_bandwidths(axes.xaxis, scale)
+
+
+def _over_n(axes: "Axes", found: Sequence[BreakEven], names: Sequence[str]) -> None:
+    """Draw the break-evens of each schedule over N."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    scale = _common_bandwidth(found)
+    plain(axes, "bandwidth from which on messages are hidden")
+    for k, name in enumerate(names):
+        points = [(one.n, one.factor * scale) for one in found if _curve_name(one, found) == name and one.factor]
+        n, bandwidth = zip(*points, strict=True) if points else ((), ())
+        axes.plot(n, bandwidth, **_style(k), gid=f"over-n-{k}")
+    numbers = sorted({one.n for one in found})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    values = [scale, *(one.factor * scale for one in found if one.factor)]
+    low, high = min(values) / 1.6, max(values) * 1.6
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="N", xlim=(numbers[0] / 1.15, numbers[-1] * 1.15), ylim=(low, high))
+    axes.axhline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own-over-n")
+    _name_cluster(axes, (1, scale), ("axes fraction", "data"), "center")
+    _name_bandwidths(axes.yaxis, scale)
+
+
+def _name_cluster(axes: "Axes", point: tuple[float, float], frame: Any, side: str) -> None:
+    """Name the line at the cluster's own bandwidth."""
+    look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": side}
+    axes.annotate("this cluster", point, xycoords=frame, xytext=(4, 0), textcoords="offset points", **look)
+
+
+def _common_bandwidth(found: Sequence[BreakEven]) -> float:
+    """Return the bandwidth that all have in common; 1 if they differ, as then only multiples can be compared."""
+    bandwidths = {one.bandwidth for one in found if one.bandwidth is not None}
+    return bandwidths.pop() if len(bandwidths) == 1 else 1.0
+
+
+def _name_bandwidths(axis: Any, scale: float) -> None:
+    """Label an axis with bandwidths, or with multiples of the cluster's."""
+    from matplotlib.ticker import EngFormatter, NullFormatter
+
+    axis.set_minor_formatter(NullFormatter())
+    multiples = scale == 1.0
+    axis.set_major_formatter((lambda value, _: f"{value:g}") if multiples else EngFormatter("B/s"))
+    text = "bandwidths, as multiples of this cluster's" if multiples else "narrowest bandwidth between two devices"
+    axis.set_label_text(text)
+
+
+def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:
+    """Return the schedule of a curve, with its rule if another curve of the schedule has another."""
+    rules = {other.rule for other in found if other.schedule == one.schedule}
+    return one.schedule if len(rules) == 1 else f"{one.schedule}, {one.rule}"
+
+
+def _entry(one: BreakEven, name: str, number: int) -> "Line2D":
+    """Return the legend entry of a curve, with its break-even."""
+    from matplotlib.lines import Line2D
+    from quantiphy import Quantity
+
+    words = "any bandwidth"
+    if one.break_even is None:
+        words = f"never; latency alone costs {100 * one.latency:.2g} %"
+    elif one.break_even:
+        bandwidth = Quantity(one.break_even, "B/s").render(prec=2)
+        words = f"{bandwidth}, {one.factor:.3g} times this cluster's"
+    return Line2D([], [], label=f"{label(name, 40)}: {words}", **_style(number))

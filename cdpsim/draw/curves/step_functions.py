@@ -1,0 +1,145 @@
+"""Step functions of a trace on common times: summed exactly, and thinned where a page could not show all of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
+from cdpsim.numeric.columns import Ints, Times, group_starts
+from cdpsim.program import Category
+from cdpsim.trace import Trace, names_of
+
+PIXEL_COLUMNS = 1_000  # about as many pixels as a figure is wide
+MOST_POINTS = 4 * PIXEL_COLUMNS  # of a curve that is not thinned
+
+
+class Series(NamedTuple):
+    """Step functions: `value[k, c]` holds from `time[c]` until `time[c + 1]`, the last until the end of the run."""
+
+    time: Times
+    value: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """The sum of all functions."""
+        total: np.ndarray = self.value.sum(axis=0)
+        return total
+
+
+class Changes(NamedTuple):
+    """The changes of a device's memory by category and time."""
+
+    device: Ints
+    category: Ints
+    time: Times
+    change: np.ndarray
+
+
+class Band(NamedTuple):
+    """The least, the median and the most of several step functions, from each time on."""
+
+    time: Times
+    least: np.ndarray
+    median: np.ndarray
+    most: np.ndarray
+
+
+def end_of_run(trace: Trace) -> float:
+    """Return the latest time of a trace, or 1 if nothing takes time."""
+    ends = (trace.tasks["end"], trace.messages["end"], trace.memory["time"])
+    latest = max((column.max().item() for column in ends if len(column)), default=0)
+    return latest or 1
+
+
+def used_devices(trace: Trace) -> Ints:
+    """Return the devices that have tasks or memory."""
+    return np.unique(np.concatenate([trace.tasks["device"], trace.memory["device"]]).astype(np.int64))
+
+
+def memory_changes(trace: Trace) -> Changes:
+    """Return the change of each row of `trace.memory`."""
+    memory = trace.memory
+    size = memory["size"].astype(np.int64)
+    change = np.diff(size, prepend=0)
+    first = group_starts(memory["device"], memory["category"])
+    change[first] = size[first]
+    category = np.searchsorted(names_of(Category), memory["category"])
+    return Changes(memory["device"], category, memory["time"], change)
+
+
+def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:
+    """Return the sums of sizes for each key from 0 to `keys` and each time; the result is no step function."""
+    distinct, column = np.unique(time, return_inverse=True)
+    value = np.zeros((keys, len(distinct)), dtype=size.dtype)
+    np.add.at(value, (key, column), size)
+    return Series(distinct, value)
+
+
+def sum_changes(key: Ints, time: Times, change: np.ndarray, keys: int) -> Series:
+    """Return the step functions with these changes for each key from 0 to `keys`, beginning with 0 at time 0."""
+    sums = sum_at_times(np.append(key, 0), np.append(time, 0), np.append(change, 0), keys)
+    return sums._replace(value=sums.value.cumsum(axis=1))
+
+
+def sum_spans(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run: float) -> Series:
+    """Return the sum of the sizes of all spans at each time of a run until `run`, for each key from 0 to `keys`."""
+    time = merge_close_times(np.concatenate([begin, end]), run)
+    return sum_changes(np.tile(key, 2), time, np.concatenate([size, -size]), keys)
+
+
+def total_memory(trace: Trace) -> Series:
+    """Return the memory of all devices together, a function for each category in the order of its members."""
+    changes = memory_changes(trace)
+    several = len(used_devices(trace)) > 1
+    time = merge_close_times(changes.time, end_of_run(trace)) if several else changes.time
+    return sum_changes(changes.category, time, changes.change, len(Category))
+
+
+def memory_by_device(trace: Trace) -> dict[int, Series]:
+    """Return the memory of each device, a function for each category in the order of its members."""
+    changes, devices = memory_changes(trace), used_devices(trace)
+    spans = zip(*(np.searchsorted(changes.device, devices, side=side) for side in ("left", "right")), strict=True)
+    each = (Changes(*(column[low:high] for column in changes)) for low, high in spans)
+    series = (sum_changes(own.category, own.time, own.change, len(Category)) for own in each)
+    return dict(zip(devices.tolist(), series, strict=True))
+
+
+def rates(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run: float) -> Series:
+    """Return size over duration while a message travels, summed for each key from 0 to `keys`."""
+    series = sum_spans(key, begin, end, size / (end - begin), keys, run)
+    smallest = CLOSE_TIMES * np.abs(series.value).max(initial=0)  # the rounding that is left where nothing travels
+    return series._replace(value=np.where(series.value > smallest, series.value, 0.0))
+
+
+def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
+    """Return what a page can show: of each column of pixels the first, last, least and largest total."""
+    if len(series.time) <= 4 * columns:
+        return series
+    column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)
+    first = group_starts(column)
+    by_size = np.lexsort((series.total, column))
+    last = np.append(first[1:], len(column)) - 1
+    rows = np.unique(np.concatenate([first, last, by_size[first], by_size[last]]))
+    return Series(series.time[rows], series.value[:, rows])
+
+
+def band_of(functions: list[Series], end: float, *, at_once: bool) -> Band:
+    """Return the band of several totals: at each time that one changes, or in each column of pixels if there are many.
+
+    With `at_once`, values are of single moments, and 0 at all others.
+    """
+    time = np.unique(np.concatenate([series.time for series in functions]))
+    if len(time) > MOST_POINTS:
+        time = np.arange(PIXEL_COLUMNS) * (end / PIXEL_COLUMNS)
+    at, low, high = (np.zeros((len(functions), len(time))) for _ in range(3))
+    for k, series in enumerate(functions):
+        column = np.searchsorted(time, series.time, side="right") - 1
+        if at_once:
+            np.maximum.at(at[k], column, series.total)
+            low[k] = high[k] = at[k]
+            continue
+        at[k] = series.total[np.searchsorted(series.time, time, side="right") - 1]
+        low[k] = high[k] = at[k]
+        np.minimum.at(low[k], column, series.total)
+        np.maximum.at(high[k], column, series.total)
+    return Band(time, low.min(axis=0), np.median(at, axis=0), high.max(axis=0))
