@@ -171,10 +171,10 @@ def test_messages_wait_for_what_they_carry_on() -> None:
     """In a ring each part comes by way of all members before."""
     layout = unroll(algorithm(Op.ALL_REDUCE, "ring"), 4)
     before, after = layout.data
-    assert (layout.dst[before] == layout.src[after]).all()
-    assert (layout.first[before] == layout.first[after]).all()
-    assert layout.begins.tolist() == layout.own.tolist() == [0, 1, 2, 3]
-    assert [len(some) for some in layout.receives] == [6] * 4
+    assert (layout.rounds.dst[before] == layout.rounds.src[after]).all()
+    assert (layout.rounds.first[before] == layout.rounds.first[after]).all()
+    assert layout.begins.tolist() == layout.original.tolist() == [0, 1, 2, 3]
+    assert [len(messages) for messages in layout.received] == [6] * 4
 
 
 def test_a_program_without_collectives_stays_as_it_is() -> None:

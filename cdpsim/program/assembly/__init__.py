@@ -53,6 +53,12 @@ def derive(
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.m), forward_first))
     _check_homes(tables)
+    return _assemble(tables, model, prefetch, once)
+
+
+def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]) -> Program:
+    """Derive messages, edges and buffers, and write down the columns of the program."""
+    passes, schedule = tables.passes, tables.passes.schedule
     updates = place_updates(tables, in_lanes=model.updates_in_lanes)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
@@ -76,7 +82,7 @@ def derive(
         lane_start=lane_start,
         releases=tuple(releases(passes)),
         versions_differ=passes.rule.backward is not None,
-        fill=passes.rule.fill(shape),
+        fill=passes.rule.fill(passes.shape),
         together=schedule.order.together,
         state=schedule.state,
         barrier=passes.rule.barrier,
@@ -88,7 +94,10 @@ def derive(
 
 
 def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
-    """Say how many devices each stage needs where a device ends one pass before the next; `speed` makes work times."""
+    """Return how many devices each stage needs where a device ends one pass before the next.
+
+    Work takes time at `speed`; without one, the model's times are slots.
+    """
     times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
     return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
@@ -109,6 +118,8 @@ def _check_homes(tables: Tables) -> None:
 
 
 def _tasks(tables: Tables, updates: Updates) -> Tasks:
+    """Write down the columns of the compute tasks, then of the updates."""
+
     def column(of_tasks: Ints, of_updates: Ints | int) -> Ints:
         return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))]).astype(np.int32, copy=False)
 
