@@ -59,6 +59,7 @@ class _Copies(NamedTuple):
 
 
 def _find_copies(tables: Tables, tie: Tie) -> _Copies:
+    """Return the copies of a tied tensor; of the stages that one device has, the first counts it."""
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
