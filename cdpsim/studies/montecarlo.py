@@ -84,7 +84,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _refuse_endless(makespan)
     steady_ends = step_ends(sweep(steady.duration[None]))[:, 0]
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    return SampledRuns(makespan, ends, steady_ends, float(rested.at_rest.period), run.at_rest.steps)
+    return SampledRuns(makespan, ends, steady_ends, float(rested.steady_state.period), run.steady_state.steps)
 
 
 def _step_ends(program: Program) -> Callable[[Floats], Floats]:
