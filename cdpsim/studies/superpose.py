@@ -208,11 +208,6 @@ def bytes_text(size: float | Fraction) -> str:
     return Quantity(float(size), "B").render(prec=2, strip_zeros=False)
 
 
-def percent_text(share: Fraction) -> str:
-    """Write a share as a percentage: "42.0 %"."""
-    return f"{float(100 * share):.1f} %"
-
-
 def _check_options(axis: str, contents: str) -> None:
     """Refuse an unknown axis, device and contents."""
     name, colon, device = str(axis).partition(":")

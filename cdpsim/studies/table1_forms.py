@@ -44,7 +44,7 @@ class _Words(NamedTuple):
 
 def _words(table: Table1) -> _Words:
     notes: list[str] = []
-    blocks = [{quantity: _columns(table, quantity, notes) for quantity in block} for block in _BLOCKS]
+    blocks = [{quantity: _quantity_columns(table, quantity, notes) for quantity in block} for block in _BLOCKS]
     remarks = [
         "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
         f"all-reduce by {table.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees",
@@ -60,7 +60,7 @@ def _words(table: Table1) -> _Words:
     )
 
 
-def _columns(table: Table1, quantity: str, notes: list[str]) -> dict[str, list[str]]:
+def _quantity_columns(table: Table1, quantity: str, notes: list[str]) -> dict[str, list[str]]:
     """Return a quantity's columns, and add new footnotes to `notes`; the paper's column is left out if it is empty."""
     columns: dict[str, list[str]] = {value: [] for value in table.values}
     for row in table.rows:
@@ -103,7 +103,7 @@ def _padded(cells: list[str]) -> list[str]:
     return [cell.ljust(width) for cell in cells]
 
 
-def _rows(words: _Words, block: Block, cell: Callable[[str, str], str]) -> list[tuple[str, ...]]:
+def _block_rows(words: _Words, block: Block, cell: Callable[[str, str], str]) -> list[tuple[str, ...]]:
     """Return the rows of a block, each value's cells written by `cell`, which takes the value's name and its words."""
     values = [[cell(value, text) for text in texts] for columns in block.values() for value, texts in columns.items()]
     return list(zip(words.schedules, *values, *words.agree.values(), strict=True))
@@ -116,7 +116,7 @@ def _markdown(table: Table1) -> str:
         header = ["schedule"]
         for quantity, (first, *more) in block.items():
             header += [f"{_HEADINGS[quantity]}: {first}", *more]
-        parts.append(tables.as_markdown([*header, *words.agree], _rows(words, block, lambda value, text: text)))
+        parts.append(tables.as_markdown([*header, *words.agree], _block_rows(words, block, lambda value, text: text)))
     parts.append("".join(f"- {remark}\n" for remark in words.remarks))
     if words.beside:
         parts += [_ABOUT_BESIDE, "", tables.as_markdown(_BESIDE, words.beside)]
@@ -144,7 +144,7 @@ def _latex_block(words: _Words, block: Block) -> str:
         header += columns
     header += words.agree
     top = [" & ".join([*groups, *[""] * len(words.agree)]) + r" \\", " ".join(rules), header]
-    rows = _rows(words, block, lambda value, text: _formula(text) if value == "paper" else _latex_text(text))
+    rows = _block_rows(words, block, lambda value, text: _formula(text) if value == "paper" else _latex_text(text))
     return tables.latex_tabular("l" * len(header), top, rows)
 
 

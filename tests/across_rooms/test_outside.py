@@ -97,7 +97,7 @@ def test_the_list_is_the_streamed_order(n: int, m: int) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(2, 2), Shape(3, 3), Shape(5, 5)])
 def test_the_newest_that_exist_in_an_order_are_the_paper_s(shape: Shape) -> None:
-    """CDP-v2 where micro-batches are spread over a step; what PipeDream reads where they follow each other."""
+    """The rule gives CDP-v2 where micro-batches are spread over a step, and PipeDream's versions elsewhere."""
     assert np.array_equal(newest_rule(CYCLIC).lags(shape), CDP_V2.lags(shape))
     assert np.array_equal(newest_rule(STREAMED).lags(shape), NEWEST.lags(shape))
     assert not newest_rule(SIMULTANEOUS).lags(shape).any()
@@ -141,7 +141,7 @@ def test_a_file_is_repeated_without_a_flush(tmp_path: Path) -> None:
 
 
 def test_a_list_that_never_goes_on_is_refused(tmp_path: Path) -> None:
-    """Each device waits for the other in every repetition, in whatever step what it waits for is."""
+    """Each device waits for the other in every repetition, for all steps of the awaited pass."""
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1B0,1F0,1B1,1F1\n")
     with pytest.raises(RequestError, match="schedule deadlocks"):

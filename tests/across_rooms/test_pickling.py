@@ -1,4 +1,4 @@
-"""What is sent to other processes arrives there whole, and so do their answers and refusals."""
+"""Requests, runs, answers and refusals survive the way to another process."""
 
 import copy
 import multiprocessing

@@ -39,7 +39,7 @@ def updates(trace: Trace) -> list[tuple[int, int, int, float, float]]:
 
 
 def held(trace: Run, device: int, category: str) -> list[tuple[float, int]]:
-    """What a device holds of a category: time, size."""
+    """Return the times and bytes of a category on a device."""
     memory = trace.memory
     rows = np.flatnonzero((memory["device"] == device) & (memory["category"] == category))
     return list(zip(memory["time"][rows].tolist(), memory["size"][rows].tolist(), strict=True))

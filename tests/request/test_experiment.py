@@ -1,4 +1,4 @@
-"""Requests as files: experiments that somebody writes, and what summaries record."""
+"""Requests as files: experiments that users write, and the requests that summaries record."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a folder has."""
+    """Return the names and bytes of a folder's files."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 

@@ -68,7 +68,7 @@ def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) ->
 
 
 def test_rules_are_found_by_their_names() -> None:
-    """What the paper's three read of three stages; in files and on the command line they are asked for by name."""
+    """The versions that the paper's three rules read at three stages; files and options name the rules."""
     lags = {"dp": [[0] * 3] * 3, "cdp-v1": [[1] * 3] * 3, "cdp-v2": [[1, 1, 0], [1, 0, 0], [0, 0, 0]]}
     assert {name: find_rule(name).lags(Shape(3, 3)).tolist() for name in lags} == lags
     assert [name for name in lags if find_rule(name).barrier] == ["cdp-v1"]

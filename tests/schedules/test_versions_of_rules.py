@@ -61,7 +61,7 @@ def test_staleness_is_as_published(rule: Rule, stale: float) -> None:
 
 @pytest.mark.parametrize("name", ["multi-dp", "single-dp", "mp-dp", "gpipe", "zbv", "pipedream-2bw"])
 def test_versions_run_under_every_order_that_updates_together(name: str) -> None:
-    """Whatever the order: tasks run when they run by the same rule with a line of versions."""
+    """Under every order, tasks run at the times that they have under the same rule with one line of versions."""
     asked: dict[str, Any] = {"n": 4, "steps": 6} | ({"m": 8} if "m" in SCHEDULES[name].options else {})
     if name == "pipedream-2bw":
         asked["replicas"] = 2

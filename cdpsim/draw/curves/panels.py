@@ -1,4 +1,4 @@
-"""The panels of curves over time: axes with units, steps and boxes, marked peaks, legends, titles, refusals."""
+"""The panels of curves over time: axes with units, steps and draw_boxes, marked peaks, legends, titles, refusals."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -118,7 +118,7 @@ def steps(
     return patch
 
 
-def boxes(axes: "Axes", left: Any, right: Any, low: Any, high: Any, **style: Any) -> "PolyCollection":
+def draw_boxes(axes: "Axes", left: Any, right: Any, low: Any, high: Any, **style: Any) -> "PolyCollection":
     """Draw boxes as one collection; the limits of the axes stay."""
     from matplotlib.collections import PolyCollection
 

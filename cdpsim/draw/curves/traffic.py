@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ORDER = (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT)
-_LAYERS = layers_of(_ORDER, CONTENT_COLOURS)
+_TRAFFIC_LAYERS = layers_of(
+    (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),
+    CONTENT_COLOURS,
+)
 
 
 def traffic_over_time(traces: Sequence[Trace]) -> "Figure":
@@ -75,7 +77,7 @@ def _collective(trace: Trace) -> str:
 def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
-    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _LAYERS, "sent", _algorithms(trace))
+    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithms(trace))
     _traffic_panel(axes, [trace], [total], scale)
     if len(total.time):
         mark_peak(axes, peak(total), f"{scale.peak(total)}, {_sum_and_mean(trace, scale)}", "peak")

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.canvas import GREY
 from cdpsim.draw.curves.panels import (
     Scale,
-    boxes,
+    draw_boxes,
     figure_of,
     legend,
     level,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_ROWS = 128  # more would be thinner than can be told apart
+MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
 _LABELLED_ROWS = 32  # up to so many, each row has its name beside it
 _EDGED_SPANS = 500  # up to so many, spans have white edges
 MOST_SPANS = 5_000  # more are widened to columns of pixels
@@ -115,12 +115,12 @@ def _versions_of_one(run: Run) -> "Figure":
     scale = scale_of([run])
     labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
     heading = "Versions kept of each stage on each device"
-    if len(labels) > MOST_ROWS:
+    if len(labels) > MOST_VERSION_ROWS:
         spans, labels = most_versions(spans, stage), [f"stage {j}" for j in range(int(stage.max()) + 1)]
         heading = "Versions kept of each stage: the most on any device"
-    if len(labels) > MOST_ROWS:
-        problem = f"{len(labels)} stages are more than the {MOST_ROWS} rows of a picture; give fewer stages (-n)"
-        raise RequestError("versions", problem)
+    if len(labels) > MOST_VERSION_ROWS:
+        problem = f"{len(labels)} stages are more than the {MOST_VERSION_ROWS} rows of a picture"
+        raise RequestError("versions", f"{problem}; give fewer stages (-n)")
     row_height = max(0.055, min(0.24, 6.4 / len(labels)))
     heights = 0.9 + len(labels) * row_height, 1.3
     figure, (part,) = figure_of(titles([run])[0], [sum(heights)])
@@ -164,7 +164,7 @@ def _strips(axes: "Axes", heading: str, spans: Spans, labels: Sequence[str], sca
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
         look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
-        boxes(axes, left, right, row + half, row - half, **look)
+        draw_boxes(axes, left, right, row + half, row - half, **look)
     if len(labels) > _LABELLED_ROWS:
         return
     for row, begin, end, count in zip(*(column.tolist() for column in spans), strict=True):
