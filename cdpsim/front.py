@@ -40,7 +40,7 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed
 from cdpsim.timing.engine import find_engine
-from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
+from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
@@ -103,12 +103,12 @@ def assemble(request: Request) -> Program:
     """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
     program = whole = _assemble_unexpanded(request)
     request = _resolve(request, program)
-    origin = unexpanded(program)
+    origin = unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
     if request.expands:
         costs = _unexpanded_costs(program, request)
         refuse_large_expansion(program, costs, request.memory_engine, request.max_memory, slots=request.in_slots)
-        origin, algorithms = origins(program, costs), _algorithms(costs)
+        origin, algorithms = expanded_origins(program, costs), _algorithms(costs)
         program = expand(program, costs)
         check_columns(program)
     overlaps = request.cluster.overlaps(program.devices)
