@@ -21,7 +21,7 @@ from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import jittered
+from cdpsim.timing.disturbed_costs import jittered_durations
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -159,7 +159,7 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
 
     def factors(counts: list[list[int]]) -> dict[str, float]:
         program = derive(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
-        drawn = jittered(program, np.ones(program.nodes), disorder, 7, range(1))[0]
+        drawn = jittered_durations(program, np.ones(program.nodes), disorder, 7, range(1))[0]
         return {program.describe(node): drawn[node] for node in range(len(program.tasks))}
 
     whole, short = factors([[3], [3]]), factors([[2], [3]])
