@@ -38,7 +38,7 @@ from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.disturbed_costs import disturbed
+from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.stalled_runs import refuse_stalled
@@ -218,7 +218,7 @@ def _price(program: Program, request: Request, collapsed: Costs | None = None) -
         costs.duration[nodes.stop :] = program.parts.times(costs.duration[nodes])
     if request.disorder == Disorder():
         return costs
-    return replace(disturbed(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
+    return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
 
 
 def _unexpanded_costs(program: Program, request: Request) -> Costs:

@@ -39,7 +39,7 @@ class Box(NamedTuple):
 
 
 class Picture:
-    """A figure's SVG: what has which id, and where rows and times are."""
+    """A figure's SVG: its elements by their ids, and the positions of rows and times."""
 
     def __init__(self, trace: Trace, *, dependencies: bool = False) -> None:
         self.text = canvas.rendered(gantt(trace, dependencies=dependencies), "picture.svg").decode()
@@ -233,7 +233,7 @@ def test_ids_are_there_once() -> None:
 
 
 def test_names_that_somebody_chose_are_text(tmp_path: Path) -> None:
-    """Whatever they contain; shortened, and small enough to stand in the picture."""
+    """Any characters may be in them; they are shortened, and small enough for the picture."""
     simulate("multi-dp", 2).save(tmp_path / "run")
     trace = load(tmp_path / "run")
     name = "</script>$x^'\"&<b>\n\0" + "x" * 10_000

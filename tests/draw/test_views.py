@@ -145,7 +145,7 @@ def sums(trace: Trace) -> Iterator[Told]:
 
 
 def versions(trace: Trace) -> Iterator[Told]:
-    """The updater's version goes to the device of its first reader, and so on; for all who read it there."""
+    """Return a version's messages: from its updater to its first reader's device, and on to later readers'."""
     version = dict(zip(tasks_of(trace), trace.tasks["version"].tolist(), strict=True))
     updates = grouped(trace, "U")
     last = max(t for _, t in updates)
@@ -218,7 +218,7 @@ def test_a_loaded_trace_knows_no_ends(tmp_path: Path) -> None:
 
 
 def test_titles_name_what_was_asked_for(tmp_path: Path) -> None:
-    """The schedule, its size and rule; a model's name is shown as text, whatever it is."""
+    """The schedule, its size and rule; every name of a model is shown as text."""
     assert views.title(simulate("pp-cdp", 3)) == "pp-cdp, n = 3, cdp-v2"
     pipelines = simulate("interleaved-1f1b", 4, m=6, chunks=2, replicas=3)
     assert views.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"

@@ -1,4 +1,4 @@
-"""The HTML file, read as a browser reads it: what it says is what the trace says, and no name gets out of its place."""
+"""The HTML file, read as a browser reads it: its data equal the trace's, and no name escapes from its element."""
 
 import hashlib
 import json
@@ -205,7 +205,7 @@ def test_what_a_bar_waited_for_is_what_the_program_says() -> None:
 
 
 def test_same_run_same_bytes() -> None:
-    """Whatever the hash seed."""
+    """With every hash seed."""
     program = (
         "import sys, cdpsim; from cdpsim.export.page import page; "
         "sys.stdout.buffer.writelines(page(cdpsim.simulate('zero-dp', 3)))"

@@ -305,7 +305,7 @@ def test_hovering_tells_updates_idle_times_and_messages(opened: Opener) -> None:
 
 
 def test_updates_are_marks_of_full_strength(opened: Opener) -> None:
-    """Whatever the fractions of seconds at which they stand."""
+    """At all fractions of seconds."""
     run = simulate("zero-dp", model=MODEL, cluster=BOX)
     tab = opened(run)
     marks = [k for name, some in bars(tab).items() if name.startswith("U") for k in some]

@@ -375,7 +375,7 @@ def layers(draw: st.DrawFn) -> Model:
 
 
 def peak(model: Model) -> int:
-    """What one device holds of activations, at most, that runs one micro-batch through all stages."""
+    """Return the peak activations of one device that runs one micro-batch through all stages."""
     trace = simulate("multi-dp", model=model, cluster=Cluster(devices=(Devices(speed=1e12),)), steps=1)
     return max(int(device["activations"]) for device in trace.summary()["peak_memory"])
 

@@ -21,7 +21,7 @@ from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import jittered
+from cdpsim.timing.disturbed_costs import jittered_durations
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -46,7 +46,7 @@ def test_passes_are_read_from_their_tasks() -> None:
     assert program.first_pass.tolist() == [0, 5, 9]
     assert program.pass_step.tolist() == [0] * 5 + [1] * 4
     assert program.pass_micro_batch.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert program.pass_device.tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
+    assert program.tasks.device[: program.compute : program.phases].tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
     assert program.tasks_of_kind(Kind.F).tolist() == [[4 * k, 4 * k + 1] for k in range(9)]
     assert pipeline([[3, 3], [3, 3]]).m == 6
 
@@ -159,7 +159,7 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
 
     def factors(counts: list[list[int]]) -> dict[str, float]:
         program = derive(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
-        drawn = jittered(program, np.ones(program.nodes), disorder, 7, range(1))[0]
+        drawn = jittered_durations(program, np.ones(program.nodes), disorder, 7, range(1))[0]
         return {program.describe(node): drawn[node] for node in range(len(program.tasks))}
 
     whole, short = factors([[3], [3]]), factors([[2], [3]])

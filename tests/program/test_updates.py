@@ -1,4 +1,4 @@
-"""Updates that take time: where they stand, what waits for them, what is held meanwhile; by hand and recomputed."""
+"""Updates that take time: their starts, the tasks that wait for them, the memory meanwhile; by hand and recomputed."""
 
 from collections import defaultdict
 from dataclasses import replace

@@ -54,7 +54,7 @@ def test_a_rule_of_lag_two_is_recorded_and_asked_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALL_RULES))
 def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) -> None:
-    """Whatever somebody calls another one, and whether it has a barrier or backwards of their own."""
+    """Also where a user gives another rule this name, with a barrier or own backwards."""
     shape, rule = Shape(3, 3), ALL_RULES[name]
     assert rule.record(shape) == name
     assert recorded_rule(name) == rule

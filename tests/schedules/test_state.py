@@ -47,7 +47,7 @@ def count(run: Run, op: Op, content: Content) -> int:
 
 
 def test_zero_redundancy_reduces_and_broadcasts() -> None:
-    """Of each of 3 stages in 4 steps one reduction; of the versions that somebody reads, 3 of 4, one broadcast."""
+    """In each of 4 steps one reduction for each of 3 stages; one broadcast for each version that is read, 3 of 4."""
     run = sound(simulate(redundant, model=weighed(3), steps=4))
     assert count(run, Op.REDUCE, Content.GRADIENT) == 12
     assert count(run, Op.BROADCAST, Content.PARAMETERS) == 9

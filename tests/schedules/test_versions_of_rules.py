@@ -1,4 +1,4 @@
-"""Versions that start from older ones and take several steps' gradients: ACCO's, counted by hand; what is refused."""
+"""Versions that start from older ones and take several steps' gradients: ACCO's, counted by hand; refusals."""
 
 import json
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_versions_are_recorded_by_what_repeats() -> None:
     ],
 )
 def test_versions_that_lose_or_repeat_gradients_are_refused(versions: Versions, problem: str) -> None:
-    """Every gradient is taken by one version that is kept; what nothing assembles so far says so."""
+    """One kept version must take every gradient; rules that cannot be assembled yet are refused as such."""
     with pytest.raises(RequestError, match=problem) as refused:
         simulate(replace(SCHEDULES["multi-dp"], name="ruled", rule=replace(dpu, versions=versions)), 2)
     assert "\n" not in str(refused.value)

@@ -140,7 +140,7 @@ def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) 
 
 
 def test_an_option_is_for_those_that_take_it(command: Command) -> None:
-    """Chunks make fewer devices of whoever has any; pipelines without a number of micro-batches of their own have M."""
+    """Schedules with chunks need fewer devices; pipelines without a number of micro-batches get M."""
     done = command("compare", "-n", 4, "-m", 8, "--chunks", 2, "--format", "json")
     devices = {one["schedule"]: one["devices"] for one in json.loads(done.out)}
     assert {name: count for name, count in devices.items() if count == 2} == dict.fromkeys(

@@ -1,4 +1,4 @@
-"""What is said of a machine: enough to compare results, and nothing of whose it is."""
+"""The description of a machine: enough to compare results, without the names of users or hosts."""
 
 import socket
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
 from validation.modules import installed
-from validation.report.environment import environment, source
+from validation.report.environment import environment, source_hash
 
 
 def test_versions_and_machine_are_there() -> None:
@@ -41,22 +41,22 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of simulator and harness: another byte, name or file is another code; what is no code is not."""
+    """Of simulator and harness: another byte, name or file of code gives another hash; other files do not."""
     (tmp_path / "cdpsim" / "engine").mkdir(parents=True)
     (tmp_path / "validation").mkdir()
     code = tmp_path / "cdpsim" / "engine" / "fast.py"
     code.write_text("1")
     monkeypatch.setattr("validation.report.environment._ROOT", tmp_path)
-    found = [source()]
+    found = [source_hash()]
     code.write_text("2")
-    found.append(source())
+    found.append(source_hash())
     code.rename(code.with_name("slow.py"))
-    found.append(source())
+    found.append(source_hash())
     (tmp_path / "validation" / "new.py").touch()
-    found.append(source())
+    found.append(source_hash())
     assert len(set(found)) == 4
     (tmp_path / "validation" / "README.md").write_text("text")
-    assert source() == found[-1]
+    assert source_hash() == found[-1]
 
 
 def test_transformers_is_told_without_importing_it() -> None:

@@ -30,7 +30,7 @@ CASES = [("resnet-mini", "float32"), ("gpt2-mini", "float32"), ("llama-mini", "b
 
 
 class Held(NamedTuple):
-    """What a stage keeps, and needs at most beyond that."""
+    """The bytes that a stage keeps, and the most that it needs beyond them."""
 
     activation: int
     forward: int

@@ -48,6 +48,7 @@ class Scale(NamedTuple):
 
 
 def _engineering(value: float, unit: str) -> str:
+    """Write a number with three digits and an SI prefix; without a unit, a whole number in full."""
     from matplotlib.ticker import EngFormatter
 
     if not unit:

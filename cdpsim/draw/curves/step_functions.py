@@ -94,7 +94,7 @@ def rates(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run:
 
 
 def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
-    """Return what a page can show: of each column of pixels the first, last, least and largest total."""
+    """Keep the times that a page can show: those of the first, last, least and largest total of each pixel column."""
     if len(series.time) <= 4 * columns:
         return series
     column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)

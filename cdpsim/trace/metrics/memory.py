@@ -25,8 +25,8 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
     A span that ends at a time is subtracted before one that begins then is added, so only the net change shows.
     """
     if (begin == end).any():  # such as the buffers of messages that take no time
-        some = np.flatnonzero(begin != end)
-        key, begin, end, size = key[some], begin[some], end[some], size[some]
+        lasting = np.flatnonzero(begin != end)
+        key, begin, end, size = (column[lasting] for column in (key, begin, end, size))
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
     order = sort_by(key, time if time.dtype.kind == "i" else dense_ranks(time))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
