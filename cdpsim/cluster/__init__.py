@@ -195,8 +195,8 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
         """Return the members, as their numbers in the group, by their nodes and, there, by the cards that they use."""
         node, card = self.nodes(members), card_of(self.topology, members)
         return tuple(
-            tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == one]))
-            for one in np.unique(node)
+            tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == number]))
+            for number in np.unique(node)
         )
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ class TwoNodes:
         graph = self.routes.graph
         size, points = graph.devices // 2, (graph.points - 1) // 2  # of a node
         devices, others = np.arange(size), np.arange(size, points)
-        place = np.concatenate([devices, devices, others, others, [0]])  # of each point in its node, and which that is:
+        place = np.concatenate([devices, devices, others, others, [0]])  # of each point in its node, and its node:
         which = np.repeat([0, 1, 0, 1, 2], [size, size, points - size, points - size, 1])
         nodes = np.stack([src // size, dst // size, np.full(len(src), -1)])
         edge = self.routes.edges(*self._ends(src, dst))

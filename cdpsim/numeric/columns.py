@@ -113,9 +113,7 @@ def expand_ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     >>> range_.tolist(), number.tolist()
     ([0, 0, 0, 1], [3, 4, 5, 7])
     """
-    count = high - low
-    which = np.repeat(np.arange(len(low)), count)
-    return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count - low, count)
+    return np.repeat(np.arange(len(low)), high - low), slice_rows(low, high - low)
 
 
 def row_numbers(columns: Sequence[Ints]) -> Ints:

@@ -118,13 +118,13 @@ def step_function_of_slots(
         for time in range(changes.shape[1]):
             rows += changes[k, time] != 0
     keys, times = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.int64)
-    held = np.empty(rows, dtype=np.int64)
+    totals = np.empty(rows, dtype=np.int64)
     row = 0
     for k in range(len(changes)):
         total = 0
         for time in range(changes.shape[1]):
             if changes[k, time] != 0:
                 total += changes[k, time]
-                keys[row], times[row], held[row] = k, time, total
+                keys[row], times[row], totals[row] = k, time, total
                 row += 1
-    return keys, times, held
+    return keys, times, totals

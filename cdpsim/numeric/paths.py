@@ -37,7 +37,7 @@ def longest_paths(
     loops = compiled_loops_for(rows) if calendar is None else None
     if not loops:
         return longest_paths_by_fronts(before, after, duration, earliest, calendar)
-    # Of one type whoever asks: for each other one, the loop would be compiled again.
+    # Always of one type: for each other one, the loop would be compiled again.
     graph = (np.ascontiguousarray(column, np.int32) for column in (before, after))
     nodes = len(duration)
     room = (np.zeros(nodes, np.int32), np.zeros(nodes + 1, np.int32), np.empty(len(before), np.int32))
@@ -148,7 +148,7 @@ class Levels:
     waits: tuple[tuple[Ints, ...], ...]
 
     def sweep(self, duration: Times, earliest: Times, calendar: Calendar | None = None) -> Times:
-        """Give the ends of all nodes, by their places: a column for each run, as `duration` has.
+        """Return the ends of all nodes, by their places: a column for each run, as `duration` has.
 
         `earliest` has as many, or one for all.
 

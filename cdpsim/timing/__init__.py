@@ -1,1 +1,1 @@
-"""What programs cost, and when everything in them happens."""
+"""The costs of programs, and the times of everything in them."""

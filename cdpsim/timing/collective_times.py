@@ -288,8 +288,8 @@ def fair_rates(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
         load = np.bincount(edge, many, len(room))
         share = room[edge] / load[edge]
         level = share.min()
-        held = bundle[share <= level * (1 + _EQUAL)]
-        rate[held], grows[held] = level, False
+        stopped = bundle[share <= level * (1 + _EQUAL)]
+        rate[stopped], grows[stopped] = level, False
         left = grows[bundle]
         room -= level * (load - np.bincount(edge[left], many[left], len(room)))
         bundle, edge, many = bundle[left], edge[left], many[left]
