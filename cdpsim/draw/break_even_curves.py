@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cdpsim.draw.canvas import GREY, label, plain
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
+from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 if TYPE_CHECKING:
@@ -133,12 +134,10 @@ def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:
 def _entry(one: BreakEven, name: str, number: int) -> "Line2D":
     """Return the legend entry of a curve, with its break-even."""
     from matplotlib.lines import Line2D
-    from quantiphy import Quantity
 
     words = "any bandwidth"
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"
     elif one.break_even:
-        bandwidth = Quantity(one.break_even, "B/s").render(prec=2)
-        words = f"{bandwidth}, {one.factor:.3g} times this cluster's"
+        words = f"{short_text(one.break_even, 'B/s', digits=3)}, {one.factor:.3g} times this cluster's"
     return Line2D([], [], label=f"{label(name, 40)}: {words}", **_style(number))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, INK, caption, label, plain
 from cdpsim.draw.palette import COLOURS
+from cdpsim.files.units import short_text
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
 if TYPE_CHECKING:
@@ -95,12 +96,6 @@ def _number(value: float | None, unit: str) -> str:
     """Write a number with its unit; `-` for None."""
     if value is None:
         return "-"
-    if unit == "%":
-        return f"{100 * value:.0f} %"
     if not unit:
         return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
-    if unit == "/s":
-        return f"{value:.3g} /s"  # a thousandth of it looks like metres
-    from quantiphy import Quantity
-
-    return str(Quantity(value, unit).render(prec=2))
+    return short_text(value, unit, digits=3)
