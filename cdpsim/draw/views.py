@@ -79,7 +79,7 @@ class Views:
 
     @cached_property
     def memory_change(self) -> np.ndarray:
-        """By how much each row of memory changes what its device holds of its category."""
+        """The change of a device's memory of a category with each row."""
         size = self.memory["size"].astype(np.int64)
         return size - previous_in_run(size, group_starts(self.memory["device"], self.category))
 

@@ -1,7 +1,7 @@
 """One HTML file in which a run can be explored: it opens from disk and needs no network.
 
 The columns of a trace become small integers (times and sizes are numbers in tables of those that occur; the start of a
-bar is told from the end of the one before it), squeezed into one inert element. The scripts draw them.
+bar is given by its distance from the end of the one before it), squeezed into one inert element. The scripts draw them.
 """
 
 import hashlib
@@ -223,7 +223,7 @@ def _waits_of_bars(views: Views, order: Ints) -> np.ndarray:
     away = np.zeros(len(order), dtype=np.int64)
     before, after = program.waits()
     last = np.flatnonzero((end[before] == start[after]) & (after < len(order)))[::-1]
-    # Of several the first edge wins, for dependencies come first: what is assigned last is kept.
+    # Dependencies come before lane orders; in reverse, the first edge of several is assigned last and remains.
     away[bar[after[last]]] = bar[before[last]] - bar[after[last]]
     return away
 
