@@ -1,7 +1,7 @@
 """Peak memory of a run in a process of its own: python benchmarks/memory.py [NAME N STEPS [OPTION=NUMBER ...]].
 
-Counted is what the process's peak resident memory grows by, from before the request to after the memory curves; the
-interpreter, numpy and numba are there before.
+It counts the growth of the process's peak resident memory from before the request to after the memory curves. The
+interpreter, numpy and numba are loaded before.
 """
 
 import resource
@@ -25,20 +25,20 @@ PIPELINES = [
 
 
 def peak() -> int:
-    """The most resident memory so far, in bytes."""
+    """Return the peak resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(name: str, n: int, steps: int, *asked: str) -> None:
+def measure(name: str, n: int, steps: int, *settings: str) -> None:
     """Run once, with options such as m=1024, and print bytes per task."""
-    options = {option: int(number) for option, number in (one.split("=") for one in asked)}
+    options = {option: int(number) for option, number in (one.split("=") for one in settings)}
     assert compiled.sweep_nodes is not None
     before = peak()
     run = simulate(name, n, steps=steps, **options)
     memory.memory_by_category(run.program, run.start, run.end)
     tasks = len(run.program.tasks)
-    said = f"{name:23} n={n:<4} steps={steps:<5} {' '.join(asked):18} {tasks:>9,} tasks"
-    print(f"{said} {(peak() - before) / tasks:>6.0f} bytes per task")
+    line = f"{name:23} n={n:<4} steps={steps:<5} {' '.join(settings):18} {tasks:>9,} tasks"
+    print(f"{line} {(peak() - before) / tasks:>6.0f} bytes per task")
 
 
 if __name__ == "__main__":

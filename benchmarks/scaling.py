@@ -1,7 +1,7 @@
-"""How cost grows: over stages and over steps, from ten thousand to ten million tasks; python benchmarks/scaling.py.
+"""Growth of cost over stages and over steps, from ten thousand to ten million tasks: python benchmarks/scaling.py.
 
-Times the fast engine from request to memory curves, the least of several runs each, and fits the exponent of
-seconds ~ tasks ** exponent. Every run is in a process of its own, warmed up, so that none pays for another's memory.
+It times the fast engine from request to memory curves, the least of several runs each, and fits the exponent of
+seconds ~ tasks ** exponent. Every run has a process of its own, warmed up, so that none pays for another's memory.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ STEPS = [(32, steps) for steps in (5, 49, 488, 4883)]  # 2 * 32 * 32 * steps tas
 
 
 def seconds(name: str, n: int, steps: int) -> tuple[int, float]:
-    """Tasks, and the least time of a few runs."""
+    """Return the number of tasks, and the least time of a few runs."""
     least = float("inf")
     for _ in range(4 if n * n * steps > 10**6 else 12):
         began = time.perf_counter()
@@ -30,7 +30,7 @@ def seconds(name: str, n: int, steps: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Print a table and the exponents."""
+    """Print a table of times, and the exponents."""
     for what, sizes in (("stages", STAGES), ("steps", STEPS)):
         points = []
         for n, steps in sizes:

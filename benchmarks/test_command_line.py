@@ -1,4 +1,4 @@
-"""How long the command line takes, as a user waits for it: whole processes."""
+"""Time of the command line as a user waits for it: a process from its start to its end."""
 
 import subprocess
 import sys
@@ -16,6 +16,6 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command(name: str, benchmark: Any) -> None:
-    """One process a round."""
+    """Start one process a round."""
     command = [sys.executable, *COMMANDS[name]]
     benchmark.pedantic(subprocess.run, (command,), {"check": True, "capture_output": True}, rounds=7, warmup_rounds=1)

@@ -1,4 +1,4 @@
-"""Table 1's nine schedules at N = 64 with real costs in three seconds at most. Fails where that takes longer."""
+"""Comparison of Table 1's nine schedules at N = 64 with real costs; it fails above three seconds."""
 
 import subprocess
 import sys
@@ -12,11 +12,11 @@ MOST = 3
 
 
 def test_nine_schedules_of_64_stages(benchmark: Any, tmp_path: Path) -> None:
-    """A whole process, as a user waits for it: GPT-2 with 70 blocks, on nodes of eight A100."""
+    """A process as a user waits for it: GPT-2 with 70 blocks, on nodes of eight A100."""
     deep = tmp_path / "deep.toml"
     deep.write_text(presets.preset_text("models", "gpt2").replace("repeat = 12", "repeat = 70").replace(" 13,", " 71,"))
-    asked = ["-n", "64", "--model", str(deep), "--cluster", "a100-nodes"]
-    command = [sys.executable, "-m", "cdpsim", "compare", *TABLE_1, *asked]
+    options = ["-n", "64", "--model", str(deep), "--cluster", "a100-nodes"]
+    command = [sys.executable, "-m", "cdpsim", "compare", *TABLE_1, *options]
     done = benchmark.pedantic(
         subprocess.run, (command,), {"check": True, "capture_output": True}, rounds=5, warmup_rounds=1
     )

@@ -1,4 +1,4 @@
-"""Messages that share links: schedules whose collectives are messages, and traffic at random."""
+"""Time of runs whose messages share links: schedules whose collectives are messages, and random traffic."""
 
 from random import Random
 from typing import Any
@@ -27,11 +27,11 @@ RUNS = {"multi-dp": 3, "multi-cdp": 52}
 @pytest.mark.parametrize("name", RUNS)
 def test_schedules(name: str, cluster: str, contention: str, benchmark: Any) -> None:
     """From a request to a finished run, over four nodes or one tree of 32 devices."""
-    wanted: dict[str, Any] = {"steps": RUNS[name], "model": MODEL, "cluster": CLUSTERS[cluster]}
-    wanted |= {"collective": "ring", "expand_collectives": True} if name == "multi-dp" else {}
+    options: dict[str, Any] = {"steps": RUNS[name], "model": MODEL, "cluster": CLUSTERS[cluster]}
+    options |= {"collective": "ring", "expand_collectives": True} if name == "multi-dp" else {}
 
     def run() -> Trace:
-        return simulate(name, 32, **wanted, engine="simpy", contention=contention, ignore_memory=True)
+        return simulate(name, 32, **options, engine="simpy", contention=contention, ignore_memory=True)
 
     trace = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
     assert len(trace.program.messages) >= 100_000
@@ -39,7 +39,7 @@ def test_schedules(name: str, cluster: str, contention: str, benchmark: Any) -> 
 
 
 def at_random(devices: int, each: float, count: int = 100_000) -> list[Sent]:
-    """From anyone to anyone, at random times, of sizes around 100 MB: what has no order at all."""
+    """Draw messages between any devices, at random times, of sizes around 100 MB: traffic without any order."""
     random, time, traffic = Random(0), 0.0, []
     for _ in range(count):
         time += random.expovariate(1 / each)
@@ -51,10 +51,9 @@ def at_random(devices: int, each: float, count: int = 100_000) -> list[Sent]:
 @pytest.mark.parametrize("contention", ["fair", "queue"])
 @pytest.mark.parametrize(("cluster", "devices", "each"), [("a100-nodes", 32, 2.8e-3), ("fat-tree", 128, 2.5e-4)])
 def test_traffic(cluster: str, devices: int, each: float, contention: str, benchmark: Any) -> None:
-    """Sixty messages under way at once on the one, 155 on the other, if they share; in a queue ever more wait."""
-    joined = CLUSTERS[cluster]
-    whole = Cluster(devices=(Devices(count=devices),), topology=joined.topology)
+    """With fair shares 60 messages are under way at once on the nodes, 155 on the tree; in a queue ever more wait."""
+    machine = Cluster(devices=(Devices(count=devices),), topology=CLUSTERS[cluster].topology)
     traffic = at_random(devices, each)
-    arrived = benchmark.pedantic(arrivals, (traffic, whole, contention), rounds=1)
-    spent = sum(end - message.time for end, message in zip(arrived.tolist(), traffic, strict=True))
-    benchmark.extra_info["at_once"] = round(spent / max(arrived))
+    arrived = benchmark.pedantic(arrivals, (traffic, machine, contention), rounds=1)
+    under_way = sum(end - message.time for end, message in zip(arrived.tolist(), traffic, strict=True))
+    benchmark.extra_info["at_once"] = round(under_way / max(arrived))

@@ -1,4 +1,4 @@
-"""Tasks per second: from a request to a finished trace, memory curves included."""
+"""Tasks per second of the engines, from a request to a finished trace, memory curves included."""
 
 import resource
 import subprocess
@@ -25,7 +25,7 @@ def traced(name: str, n: int, steps: int, engine: str = "fast", **options: Any) 
 
 
 def rate(benchmark: Any, trace: Trace, messages: bool = False) -> float:
-    """Tasks, and messages too, per second at the median; noted beside the times."""
+    """Return tasks, with `messages` also messages, per second at the median, and note them beside the times."""
     count = trace.program.nodes if messages else len(trace.program.tasks)
     result = count / benchmark.stats.stats.median
     benchmark.extra_info["per_second"] = round(result)
@@ -34,13 +34,13 @@ def rate(benchmark: Any, trace: Trace, messages: bool = False) -> float:
 
 @pytest.mark.parametrize(("name", "n", "steps"), [*LARGE, *((name, 256, 8) for name in TABLE_1 if name != "multi-cdp")])
 def test_fast(name: str, n: int, steps: int, benchmark: Any) -> None:
-    """A million tasks, warm."""
+    """The fast engine runs a million tasks, warm."""
     trace = benchmark.pedantic(traced, (name, n, steps), rounds=7, warmup_rounds=2)
     rate(benchmark, trace)
 
 
 def bare_timeouts(count: int) -> None:
-    """What SimPy does at most: one process that only waits."""
+    """Run one process that only waits: the most that SimPy can do."""
     environment = simpy.Environment()
 
     def process() -> Any:
@@ -52,7 +52,7 @@ def bare_timeouts(count: int) -> None:
 
 
 def test_simpy_bare(benchmark: Any) -> None:
-    """The yardstick, in the same process."""
+    """Time bare SimPy in the same process: the yardstick of the SimPy engine."""
     benchmark.pedantic(bare_timeouts, (200_000,), rounds=7, warmup_rounds=1)
     benchmark.extra_info["per_second"] = round(200_000 / benchmark.stats.stats.median)
 
@@ -64,7 +64,7 @@ BOX = Cluster(devices=(Devices(),), link=Link(latency=1e-5, bandwidth=1e11))
 @pytest.mark.parametrize("name", [*TABLE_1, "1f1b", "interleaved-1f1b", "gems", "pipedream"])
 @pytest.mark.parametrize("costs", ["unit", "real"])
 def test_simpy(name: str, costs: str, benchmark: Any) -> None:
-    """Tasks and messages, all columns of the trace included."""
+    """The SimPy engine runs tasks and messages, all columns of the trace included."""
     options: dict[str, Any] = {} if costs == "unit" else {"model": SECONDS, "cluster": BOX}
 
     def run() -> Trace:
@@ -76,14 +76,14 @@ def test_simpy(name: str, costs: str, benchmark: Any) -> None:
 
 
 def test_files(benchmark: Any, tmp_path: Any) -> None:
-    """All files of a million tasks, from a shell."""
+    """A command writes all files of a million tasks."""
     command = [sys.executable, "-m", "cdpsim", "simulate", "multi-cdp", "-n", "256", "--steps", "8", "--force", "-o"]
     run = {"check": True}
     benchmark.pedantic(subprocess.run, ([*command, str(tmp_path / "traces")],), run, rounds=3, warmup_rounds=1)
 
 
 def test_table1_500(benchmark: Any) -> None:
-    """Nine schedules of five hundred stages, from a shell; and the memory that it takes at most."""
+    """A command prints Table 1 for five hundred stages; its peak memory is noted, too."""
     command = [sys.executable, "-m", "cdpsim", "table1", "-n", "500"]
     run = {"check": True, "capture_output": True}
     benchmark.pedantic(subprocess.run, (command,), run, rounds=3, warmup_rounds=1)
@@ -102,6 +102,6 @@ print(time.perf_counter() - began)
 
 
 def test_first_call(benchmark: Any) -> None:
-    """A million tasks as the first thing that a process does, imports included."""
+    """A fresh process runs a million tasks, imports included."""
     run = {"check": True, "capture_output": True}
     benchmark.pedantic(subprocess.run, ([sys.executable, "-c", FRESH],), run, rounds=5, warmup_rounds=1)

@@ -1,4 +1,4 @@
-"""How long the harness takes: all nine schedules at N = 4 with the MLP, by ranks that stay alive."""
+"""Time of the harness: all nine schedules at N = 4 with the MLP, by ranks that stay alive."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ N = 4
 
 
 def test_nine_schedules_by_ranks(benchmark: Any) -> None:
-    """Parameters, memory and messages of each, sixteen ranks started and ended included."""
+    """Compare parameters, memory and messages of each; the start and the end of sixteen ranks are included."""
 
     def replay() -> list[bool]:
         with Ranks(N * N) as ranks:

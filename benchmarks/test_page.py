@@ -1,6 +1,6 @@
-"""The HTML file: how fast it is written, how large it is, how fast it opens, and how long a frame takes while zooming.
+"""The HTML file: the time to write it, its size, the time to open it, and the time of a frame while zooming.
 
-In a headless Chromium that draws in software. Fails where less is reached than was asked for.
+It opens in a headless Chromium that draws in software. A benchmark fails where it misses its target.
 """
 
 import shutil
@@ -52,7 +52,7 @@ FRAMES = """async () => {
 
 @pytest.fixture(scope="module", params=RUNS)
 def run(request: Any) -> Trace:
-    """A run, with all columns that a page needs."""
+    """Simulate a run, with all columns that a page needs."""
     trace = simulate(**RUNS[request.param])
     assert len(trace.tasks) and len(trace.messages) and len(trace.memory) and trace.summary()
     return trace
@@ -60,7 +60,7 @@ def run(request: Any) -> Trace:
 
 @pytest.fixture(scope="module")
 def file(run: Trace, tmp_path_factory: Any) -> Path:
-    """Its page."""
+    """Write the page of the run."""
     path: Path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_bytes(b"".join(page(run)))
     return path
@@ -68,7 +68,7 @@ def file(run: Trace, tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all."""
+    """Start one browser for all benchmarks."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -78,14 +78,14 @@ def browser() -> Iterator[Any]:
 
 
 def test_writing(run: Trace, benchmark: Any) -> None:
-    """From a trace to the file's bytes."""
+    """Make the bytes of the file from a trace."""
     size = benchmark.pedantic(lambda: sum(map(len, page(run))), rounds=3)
     benchmark.extra_info["bytes"] = size
     assert size <= 40e6
 
 
 def test_opening(file: Path, browser: Any, benchmark: Any) -> None:
-    """From the request to the first complete frame."""
+    """Time from the browser's request of the file to the first complete frame."""
     seconds = []
 
     def opened() -> None:
@@ -101,7 +101,7 @@ def test_opening(file: Path, browser: Any, benchmark: Any) -> None:
 
 
 def test_zooming(file: Path, browser: Any, benchmark: Any) -> None:
-    """Frames while the wheel turns, from one to the next; a browser draws none faster than every 17 ms."""
+    """Time from one frame to the next while the wheel turns; a browser takes 17 ms at least."""
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
     tab.goto(file.as_uri())
     tab.wait_for_selector("html[data-drawn]", timeout=60_000)

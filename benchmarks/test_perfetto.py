@@ -1,4 +1,4 @@
-"""A million tasks as a file for Perfetto: seconds from a simulated trace, and how much memory that takes beside it."""
+"""Export of a million tasks to Perfetto: seconds from a simulated trace, and the memory that the export adds."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ LARGE = [("multi-cdp", 256, 8), ("multi-cdp", 8, 8192), ("single-dp", 256, 8)]
 
 
 def simulated(name: str, n: int, steps: int) -> Trace:
-    """A run whose columns nobody has asked for yet."""
+    """Simulate a run whose columns are not computed yet."""
     return simulate(name, n, steps=steps)
 
 
 @pytest.mark.parametrize(("name", "n", "steps"), LARGE)
 def test_json(name: str, n: int, steps: int, benchmark: Any, tmp_path: Path) -> None:
-    """Columns, text and file of a million tasks with messages, arrows and counters."""
+    """Compute the columns and write the file of a million tasks with messages, arrows and counters."""
     file = tmp_path / "run.json"
 
     def setup() -> tuple[tuple[Trace], dict[str, Any]]:
@@ -49,7 +49,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
 def test_memory_of_json(benchmark: Any, tmp_path: Path) -> None:
-    """By how much the process's peak grows beyond the simulation's own, columns of the trace included."""
+    """Note by how much the export, columns of the trace included, raises the peak memory of the process."""
     command = [sys.executable, "-c", MEMORY.format(file=str(tmp_path / "run.json"))]
     run = {"check": True, "capture_output": True, "text": True}
     done = benchmark.pedantic(subprocess.run, (command,), run, rounds=1)

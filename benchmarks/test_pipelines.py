@@ -1,4 +1,4 @@
-"""Pipelines, small ones and of about a million tasks; torch's own generator and simulator of orders beside ours."""
+"""Time of pipelines, small ones and of about a million tasks, beside torch's own generator and simulator of orders."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ import pytest
 from benchmarks.test_engines import rate, traced
 from cdpsim import simulate
 from cdpsim.numeric import paths
-from cdpsim.schedules import SCHEDULES, _written_out
+from cdpsim.schedules import SCHEDULES, _checked_actions
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
@@ -36,7 +36,7 @@ REAL = {"cluster": "a100-nodes", "ignore_memory": True}
 
 
 def even(n: int) -> dict[str, Any]:
-    """Ask for a model of equal stages, with real costs."""
+    """Return options that ask for a model of equal stages, with real costs."""
     return REAL | {"model": {"name": "even", "stages": [EVEN | {"repeat": n}]}}
 
 
@@ -52,47 +52,47 @@ MEASURED: dict[str, tuple[tuple[Any, ...], dict[str, Any], int]] = {
 
 
 def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
-    """An order, written out anew."""
+    """Write out an order anew."""
     listing = SCHEDULES[name].order.lists
     assert listing is not None
-    return listing.written(n // chunks, m, chunks)
+    return listing.write_out(n // chunks, m, chunks)
 
 
 def test_peer(benchmark: Any) -> None:
-    """Of Table 1's schedules the one that others are measured by."""
+    """Time the one of Table 1's schedules that pipelines are measured by."""
     rate(benchmark, benchmark.pedantic(traced, ("multi-cdp", 256, 8), rounds=7, warmup_rounds=2))
 
 
 @pytest.mark.benchmark(timer=process_time)
 @pytest.mark.parametrize("case", MEASURED)
 def test_measured(case: str, benchmark: Any) -> None:
-    """From the request to what `compare` shows of it, warm, in seconds of the processor: the least counts."""
-    asked, options, rounds = MEASURED[case]
+    """Time from the request to the figures that `compare` shows, warm, in processor seconds: the least counts."""
+    arguments, options, rounds = MEASURED[case]
     assert paths.compiled_loops() is not None
-    benchmark.pedantic(lambda: measure(simulate(*asked, **options)), rounds=rounds, warmup_rounds=1)
+    benchmark.pedantic(lambda: measure(simulate(*arguments, **options)), rounds=rounds, warmup_rounds=1)
 
 
 @pytest.mark.benchmark(timer=process_time)
 def test_warm(benchmark: Any) -> None:
-    """A run of middling size where numba is loaded already."""
+    """Time a run of medium size where numba is loaded already."""
     assert paths.compiled_loops() is not None
     benchmark.pedantic(lambda: simulate("1f1b", 64, m=256, steps=2), rounds=30, warmup_rounds=2)
 
 
 @pytest.mark.parametrize(("name", "n", "options"), LARGE)
 def test_fast(name: str, n: int, options: dict[str, int], benchmark: Any) -> None:
-    """From the request to memory curves, warm; the order is written out anew each time."""
+    """Time from the request to memory curves, warm; the order is written out anew each time."""
 
-    def forgotten() -> tuple[tuple[str, int, int], dict[str, int]]:
-        _written_out.cache_clear()
+    def with_empty_cache() -> tuple[tuple[str, int, int], dict[str, int]]:
+        _checked_actions.cache_clear()
         return (name, n, 1), options
 
-    rate(benchmark, benchmark.pedantic(traced, setup=forgotten, rounds=9))
+    rate(benchmark, benchmark.pedantic(traced, setup=with_empty_cache, rounds=9))
 
 
 @pytest.mark.parametrize(("name", "n", "options"), [case for case in LARGE if "replicas" not in case[2]])
 def test_orders(name: str, n: int, options: dict[str, int], benchmark: Any) -> None:
-    """Writing an order out; actions per second."""
+    """Write an order out; note actions per second."""
     chunks = SCHEDULES[name].order.chunks
     actions = benchmark.pedantic(order, (name, n), {"chunks": chunks} | options, rounds=7, warmup_rounds=1)
     per_second(benchmark, len(actions))
@@ -100,7 +100,7 @@ def test_orders(name: str, n: int, options: dict[str, int], benchmark: Any) -> N
 
 @pytest.mark.parametrize(("name", "n", "m"), [("1f1b", 512, 1024), ("zb-h1", 340, 1024)])
 def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
-    """A million actions that somebody else has written."""
+    """Check a million actions as if a user had written them."""
 
     def fresh() -> tuple[tuple[Actions], dict[str, Any]]:
         return (order(name, n, m),), {}
@@ -111,7 +111,7 @@ def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gems"])
 def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longest paths alone: of 1f1b a front has hundreds of nodes, of GEMS one or two."""
+    """Find longest paths without numba: a front has hundreds of nodes in 1f1b, one or two in GEMS."""
     run = simulate(name, 512, m=1024, steps=1)
     monkeypatch.setattr(paths, "compiled_loops", lambda: None)
     benchmark.pedantic(fast, (run.program, run.costs), rounds=3, warmup_rounds=1)
@@ -123,15 +123,15 @@ SMALL = {"n": 64, "m": 128}  # for torch, whose time grows faster than its table
 
 @pytest.mark.parametrize(("name", "torchs"), [("1f1b", "1F1B"), ("gpipe", "GPipe")])
 def test_orders_beside_torch(name: str, torchs: str, benchmark: Any) -> None:
-    """Ours and torch's of one size, as actions per second."""
+    """Write orders of one size out, and let torch do so; note actions per second."""
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     beside(benchmark, partial(order, name, **SMALL), partial(visualizer.get_schedule_ops, torchs, *SMALL.values()))
 
 
 def test_runs_beside_torch(benchmark: Any) -> None:
-    """From an order's name to when each action starts: torch's in steps of its simulator, with sends and receives.
+    """Time from an order's name to the start of each action; torch simulates steps with sends and receives.
 
-    Not of its 1F1B: no send matches the last rank's micro-batches, which it counts from 1.
+    Torch's 1F1B is left out: no send matches the last rank's micro-batches, which it counts from 1.
     """
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
@@ -150,7 +150,7 @@ def test_runs_beside_torch(benchmark: Any) -> None:
 
 
 def beside(benchmark: Any, ours: Callable[[], Any], torchs: Callable[[], Any]) -> None:
-    """Time ours in rounds, and torch's in three, in the same run."""
+    """Time our function in rounds, and torch's three times, in the same process."""
     benchmark.pedantic(ours, rounds=7, warmup_rounds=1)
     per_second(benchmark, 2 * SMALL["n"] * SMALL["m"])
     seconds = median(repeat(torchs, number=1, repeat=3))
@@ -159,5 +159,5 @@ def beside(benchmark: Any, ours: Callable[[], Any], torchs: Callable[[], Any]) -
 
 
 def per_second(benchmark: Any, count: int) -> None:
-    """Note beside the times how many of something that is per second, at the median."""
+    """Note beside the times how many of `count` things that is per second, at the median."""
     benchmark.extra_info["per_second"] = round(count / benchmark.stats.stats.median)

@@ -1,4 +1,4 @@
-"""A thousand disturbed runs of 512 tasks: all at once, one after another, and event by event."""
+"""Time of a thousand disturbed runs of 512 tasks: all at once, one after another, and event by event."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ NAMES = ["multi-dp", "multi-cdp", "mp-cdp", "pp-cdp"]
 
 
 def run_of(name: str, jitter: str = "lognormal:0.1") -> Run:
-    """Eight stages, eight micro-batches, four steps: 512 tasks, and messages."""
+    """Simulate eight stages, eight micro-batches and four steps: 512 tasks, and messages."""
     run = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter)
     assert len(run.program.lane_tasks) == 512
     return run
@@ -31,14 +31,14 @@ def run_of(name: str, jitter: str = "lognormal:0.1") -> Run:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("jitter", ["uniform:0.1", "lognormal:0.1"])
 def test_spread(name: str, jitter: str, benchmark: Any) -> None:
-    """All of it: costs, levels, random numbers, the sweep, makespans and ends of steps."""
+    """Sample a thousand runs: costs, levels, random numbers, the sweep, makespans and ends of steps."""
     trace = simulate(name, model=MODEL, cluster=BOX, steps=4, jitter=jitter)
     benchmark.pedantic(sample_runs, (trace, RUNS), rounds=9, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sweep_alone(name: str, benchmark: Any) -> None:
-    """The longest paths of all runs, durations given."""
+    """Find the longest paths of all runs, whose durations are given."""
     run = run_of(name)
     graph = sort_into_levels(*run.program.waits(), run.program.nodes)
     duration = np.random.default_rng(0).random((run.program.nodes, RUNS))
@@ -49,7 +49,7 @@ def test_sweep_alone(name: str, benchmark: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_after_another(name: str, engine: str, benchmark: Any) -> None:
-    """A twentieth of the runs; their durations are drawn before. Times of a thousand are in `extra_info`."""
+    """Run a twentieth of them, with durations drawn before; `extra_info` has the time of a thousand."""
     run = run_of(name)
     drawn = jittered(run.program, run.costs.duration, Disorder(jitter="lognormal:0.1"), 0, range(RUNS // 20))
     several = [replace(run.costs, duration=row) for row in drawn]

@@ -1,4 +1,4 @@
-"""Fig. 4's extrapolation: any number of workers up to a million in under a second. Fails where less is reached."""
+"""Fig. 4's extrapolation to any number of workers up to a million; it fails where that takes a second."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from cdpsim import Model, Stage
 from cdpsim.files.units import Work
 from cdpsim.studies.superpose import superpose
 
-# Deeper than any model; times that are no whole numbers of anything.
+# Deeper than any shipped model, with times that have no common unit.
 DEEP = Model(
     stages=tuple(
         Stage(forward=Work(10**9 + 7 * k), backward=Work(2 * 10**9 + k), activation=10**6 + k) for k in range(1000)
@@ -20,7 +20,7 @@ DEEP = Model(
 @pytest.mark.parametrize("n", [32, 10**6])
 @pytest.mark.parametrize("model", ["resnet50", "vit-b16", DEEP], ids=["resnet50", "vit-b16", "1000 stages"])
 def test_any_number_of_workers(model: str | Model, n: int, axis: str, benchmark: Any) -> None:
-    """From a name to DP, CDP and the reduction."""
+    """Find the peaks of DP and CDP, and the reduction, from a name."""
     found = benchmark.pedantic(superpose, (model, n), {"axis": axis}, rounds=5, warmup_rounds=1)
     assert found.cdp <= found.dp
     assert benchmark.stats.stats.max < 1

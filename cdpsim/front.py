@@ -40,7 +40,7 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed
 from cdpsim.timing.engine import find_engine
-from cdpsim.timing.expand import expand, is_unrolled, origins, piece_times, unexpanded
+from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
@@ -90,12 +90,12 @@ def assemble(request: Request) -> Program:
     """Derive the tasks, messages, dependencies and buffers of a request; it says nothing of when they happen."""
     program = _whole(request)
     settled = _settled(request, program)
-    whole, origin = program, unexpanded(program)
+    whole, origin = program, unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
     if settled.expands:
         costs = node_costs(program, settled.timed_model, settled.cluster, settled.collective or DEFAULT)
         refuse_large_expansion(program, costs, settled.memory_engine, settled.max_memory, slots=settled.in_slots)
-        origin, algorithms = origins(program, costs), _run_by(costs)
+        origin, algorithms = expanded_origins(program, costs), _run_by(costs)
         program = expand(program, costs)
         check_columns(program)
     overlaps = settled.cluster.overlaps(program.devices)
@@ -256,7 +256,7 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
         "schedule": request.schedule.name,
         "shape": request.shape,
         "steps": request.steps,
-        "sizes": model.weights,
+        "sizes": model.all_sizes,
         "ties": request.local_ties,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,
@@ -284,7 +284,7 @@ def _whole(request: Request) -> Program:
     """The program of what is asked, with collectives in one piece, for devices that are there."""
     cluster = request.cluster
     program = derive(
-        request.schedule.hurried if request.overlap_all_reduce else request.schedule,
+        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
         request.timed_model,
         request.steps,
         shape=replace(request.shape, widths=request.widths),
@@ -375,7 +375,7 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.room
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.memory_by_device(program, run.start, run.end)
+    device, time, size = memory.total_memory(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -17,11 +19,11 @@
 # A model of $N$ stages is trained on mini-batches that are cut into $N$ micro-batches. In one *slot*, one stage does
 # the forward or the backward of one micro-batch; a training step of a micro-batch is $2N$ slots. Data parallelism
 # (DP) starts all micro-batches together. *Cyclic* data parallelism (CDP, [Fournier & Oyallon
-# 2024](https://arxiv.org/abs/2403.08837)) starts them two slots apart, and everything that DP does at once happens
-# one after another.
+# 2024](https://arxiv.org/abs/2403.08837)) starts them two slots apart, so that everything which DP does at once
+# happens one after another.
 #
-# The paper's Table 1 says what that means for nine implementations. Here every cell of it is measured: a schedule is
-# run, and the number is read off what happened. No formula feeds it.
+# The paper's Table 1 gives the consequences for nine implementations. This notebook measures every cell of it: it
+# runs a schedule, and reads the number off the run. No formula feeds it.
 
 # %%
 # %matplotlib inline
@@ -49,8 +51,8 @@ from cdpsim.studies.table1 import compute_table1
 # %% [markdown]
 # ## Nine implementations
 #
-# Timing × placement × which parameters a task reads: that is all that is declared of a schedule. Who sends what to
-# whom and what is held how long follows from it.
+# A schedule declares its timing, its placement, and which parameters a task reads; and nothing else. All messages,
+# and the lifetime of everything in memory, follow from that.
 
 # %%
 for name, schedule in cdpsim.SCHEDULES.items():
@@ -58,7 +60,7 @@ for name, schedule in cdpsim.SCHEDULES.items():
 
 # %% [markdown]
 # The smallest example, three stages on three devices: `F1.0` is the forward of micro-batch 1 on stage 0, and `/`
-# marks what reads older parameters than the newest. First DP, then CDP.
+# marks a task that reads older parameters than the newest. First DP, then CDP.
 
 # %%
 for name in ("multi-dp", "multi-cdp"):
@@ -67,7 +69,7 @@ for name in ("multi-dp", "multi-cdp"):
 # %% [markdown]
 # ## The table for N = 4
 #
-# Three numbers a cell: what the paper prints, the exact value, what was measured. $B\Psi_A$ are the activations of
+# Each cell has three numbers: the paper's, the exact value, and the measured one. $B\Psi_A$ are the activations of
 # one micro-batch in all stages, $\Psi_P$ the parameters of all stages; a stage has $1/N$ of both.
 
 # %%
@@ -78,8 +80,8 @@ assert all(row["agree"] for row in table.rows)
 # %% [markdown]
 # ## One cell by hand: activations
 #
-# One device runs all micro-batches: how much of their activations does it hold? A stage's activations of one
-# micro-batch are held from the start of its forward to the end of its backward. Under DP all $N$ micro-batches have
+# One device runs all micro-batches: how many of their activations are in its memory? A stage's activations of one
+# micro-batch are there from the start of its forward to the end of its backward. Under DP all $N$ micro-batches have
 # done their $N$ forwards before the first backward frees anything: $N^2$ stage-activations, which is $N \cdot
 # B\Psi_A$. Under CDP one micro-batch is at its peak when another has almost nothing, and the sum is $N(N+1)/2$ in
 # *every* slot.
@@ -90,18 +92,18 @@ dp, cdp = cdpsim.simulate("single-dp", n=n), cdpsim.simulate("single-cdp", n=n)
 memory_over_time([dp, cdp])
 
 # %% [markdown]
-# Everything together falls less here, by one stage's worth: one device that runs all micro-batches cyclically needs two
+# The total falls less here, by one stage's parameters: one device that runs all micro-batches cyclically needs two
 # versions of its early stages at once. The next notebook shows which.
 
 
 # %% [markdown]
-# Counted from the tasks, without looking at `memory.csv`: in a slot are held the activations of all passes that have
-# begun their forward and not ended their backward.
+# The same number, counted from the tasks without `memory.csv`: in a slot, memory has the activations of all passes
+# that have begun their forward and not ended their backward.
 
 
 # %%
 def held(trace: cdpsim.Trace, slot: int) -> int:
-    """How many passes through a stage are between the start of their forward and the end of their backward."""
+    """Return how many passes through a stage are between the start of their forward and the end of their backward."""
     tasks = trace.tasks
     begun = int(((tasks["kind"] == "F") & (tasks["start"] <= slot)).sum())
     done = int(((tasks["kind"] == "B") & (tasks["end"] <= slot)).sum())
@@ -180,10 +182,10 @@ assert ratio.tolist() == [(k + 1) / (2 * k) for k in sizes]
 # %% [markdown]
 # ## Rounds and volume
 #
-# *Rounds* are what has to happen between two slots. An all-reduce of $N$ devices takes $\mathcal{O}(\log N)$ rounds
-# or more, however it is done, and they all fall between two training steps. CDP sends a partial sum on when it is
-# there: one message between two slots, for every $N$. What it sends in all is the same as DP's for a device per
-# micro-batch, and exactly half of it for model parallelism.
+# *Rounds* are the communication steps that have to fall between two slots. An all-reduce of $N$ devices takes
+# $\mathcal{O}(\log N)$ rounds or more, however it is done, and they all fall between two training steps. CDP sends a
+# partial sum on as soon as it has it: one message between two slots, for every $N$. In total it sends as much as DP
+# with a device per micro-batch, and exactly half as much with model parallelism.
 
 # %%
 lines = []

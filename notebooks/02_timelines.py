@@ -16,8 +16,8 @@
 # %% [markdown]
 # # Timelines
 #
-# What a schedule does is easiest to see. This notebook looks at data parallelism (DP) beside cyclic data parallelism
-# (CDP) slot by slot: who computes, what is held, what is sent, how old the parameters are, and what changes with real
+# A schedule is easiest to understand in pictures. This notebook shows data parallelism (DP) beside cyclic data
+# parallelism (CDP) slot by slot: computation, memory, messages, the age of the parameters, and the effect of real
 # costs.
 
 # %%
@@ -67,15 +67,15 @@ for trace in (v1, v2):
 # %% [markdown]
 # ## As the paper's Fig. 1
 #
-# The same as a picture: a mark per task, its colour the micro-batch, ↑ forward and ↓ backward. DP waits for everybody
-# at the end of a training step, and so, later, does CDP-v1: the double bars. CDP-v2 reads new parameters wherever
-# they are there in time. It has no such bar, only messages from one device to another.
+# The same as a picture: a mark per task, its colour the micro-batch, ↑ forward and ↓ backward. DP waits for all
+# devices at the end of a training step, and so, later, does CDP-v1: the double bars. CDP-v2 reads new parameters
+# wherever they arrive in time. It has no such bar, only messages from one device to another.
 
 # %%
 paper([dp, v1, v2])
 
 # %% [markdown]
-# ## What is held
+# ## Memory
 #
 # All devices together hold $N^2$ stage-activations at DP's peak, and $N(N+1)/2$ all the time under CDP.
 
@@ -87,7 +87,7 @@ memory_over_time([dp, cdp])
 
 # %%
 def held(trace: cdpsim.Trace, slot: int) -> int:
-    """The activations that all devices hold in a slot: of each device the last row until then."""
+    """Return the activations in the memory of all devices in a slot: the sum of each device's last row until then."""
     rows = (trace.memory["category"] == "activations") & (trace.memory["time"] <= slot)
     return sum(
         dict(zip(trace.memory["device"][rows].tolist(), trace.memory["size"][rows].tolist(), strict=True)).values()
@@ -98,17 +98,19 @@ assert max(held(dp, slot) for slot in range(2 * n * 3)) == n * n
 assert {held(cdp, slot) for slot in range(2 * (n - 1), 2 * n * 3)} == {n * (n + 1) // 2}
 
 # %% [markdown]
-# Every single device still goes up and down as before: they only do not peak together. What falls is the sum, so
-# memory is saved where micro-batches share it (a device that runs them all, or model parallelism with fewer devices).
+# The memory of every single device still goes up and down as before, but the devices do not peak together. Only the
+# sum falls, so CDP saves memory where micro-batches share it (a device that runs them all, or model parallelism with
+# fewer devices).
 
 # %%
 memory_over_time([cdp])
 
 # %% [markdown]
-# ## What is sent
+# ## Messages
 #
 # DP sends everything at the end of a training step. CDP passes partial sums and new parameters on as they come, about
-# as much in every slot. (In all it sends less in these three steps, because what nobody will read is not sent.)
+# as much in every slot. (In total it sends less in these three steps, because it does not send parameters that no
+# task of the run reads.)
 
 # %%
 traffic_over_time([dp, cdp])
@@ -125,12 +127,12 @@ for trace in (dp, cdp):
 assert set(dp.messages["start"].tolist()) == {2 * n, 4 * n, 6 * n}
 
 # %% [markdown]
-# ## How many versions, how old
+# ## Versions and their age
 #
-# Nothing comes for nothing: some tasks of CDP read parameters that are one training step old. On average that is 1
-# step for v1 and $(N-1)/2N$ for v2. Where each worker has its own copy of the parameters (`multi-cdp`), v2 keeps one
-# version, and only v1's updater keeps two. A pipeline (`pp-cdp`) keeps two on every stage but the last, because some
-# micro-batches have gone forward with the old version and still owe their backward.
+# CDP has a price: some of its tasks read parameters that are one training step old. The mean age is 1 step for v1 and
+# $(N-1)/2N$ for v2. Where each worker has its own copy of the parameters (`multi-cdp`), v2 keeps one version, and
+# only v1's updater keeps two. A pipeline (`pp-cdp`) keeps two on every stage but the last, because some micro-batches
+# have done their forward with the old version, and their backward is still to come.
 
 # %%
 pipeline = cdpsim.simulate("pp-cdp", n=4)
@@ -145,11 +147,11 @@ assert [trace.summary()["mean_staleness"] for trace in several] == [0, 1, 3 / 8,
 versions_over_time(several)
 
 # %% [markdown]
-# ## What real costs change
+# ## Real costs
 #
-# With a model and a cluster, slots become seconds and stages' worth become bytes. A backward takes twice as long as a
-# forward here, and a message takes time. The steps are not even any more, and nobody planned the gaps: they come out
-# of who waits for whom.
+# With a model and a cluster, slots become seconds and stage-activations become bytes. A backward takes twice as long
+# as a forward here, and a message takes time. The steps are not even any more. The schedule does not state the gaps:
+# they follow from the dependencies.
 
 # %%
 stage = Stage(forward="8 ms", backward="16 ms", activation="1.5 GB", boundary="16 MB", parameters="400 MB")
@@ -162,10 +164,10 @@ memory_over_time(list(real.values()))
 traffic_over_time(list(real.values()))
 
 # %% [markdown]
-# DP's devices wait for their all-reduce. CDP's wait, too: new parameters are pulled just in time, so a device stands
-# still while they travel. Let them come one task earlier, and they travel while others compute: a step takes no longer
-# than its work, 4 x 24 ms. (CDP's devices begin and end one after another, which is much of a run as short as this one:
-# hence their idle time.)
+# DP's devices wait for their all-reduce. CDP's wait, too: a device pulls new parameters just in time, and stands
+# still while they travel. With `prefetch=1` it pulls them one task earlier, and they travel while it computes: a step
+# takes no longer than its work, 4 x 24 ms. (CDP's devices begin and end one after another. In a run as short as this
+# one, that is most of their idle time.)
 
 # %%
 real["multi-cdp, early"] = cdpsim.simulate("multi-cdp", model=model, cluster=cluster, prefetch=1)
@@ -176,10 +178,10 @@ times = {name: trace.summary()["period"] for name, trace in real.items()}
 assert round(times["multi-cdp, early"], 9) == 4 * 0.024 < times["multi-dp"] < times["multi-cdp"]
 
 # %% [markdown]
-# ## To look closer, and to send to a colleague
+# ## A page to zoom into, and to send to a colleague
 #
-# One HTML file without anything around it, to pan, zoom and search; a trace for [Perfetto](https://ui.perfetto.dev).
-# From the shell:
+# `cdpsim timeline` writes one self-contained HTML file to pan, zoom and search, or a trace for
+# [Perfetto](https://ui.perfetto.dev):
 #
 #     cdpsim timeline multi-cdp -n 8 -o run.html
 #     cdpsim timeline multi-cdp -n 8 -o run.json

@@ -16,10 +16,10 @@
 # %% [markdown]
 # # Which schedule, how much memory, how fast?
 #
-# From a configuration of Hugging Face's transformers and a cluster to answers in seconds and bytes. The model is a
-# Llama of 1.1 billion parameters (TinyLlama's sizes); the cluster that of the ACCO paper (Nabli et al. 2024): nodes of
-# eight A100 with 80 GB, NVLink inside, one network card of 100 Gb/s for each node. No GPU, no weights and no download
-# are needed.
+# This notebook goes from a configuration of Hugging Face's transformers and a cluster to answers in seconds and
+# bytes. The model is a Llama of 1.1 billion parameters (TinyLlama's sizes). The cluster is that of the ACCO paper
+# (Nabli et al. 2024): nodes of eight A100 with 80 GB, NVLink inside, one network card of 100 Gb/s for each node. No
+# GPU, no weights and no download are needed.
 
 # %%
 # %matplotlib inline
@@ -58,8 +58,8 @@ def table(rows: list[dict[str, object]]) -> None:
 # %% [markdown]
 # ## A model
 #
-# `profile` runs each layer on tensors without contents: it finds out what a forward leaves for its backward to the
-# byte, and counts operations. A micro-batch is two sequences of 2,048 tokens, in bf16.
+# `profile` runs each layer on tensors without contents. It finds, to the byte, what a forward stores for its
+# backward, and counts operations. A micro-batch is two sequences of 2,048 tokens, in bf16.
 
 # %%
 config = {
@@ -87,7 +87,8 @@ assert parameters == 1_100_048_384
 # ## How much memory
 #
 # With Adam and mixed precision a parameter weighs 16 bytes: weights and gradients in two each, a master copy and two
-# moments in four each. What else a device holds is up to the schedule, and to recomputation. Eight stages:
+# moments in four each. The rest of a device's memory depends on the schedule, and on recomputation. With eight
+# stages:
 
 # %%
 adam = {"optimizer": "adam", "mixed_precision": True}
@@ -95,7 +96,7 @@ accos = {"cluster": "a100-nodes", "steps": 12, "ignore_memory": True}
 
 
 def measured(name: str, n: int, **more: object) -> Measured:
-    """Run the model so; whoever pulls parameters asks for them one task ahead."""
+    """Run the model by a schedule; one that pulls parameters does so one task ahead."""
     pulls = "prefetch" in cdpsim.SCHEDULES[name].options
     return measure(cdpsim.simulate(name, n, model=llama, prefetch=int(pulls), **adam, **(accos | more)))
 
@@ -110,9 +111,9 @@ for name in ("single-dp", "single-cdp", "pp-cdp", "zero-dp"):
 table(rows)
 
 # %% [markdown]
-# One device that runs all eight micro-batches side by side needs more than it has. Staggered as CDP has them it does
-# not, because half of the activations is all that there is at any time: the paper's first claim, in bytes. Where
-# activations are computed again there is little left to halve, and CDP's second version of some parameters weighs more.
+# One device that runs all eight micro-batches side by side needs more memory than it has. With CDP's stagger it has
+# enough, because only half of the activations exist at any time: the paper's first claim, in bytes. With
+# recomputation there is little left to halve, and CDP's second version of some parameters weighs more.
 
 # %%
 dp, cdp = (measured(name, 8) for name in ("single-dp", "single-cdp"))
@@ -127,7 +128,7 @@ assert 0.5 < cdp.activations / dp.activations < 0.6  # (N + 1) / 2N, and boundar
 
 # %%
 def shown(figure: Figure) -> Image:
-    """Show a figure as it would be written to a file."""
+    """Show a figure as it is written to a file."""
     return Image(canvas.rendered(figure, "figure.png"), width=1100)
 
 
@@ -136,8 +137,8 @@ shown(comparison_bars([*inside.values()], in_slots=False))
 
 # %% [markdown]
 # Data parallelism, its cyclic form and a pipeline take nearly the same time on eight devices: NVLink hides what they
-# send. The pipeline sends the least and holds half of what replicas do. `zero-cdp` pulls whole states from device to
-# device, all the time, and that does not hide.
+# send. The pipeline sends the least and needs half of the replicas' memory. `zero-cdp` moves entire states from
+# device to device all the time, and that does not hide.
 
 # %%
 assert all(inside[name].exposed < 0.05 for name in ("multi-dp", "multi-cdp", "pp-cdp"))
@@ -147,9 +148,9 @@ assert inside["zero-cdp"].exposed > 0.1
 # %% [markdown]
 # ## How fast, beyond a node
 #
-# With sixteen stages on two nodes messages go through network cards. *Alone* is what every message would take if no
-# other was there; *shared* lets all that go through one card at a time share its bandwidth, max-min fair. All-reduces
-# are rings.
+# With sixteen stages on two nodes messages go through network cards. *Alone* is the time of every message if there
+# were no other; *shared* lets all messages that go through one card at a time share its bandwidth, max-min fair.
+# All-reduces are rings.
 
 # %%
 rings = {"multi-dp": {"collective": "ring"}, "multi-cdp": {}, "pp-cdp": {}}
@@ -171,8 +172,8 @@ table(
 )
 
 # %% [markdown]
-# Without contention data parallelism would still win. With it the cards are what is short, and the pipeline, which
-# sends an eighth, is the fastest: the two answers differ in which schedule to take.
+# Without contention data parallelism would still win. With contention the cards are the bottleneck, and the pipeline,
+# which sends an eighth, is the fastest: the two models of communication recommend different schedules.
 
 # %%
 best = min(rings, key=lambda name: shared[name].step)
@@ -181,15 +182,15 @@ assert isclose(alone["pp-cdp"].step, shared["pp-cdp"].step)  # none of its messa
 assert alone["multi-dp"].sent > 8 * alone["pp-cdp"].sent
 
 # %% [markdown]
-# From which bandwidth on would messages be hidden? What waits of a step over the bandwidth of all links; the dashed
-# line is the cluster's own. (Each message alone: with shared links it takes more.)
+# From which bandwidth on would messages be hidden? The curves show the waiting share of a step over the bandwidth of
+# all links; the dashed line is the cluster's own. (Each message is alone: with shared links it takes more.)
 
 # %%
 cluster = presets.find_cluster("a100-nodes")
 
 
 def run_of(name: str) -> Callable[[cdpsim.Cluster], cdpsim.Trace]:
-    """What runs a schedule on whatever cluster."""
+    """Return a function that runs a schedule on a cluster."""
     pulls = "prefetch" in cdpsim.SCHEDULES[name].options
     asked = {"model": llama, "prefetch": int(pulls), **rings[name], **adam, **accos}
     return lambda changed: cdpsim.simulate(name, 16, **(asked | {"cluster": changed}))
@@ -206,9 +207,9 @@ assert found["pp-cdp"].break_even < found["multi-cdp"].break_even < found["multi
 # %% [markdown]
 # ## One slow device, and chance
 #
-# A device that is four times slower, as in ACCO's appendix C, makes a step of either four times as long: everybody
-# waits for it. If it is chance that makes tasks longer, 20 % here, DP pays for the slowest of all in every step. A
-# thousand runs are swept at once.
+# A device that is four times slower, as in ACCO's appendix C, makes a step of either four times as long: all devices
+# wait for it. If tasks take longer by chance, 20 % here, DP pays for the slowest of all in every step. One sweep
+# computes a thousand runs.
 
 # %%
 rows = []
@@ -227,7 +228,8 @@ table(rows)
 # ## ACCO's Fig. 3
 #
 # The paper measures that averaging the gradients of Llama-2-7B beyond one node can take more than four times as long
-# as a forward and a backward. As data parallelism in one piece (`-n 1`), on this cluster, with 8, 16 and 32 devices:
+# as a forward and a backward. Here it is data parallelism of an undivided model (`-n 1`), on this cluster, with 8, 16
+# and 32 devices:
 
 # %%
 rows = []
@@ -247,10 +249,10 @@ for m in (8, 16, 32):
 table(rows)
 
 # %% [markdown]
-# Beyond a node averaging takes 25 times as long as within, and as long as the better part of the computing. It does
-# not take four times as long with this model file, of which weights, gradients and two sequences of 4,096 tokens in
-# bf16 fill the device; with unfused attention or in fp32 only 2,048 tokens fit, and then it takes more than three
-# times. The paper does not say which it was; `docs/break-even.md` has the table.
+# Beyond a node, averaging takes 25 times as long as within, and as long as most of the computation. It does not take
+# four times as long with this model file: weights, gradients and two sequences of 4,096 tokens in bf16 fill the
+# device. With unfused attention or in fp32 only 2,048 tokens fit, and then averaging takes more than three times as
+# long. The paper does not say which case it measured; `docs/break-even.md` has the table.
 
 # %%
 inside_node, _, beyond = (float(str(row["quotient"])) for row in rows)

@@ -16,9 +16,9 @@
 # %% [markdown]
 # # Is the simulator right?
 #
-# A schedule's program is simulated and also played with real tensors. Before it is played, the simulation says what
-# each device will hold, what will be sent, and what the final parameters must be. This notebook plays four schedules,
-# and shows beside them every result under `validation/results`.
+# The harness replays a schedule's program with real tensors. Before the replay, the simulation predicts the memory of
+# each device, all messages, and the final parameters. This notebook replays four schedules, and shows every result
+# under `validation/results`, too.
 
 # %%
 import sys
@@ -43,10 +43,10 @@ def shown(found: list[report.Found]) -> Image:
 
 
 # %% [markdown]
-# ## Four schedules, played now
+# ## Four schedules, replayed now
 #
-# All devices are played in this process, in the order of slots. A small transformer, four stages of equal size, and
-# as many micro-batches. `profiled` finds out what a stage holds without computing anything; only that enters the
+# This process plays all devices, in the order of slots. The model is a small transformer of four equal stages, with
+# as many micro-batches. `profiled` finds the memory of a stage without computing anything; only that enters the
 # simulation.
 
 # %%
@@ -58,7 +58,7 @@ for schedule in ("single-dp", "single-cdp", "multi-cdp", "mp-cdp"):
 print(report.as_table(played, "text"))
 
 # %% [markdown]
-# The lines are simulated, the dots measured: a storage counts from when torch makes it until it is gone.
+# The lines are simulated, the dots measured: a storage counts from when torch allocates it until torch frees it.
 
 # %%
 shown(played)
@@ -66,9 +66,9 @@ shown(played)
 # %% [markdown]
 # ## What cyclic execution saves
 #
-# The paper: at their peak, $N(N+1)/2$ stage-activations instead of $N^2$. What a replay measures lies above
-# $(N+1)/2N$, because a backward also needs room for its own work and for the gradient of a boundary, and these do not
-# become fewer. The simulation has them too.
+# The paper claims $N(N+1)/2$ stage-activations at the peak instead of $N^2$. A replay measures more than $(N+1)/2N$,
+# because a backward also needs room for its own work and for the gradient of a boundary, and CDP does not reduce
+# these. The simulation counts them, too.
 
 # %%
 total = {each.report.asked.schedule: each.report.memory.total for each in played}
@@ -81,9 +81,9 @@ for name, ratio in (
     print(name, f"{ratio:.4f}")
 
 # %% [markdown]
-# ## Results that are kept
+# ## Stored results
 #
-# Each was written by `python -m validation replay`, with the machine and the versions that it ran on.
+# `python -m validation replay` has written each, with its machine and its versions.
 
 # %%
 results = root / "validation" / "results"

@@ -1,4 +1,4 @@
-"""What the tests share: how hypothesis searches, a command line to call, small model and cluster files."""
+"""Fixtures and settings for all tests: how hypothesis searches, the command line in this process, small input files."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ from hypothesis import settings
 from cdpsim import cli
 
 ALL = "CDPSIM_TEST_ALL"
-# The name of a file. Where it is there, the tests in it are left out, but for laws, which may have more examples now;
-# else the tests that pass are written into it.
+# The name of a file, by which two environments share the suite, so that no test runs in both. The first run writes the
+# tests that pass into it and leaves the laws to the second, which runs what is not in the file.
 PASSED = "CDPSIM_TEST_PASSED"
 if "CDPSIM_TEST_WITHOUT_NUMBA" in os.environ:  # as on platforms that have none
     sys.modules["numba"] = None  # type: ignore[assignment]
@@ -29,16 +29,19 @@ settings.register_profile("cdpsim", deadline=None, max_examples=examples(50), de
 settings.load_profile("cdpsim")
 
 
+@pytest.hookimpl(trylast=True)  # hypothesis marks its tests in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Do not count what lines laws reach, whose many examples would take twice as long; single cases reach them too."""
     laws = [item for item in items if item.get_closest_marker("hypothesis")]
     for item in laws:
         item.add_marker("no_cover")
-    path = Path(os.environ.get(PASSED, ""))
-    if path.is_file():
-        done = set(path.read_text(encoding="utf-8").splitlines()) - {law.nodeid for law in laws}
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
-        items[:] = [item for item in items if item.nodeid not in done]
+    if name := os.environ.get(PASSED):
+        passed = Path(name)
+        elsewhere = {law.nodeid for law in laws}
+        if passed.is_file():
+            elsewhere = set(passed.read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in elsewhere])
+        items[:] = [item for item in items if item.nodeid not in elsewhere]
 
 
 _passed: list[str] = []
@@ -95,7 +98,7 @@ bandwidth = "1 GB/s"
 
 
 class Outcome(NamedTuple):
-    """What a call of the command line came to."""
+    """The exit code and the two outputs of a call of the command line."""
 
     code: int
     out: str

@@ -24,7 +24,7 @@ def node(program: Program, number: int) -> str:
 
 
 def buffer(program: Program, number: int) -> str:
-    """Describe a buffer: what it holds, where, and from when to when."""
+    """Describe a buffer: its content, its device, and its first and last moment."""
     held = program.buffers
     ends = [int(held.end[number]), *(int(end) for end in held.kept_until[held.kept == number])]
     content = f"{Category(int(held.category[number])).name.lower()} of stage {held.stage[number]}"

@@ -138,7 +138,7 @@ def test_a_pyramid_of_other_times_is_another_program() -> None:
 
 
 def test_expanded_collectives_keep_their_algorithms() -> None:
-    """What is best where latency counts is not where bandwidth does; then another program is assembled."""
+    """The best algorithm at small latency is not the best at high bandwidth; then another program is assembled."""
 
     def switch(latency: float, bandwidth: float) -> Cluster:
         cable = Cable(latency=latency, bandwidth=bandwidth)
@@ -185,7 +185,7 @@ def test_costs_of_disturbed_runs_are_swept_as_they_run() -> None:
 
 
 def test_a_request_says_all_of_itself() -> None:
-    """Beside one, no words are taken; what is no word is refused, with the nearest one."""
+    """Beside a request, no options are taken; an unknown option is refused, with the nearest one."""
     request = Request("multi-cdp", 4)
     assert repr(request) == "Request('multi-cdp', n=4, m=4, steps=3, model='unit', cluster='unit')"
     assert simulate(request).request == request.resolved(sends=True, sums=False, devices=4)
@@ -229,7 +229,7 @@ SLOWED = Cluster(link=LINKS[1].link, disorder=Disorder(slow=(Slow(1, 3.0),)))
 @pytest.mark.parametrize("words", [{}, {"jitter": "uniform:0.2"}, {"slow": ["0:2"]}, {"jitter": "uniform:0"}])
 @pytest.mark.parametrize("clusters", [(SLOWED, LINKS[1]), (LINKS[1], SLOWED)])
 def test_what_disturbs_a_cluster_stays_with_it(words: dict[str, Any], clusters: tuple[Cluster, Cluster]) -> None:
-    """What is asked for goes to the other cluster, word by word; what the first one says of itself does not."""
+    """The request's own disorder goes to the other cluster, option by option; the first cluster's does not."""
     first, second = clusters
     program = assemble(real("multi-dp", first, **words))
     found, fresh = run(program, price(program, MODEL, second)), simulate(real("multi-dp", second, **words))
@@ -277,7 +277,7 @@ def test_costs_of_another_program_are_refused() -> None:
 
 
 def test_what_a_request_says_cannot_be_changed_behind_it() -> None:
-    """What it hands out is the caller's own."""
+    """Everything that a request hands out is a copy, which the caller may change."""
     request = Request("1f1b", 2, m=3, counts=[[1], [2], [3]])
     request.to_builtins()["counts"][0][0] = 7
     assert request["counts"] == [[1], [2], [3]] and request.steps == 3

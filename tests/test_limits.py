@@ -1,4 +1,4 @@
-"""The estimate before a run: what fits is known, what does not is refused with what would."""
+"""The estimate before a run: a run that does not fit is refused, with the largest that would."""
 
 import re
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_real_costs_need_more() -> None:
 
 
 def test_numbers_of_nodes_have_an_end() -> None:
-    """Whatever the memory."""
+    """However much memory there is."""
     with pytest.raises(RequestError, match=f"{MOST_TASKS:,} tasks are the most"):
         refuse_too_large(2**14, None, 1, "fast", 10**15)
 

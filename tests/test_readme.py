@@ -18,7 +18,7 @@ def sessions() -> list[list[tuple[str, str]]]:
 
 
 def played(command: str) -> str | None:
-    """What a command prints, for the two that the README uses; None where capturing it is up to the caller."""
+    """Return the output of the two commands that the README uses; None where the caller captures it."""
     words = shlex.split(command)
     if words[0] == "head":
         return "".join(Path(words[3]).read_text(encoding="utf-8").splitlines(keepends=True)[: int(words[2])])

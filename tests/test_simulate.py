@@ -1,4 +1,4 @@
-"""The front door in Python: what it takes, what it refuses."""
+"""`simulate` from Python: the arguments it takes, and those it refuses."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any], messa
 
 @pytest.mark.parametrize("schedule", [None, 3, "cdp"])
 def test_an_unknown_schedule_is_refused(schedule: Any) -> None:
-    """Whatever it is."""
+    """A name of every type and length."""
     with pytest.raises(RequestError, match="unknown schedule"):
         simulate(schedule, 3)
 
@@ -100,7 +100,7 @@ def test_a_huge_prefetch_is_as_good_as_the_whole_run() -> None:
 @given(requests(most=3))
 @settings(max_examples=40)
 def test_a_saved_trace_is_reopened_with_its_run(request: dict[str, Any]) -> None:
-    """Whatever was asked for: its request, served again, gives the same columns."""
+    """For every request: the recorded one, served again, gives the same columns."""
     trace = simulate(**request)
     with TemporaryDirectory() as folder:
         trace.save(Path(folder) / "trace")
@@ -138,7 +138,7 @@ def test_a_changed_trace_stands_for_itself(tmp_path: Path) -> None:
     ],
 )
 def test_a_request_that_cannot_be_served_again_leaves_the_columns(tmp_path: Path, change: dict[str, Any]) -> None:
-    """It may be anything: somebody else may have written it."""
+    """The recorded request may be anything: another program may have written it."""
     trace = simulate("multi-cdp", 2, steps=2)
     trace.save(tmp_path / "trace")
     path = tmp_path / "trace" / "summary.json"

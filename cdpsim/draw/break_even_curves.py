@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
-_LEGEND_LINE = 0.19  # inches
+_LEGEND_ROW = 0.19  # inches
 _MARKERS = "osD^vPXp"
 
 
@@ -33,7 +33,7 @@ def break_even_curves(
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
     several = len({one.n for one in found}) > 1
     columns = 2 if several else 1
-    height = _HEIGHT + _LEGEND_LINE * (2 + -(-len(curves) // columns))
+    height = _HEIGHT + _LEGEND_ROW * (2 + -(-len(curves) // columns))
     figure = Figure(figsize=((1.9 if several else 1) * _WIDTH, height), layout="constrained")
     panels = figure.subplots(1, columns, squeeze=False)[0]
     numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
@@ -139,5 +139,10 @@ def _entry(one: BreakEven, name: str, number: int) -> "Line2D":
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"
     elif one.break_even:
+<<<<<<< HEAD
         words = f"{short_text(one.break_even, 'B/s', digits=3)}, {one.factor:.3g} times this cluster's"
+=======
+        bandwidth = short_text(one.break_even, "B/s", 3)
+        words = f"{bandwidth}, {one.factor:.3g} times this cluster's"
+>>>>>>> main
     return Line2D([], [], label=f"{label(name, 40)}: {words}", **_style(number))

@@ -56,7 +56,7 @@ def _draw_column(axes: "Axes", measured: Sequence[Measured], column: str, unit: 
     if column == "bubble":
         _draw_bars(axes, [one.exposed for one in measured], COLOURS[0], "exposed")
     for row, (one, value) in enumerate(zip(measured, values, strict=True)):
-        words, ink, right = _number(value, unit), INK, value or 0
+        words, ink, right = _bar_text(value, unit), INK, value or 0
         if column == "step" and one.steps:
             right = _draw_quantiles(axes, row, one.steps)
         if column == "memory" and not one.fits:
@@ -92,10 +92,16 @@ def _row_label(one: Measured, measured: Sequence[Measured]) -> str:
     return label(one.schedule if len(alike) == 1 else f"{one.schedule}, {one.rule}")
 
 
-def _number(value: float | None, unit: str) -> str:
-    """Write a number with its unit; `-` for None."""
+def _bar_text(value: float | None, unit: str) -> str:
+    """Return the number at the end of a bar; `-` for None."""
     if value is None:
         return "-"
+<<<<<<< HEAD
     if not unit:
         return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
     return short_text(value, unit, digits=3)
+=======
+    if unit:
+        return short_text(value, unit, 3)
+    return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
+>>>>>>> main

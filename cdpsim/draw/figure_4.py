@@ -11,17 +11,10 @@ from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.curves.panels import steps
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
+from cdpsim.files.units import short_text
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Floats, group_starts
-from cdpsim.studies.superpose import (
-    PAPER_CLAIMS,
-    WorkerCurve,
-    bytes_text,
-    fold,
-    percent_text,
-    superpose,
-    worker_curve,
-)
+from cdpsim.studies.superpose import PAPER_CLAIMS, WorkerCurve, bytes_text, fold, superpose, worker_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +60,7 @@ def memory_per_worker(
 def _model_panel(
     part: "SubFigure", number: int, model: str | Path | Model, n: Sequence[int], axis: str, contents: str
 ) -> None:
+    """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
@@ -85,7 +79,7 @@ def _model_panel(
     ]
     for k, workers in enumerate(n):
         result = superpose(model, workers, axis=axis, contents=contents)
-        words = f"CDP, N = {workers}: {bytes_text(result.cdp)}, {percent_text(result.reduction)} less"
+        words = f"CDP, N = {workers}: {bytes_text(result.cdp)}, {short_text(float(result.reduction), '%')} less"
         look = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.1, "linestyle": (0, (_DASH, _GAP))}
         entries.append(_draw(axes, *_mean_over_pass(curve, workers), f"cdp-{workers}-{number}", words, **look))
     words, look = f"optimal: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}

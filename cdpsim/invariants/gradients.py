@@ -82,7 +82,7 @@ def _pair_by_step(run: Recount, nodes: Ints, tie: Tie, messages: Ints) -> tuple[
 
 
 def update_needs(run: Recount) -> Needs:
-    """Return the needs of updates: the gradients of their own device and all messages that bring some to that.
+    """Return the needs of updates: the gradients of their device, and all messages that bring gradients to it.
 
     Of stages that share a tensor on a device, the first one's update makes it for the others'.
     """
@@ -164,7 +164,7 @@ def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
             row = node - len(tasks)
             if not np.array_equal(np.sort(program.groups[program.messages.dst[row]]), holders):
                 yield f"{program.describe(node)} leaves out a device that has a tied stage"
-            elif not len(run.collapsed.arrived) and program.messages.size[row] < tie.summed:
+            elif not len(run.collapsed.arrived) and program.messages.size[row] < tie.gradient_bytes:
                 yield f"{program.describe(node)} does not carry the tied tensor's gradient"
 
 

@@ -1,7 +1,7 @@
-"""What crosses the link between a device and its host, and what time that takes.
+"""Transfers between a device and its host, and the time that they take.
 
-Activations (Rhu et al. 2016, vDNN, section III): they leave while their stage computes, and come back while its
-backward does. A forward is over when both are, as vDNN waits for both streams at the end of a layer; so is a backward,
+Activations (Rhu et al. 2016, vDNN, section III) leave while their stage computes, and come back while its backward
+does. A forward is over when both are, as vDNN waits for both streams at the end of a layer; so is a backward,
 which fetches what its next layer needs while one computes. A task takes the longer of computing and `latency + bytes /
 bandwidth`, the forward towards the host, the backward from it.
 
@@ -24,26 +24,28 @@ from cdpsim.model.stage import Stage
 
 
 def with_transfer_times(model: Model, host: Link | None) -> Model:
-    """Give a model whose times say what offloading takes over the link between a device and its host.
+    """Return the model with the times of what its stages offload, over the link between a device and its host.
 
-    Times that stages state themselves stand: a `transfer` instead of what the link makes of it; a `host_update` without
-    a link is all that an update takes.
+    Times that stages give themselves stand: a `transfer` in place of the link's; without a link, a `host_update` is the
+    whole time of an update.
     """
-    if not any(stage.offloaded or stage.on_host for stage in model.stages):
+    if not any(stage.offloaded or stage.updated_on_host for stage in model.stages):
         return model
-    return replace(model, stages=tuple(_timed(stage, host, f"stage {j}") for j, stage in enumerate(model.stages)))
+    return replace(model, stages=tuple(_with_times(stage, host, j) for j, stage in enumerate(model.stages)))
 
 
-def _timed(stage: Stage, host: Link | None, name: str) -> Stage:
-    """One stage with the times of its transfers; those of its activations only where it does not say them itself."""
+def _with_times(stage: Stage, host: Link | None, j: int) -> Stage:
+    """Return stage j with the times of its transfers."""
+    needs_transfer = bool(stage.offloaded and not stage.transfer)
     if host is None:
-        if (stage.offloaded and not stage.transfer) or (stage.host_optimizer and not stage.host_update):
+        if needs_transfer or (stage.updated_on_host and not stage.host_update):
             problem = "has something on its host, and nothing says how long that takes to cross"
-            raise RequestError(name, f"{problem}; give a --cluster with a [host] link, or times in the model's file")
+            remedy = "give a --cluster with a [host] link, or times in the model's file"
+            raise RequestError(f"stage {j}", f"{problem}; {remedy}")
         return stage
-    if stage.offloaded and not stage.transfer:
+    if needs_transfer:
         stage = replace(stage, transfer=host.latency + stage.offloaded / host.reached)
-    if stage.on_host:
-        there, back = (host.latency + size / host.reached for size in (stage.summed, stage.parameters))
+    if stage.updated_on_host:
+        there, back = (host.latency + size / host.reached for size in (stage.gradient_bytes, stage.parameters))
         stage = replace(stage, host_update=there + stage.host_update + back)
     return stage

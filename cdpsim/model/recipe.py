@@ -1,4 +1,4 @@
-"""What a way of training costs: optimizer state, mixed precision, recomputation, offload; bytes exactly.
+"""The costs of a training recipe: optimizer state, mixed precision, recomputation and offload; bytes exactly.
 
 Optimizer state, in multiples of a stage's parameters P, in their type:
 
@@ -21,14 +21,15 @@ last stage the loss is computed again, too.
 Offload puts on the host what a device would hold: `optimizer` its state, with which the host updates (Ren et al. 2021,
 ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to its backward (Rhu et al. 2016, vDNN,
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
-both. While a forward or a backward runs, its stage's activations are all taken to be there. What crosses the link, and
-what time that takes, is in `cdpsim.model.offload`.
+both. While a forward or a backward runs, its stage's activations are all taken to be on the device. The transfers and
+their times are in `cdpsim.model.offload`.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -37,13 +38,14 @@ from cdpsim.model import PRECISIONS, Model, Recipe
 from cdpsim.model.stage import Stage, Tie, add_costs, merge_stages
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
+Part = TypeVar("Part", Stage, Tie)
 
 
-@lru_cache(maxsize=32)  # asked for every request of one model
+@lru_cache(maxsize=32)  # every request of one model applies the same recipe
 def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
-    """Train a model so, or as it itself says, in n stages: a model whose stages have those costs, and no recipe.
+    """Return a model in n stages with the costs of a recipe, by default its own; the result has no recipe.
 
-    Its name says the recipe. Cuts are the model's own, whatever the recipe.
+    Its name ends in the recipe. Cuts are the model's own, whatever the recipe.
     """
     recipe = model.training if recipe is None else recipe
     n = model.n if n is None else n
@@ -53,129 +55,114 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
     if model.is_unit:
         raise RequestError("training", "the slot model has no bytes and no layers; give a model")
     if recipe.optimizer:
-        scale = _widening(model) if recipe.mixed_precision else 1
-        weighed = tuple(
-            replace(stage, optimizer=state_bytes(stage, recipe, scale, f"stage {j}"))
-            for j, stage in enumerate(model.stages)
-        )
-        tied = tuple(
-            replace(tie, optimizer=state_bytes(tie, recipe, scale, f"tied[{k}]")) for k, tie in enumerate(model.tied)
-        )
-        model = replace(model, stages=weighed, tied=tied, training=Recipe())
-    stages = tuple(_stage(layers, given, recipe.recompute, j) for j, (given, layers) in enumerate(model.groups(n)))
-    tied = model.tied_groups(n)
+        model = _with_optimizer_state(model, recipe)
+    groups = enumerate(model.groups(n))
+    stages = [_make_stage(layers, given, recipe.recompute, j) for j, (given, layers) in groups]
+    tied = list(model.tied_groups(n))
     if recipe.offload in ("optimizer", "all"):
-        tied = tuple(map(_optimizer_of_tie_on_host, tied))
-    name = ", ".join(filter(None, [model.name, *recipe.words]))
-    return replace(model, name=name, stages=_offloaded(stages, recipe.offload), tied=tied, training=Recipe())
-
-
-def state_bytes(stage: Stage | Tie, recipe: Recipe, scale: int, name: str) -> int:
-    """Say what an optimizer keeps of a stage or of a tied tensor.
-
-    Each number is `scale` times as large as one of the parameters.
-    """
-    assert recipe.optimizer is not None, "without one, stages say it themselves"
-    parameters = stage.parameters
-    if recipe.optimizer == "adafactor" and parameters and not stage.factored:
-        problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
-        raise RequestError(name, f"{problem}, or take another optimizer")
-    state = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters, "adafactor": stage.factored}[recipe.optimizer]
-    return scale * (parameters + state) if recipe.mixed_precision else state
-
-
-def _offloaded(stages: tuple[Stage, ...], what: str) -> tuple[Stage, ...]:
-    """Put on the host what is offloaded of each stage."""
-    if what in ("optimizer", "all"):
         if not any(stage.optimizer for stage in stages):
             problem = "no stage has optimizer state to put on its host; leave optimizer out"
             raise RequestError("offload", f"{problem}, or name an --optimizer that keeps some")
-        stages = tuple(map(_optimizer_on_host, stages))
-    return tuple(map(_activations_on_host, stages)) if what in ("activations", "all") else stages
+        stages = [_with_optimizer_on_host(stage, update=None) if stage.optimizer else stage for stage in stages]
+        tied = [_with_optimizer_on_host(tie) for tie in tied]
+    if recipe.offload in ("activations", "all"):
+        stages = list(map(_with_activations_on_host, stages))
+    name = ", ".join(filter(None, [model.name, *recipe.description]))
+    return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
 
-def _optimizer_on_host(stage: Stage) -> Stage:
-    """A stage that is updated by its host, if the optimizer keeps anything of it."""
-    if not stage.optimizer:
-        return stage
-    return replace(stage, host_optimizer=stage.host_optimizer + stage.optimizer, optimizer=0, update=None)
+def _with_optimizer_state(model: Model, recipe: Recipe) -> Model:
+    """Return the model with the bytes of the recipe's optimizer state."""
+    scale = _widening(model) if recipe.mixed_precision else 1
+
+    def with_state(part: Part, name: str) -> Part:
+        return replace(part, optimizer=state_bytes(part, recipe, scale, name))
+
+    stages = tuple(with_state(stage, f"stage {j}") for j, stage in enumerate(model.stages))
+    tied = tuple(with_state(tie, f"tied[{k}]") for k, tie in enumerate(model.tied))
+    return replace(model, stages=stages, tied=tied, training=Recipe())
 
 
-def _optimizer_of_tie_on_host(tie: Tie) -> Tie:
-    """A tied tensor whose stages are updated by their hosts."""
-    return replace(tie, host_optimizer=tie.host_optimizer + tie.optimizer, optimizer=0)
+def state_bytes(part: Stage | Tie, recipe: Recipe, scale: int, name: str) -> int:
+    """Return the bytes that an optimizer keeps for a stage or a tied tensor.
 
-
-def _activations_on_host(stage: Stage) -> Stage:
-    """A stage that holds activations only while it computes.
-
-    Its output belongs to nobody then and is held until the next stage begins, or until it has been sent.
+    Each number is `scale` times as large as one of the parameters.
     """
-    return replace(
-        stage,
-        offloaded=stage.offloaded + stage.activation,
-        activation=0,
-        kept_output=0,
-        data=0,
-        unused_input=0,
-        **{
-            kind: stage.activation + own
-            for kind in ("forward_transient", "backward_transient", "input_transient", "weight_transient")
-            if (own := getattr(stage, kind)) is not None
-        },
-    )
+    assert recipe.optimizer is not None, "without one, stages give the bytes themselves"
+    parameters = part.parameters
+    if recipe.optimizer == "adafactor" and parameters and not part.factored:
+        problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
+        raise RequestError(name, f"{problem}, or take another optimizer")
+    state = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters, "adafactor": part.factored}[recipe.optimizer]
+    return scale * (parameters + state) if recipe.mixed_precision else state
 
 
 def _widening(model: Model) -> int:
-    """How many times as large as a parameter its master copy is; refuses what is not half as large."""
+    """Return how many times as large as a parameter its master copy is; refuse parameters that are not half of it."""
     if not model.precision or PRECISIONS[model.precision] != WIDE // 2:
-        shown = f"the model's bytes are in {model.precision}"
-        problem = shown if model.precision else "the model does not say what its bytes are in"
+        stated = f"the model's bytes are in {model.precision}"
+        problem = stated if model.precision else "the model does not say what its bytes are in"
         raise RequestError("mixed_precision", f"{problem}; give one in bf16 or fp16 (profile with --dtype bfloat16)")
     return WIDE // PRECISIONS[model.precision]
 
 
-def _stage(layers: Sequence[Stage], given: int, how: str, j: int) -> Stage:
-    """One stage of these layers, and what it computes again."""
-    whole = merge_stages(layers, given)
-    if how == "none":
-        return whole
-    count = 1 if how == "full" else _root(len(layers))
-    ends = [k * len(layers) // count for k in range(count + 1)]
-    inputs = [given, *(layers[begin - 1].boundary for begin in ends[1:-1])]
-    segments = [merge_stages(layers[begin:end], own) for (begin, end), own in zip(pairwise(ends), inputs, strict=True)]
-    for segment, own in zip(segments, inputs, strict=True):
-        if segment.activation < own + segment.data:
+def _with_optimizer_on_host(part: Part, **changed: None) -> Part:
+    """Return a stage, or a tied tensor, whose updates are made by its device's host."""
+    return replace(part, host_optimizer=part.host_optimizer + part.optimizer, optimizer=0, **changed)
+
+
+def _with_activations_on_host(stage: Stage) -> Stage:
+    """Return a stage that holds activations only while it computes.
+
+    Its output is then no part of them, and is held until the next stage begins, or until it has been sent.
+    """
+    kinds = ("forward_transient", "backward_transient", "input_transient", "weight_transient")
+    transients = {kind: size for kind in kinds if (size := getattr(stage, kind)) is not None}
+    return replace(
+        stage,
+        offloaded=stage.offloaded + stage.activation,
+        **dict.fromkeys(("activation", "kept_output", "data", "unused_input"), 0),
+        **{kind: stage.activation + size for kind, size in transients.items()},
+    )
+
+
+def _make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> Stage:
+    """Return stage j, made of these layers, with what it computes again."""
+    stage = merge_stages(layers, given)
+    if recompute == "none":
+        return stage
+    count = 1 if recompute == "full" else isqrt(len(layers) - 1) + 1  # the square root, rounded up
+    bounds = [k * len(layers) // count for k in range(count + 1)]
+    inputs = [given, *(layers[begin - 1].boundary for begin in bounds[1:-1])]
+    segments = [
+        merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
+    ]
+    for segment, size in zip(segments, inputs, strict=True):
+        if segment.activation < size + segment.data:
             problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
             raise RequestError(f"stage {j}", problem)
-    return _recomputed(whole, segments, inputs)
+    return _recomputed(stage, segments, inputs)
 
 
-def _root(layers: int) -> int:
-    """The square root, rounded up."""
-    return isqrt(layers - 1) + 1
+def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int]) -> Stage:
+    """Return a stage that keeps its segments' inputs and its data; transients are highest moments less that.
 
-
-def _recomputed(whole: Stage, segments: Sequence[Stage], inputs: Sequence[int]) -> Stage:
-    """A stage that keeps its segments' inputs and its data; transients are highest moments less that.
-
-    A forward passes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
+    A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
     segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken
     to be there until the segment is done; that of the stage's own output is held in any case.
     """
-    kept = sum(inputs) + whole.data
-    forward = backward = kept
-    before = whole.data
-    for k, (segment, own) in enumerate(zip(segments, inputs, strict=True)):
-        other = before - segment.data
+    forward = backward = kept = sum(inputs) + stage.data
+    before = stage.data
+    for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
+        others = before - segment.data
         gradient = segment.boundary if k < len(segments) - 1 else 0
         again = segment.activation + max(segment.forward_transient, segment.backward_transient)
-        forward = max(forward, other + segment.passing)
-        backward = max(backward, other + gradient + again)
-        before += own
+        forward = max(forward, others + segment.inference_bytes)
+        backward = max(backward, others + gradient + again)
+        before += size
     return replace(
-        whole,
-        backward=add_costs([whole.backward, whole.forward]),
+        stage,
+        backward=add_costs([stage.backward, stage.forward]),
         activation=kept,
         kept_output=0,
         forward_transient=forward - kept,

@@ -114,8 +114,12 @@ def expand_ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 def row_numbers(columns: Sequence[Ints]) -> Ints:
     """Number rows so that equal rows have equal numbers, and no others."""
-    positive = [column.astype(np.int64) - column.min(initial=0) for column in columns]
-    number: Ints = np.ravel_multi_index(tuple(positive), tuple(int(each.max(initial=0)) + 1 for each in positive))
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        least = int(column.min(initial=0))
+        number *= int(column.max(initial=0)) - least + 1
+        number += column
+        number -= least
     return number
 
 

@@ -42,6 +42,7 @@ def _broken_rules(program: Program) -> Iterator[str]:
 
 
 def _broken_rows(wrong: Flags | Ints) -> list[int]:
+    """Return the rows in which a rule is broken."""
     return np.flatnonzero(wrong).tolist()
 
 
@@ -101,13 +102,14 @@ def _check_lanes(program: Program) -> Iterator[str]:
 
 def _check_passes(program: Program) -> Iterator[str]:
     """Require that a backward runs on its forward's device and, unless the rule differs, reads the same version."""
-    forward = program.tasks_of_kind(Kind.F)
-    for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
-        backward = program.tasks_of_kind(kind)
+    n = program.n
+    for third, kind in enumerate((Kind.B, Kind.W)[: 1 + program.splits], start=1):
         for name in ("device", "version")[: 2 - program.versions_differ]:
             column = getattr(program.tasks, name)
-            apart = column[forward] != column[backward]
-            for f, b in zip(forward[apart].tolist(), backward[apart].tolist(), strict=True):
+            of_pass = column[: program.compute].reshape(-1, program.phases)
+            apart = of_pass[:, :n] != of_pass[:, third * n : (third + 1) * n][:, ::-1]
+            for row, stage in np.argwhere(apart).tolist():
+                f, b = (int(program.tasks_of_kind(each)[row, stage]) for each in (Kind.F, kind))
                 problem = f"differ in {name}: {column[f]} and {column[b]}"
                 yield f"{program.describe(f)} and {program.describe(b)} {problem}"
 
@@ -121,8 +123,8 @@ def _check_versions(program: Program) -> Iterator[str]:
     np.minimum.at(made, tasks.version[update] * span + tasks.stage[update], tasks.step[update])
 
     def missing(version: Ints, nodes: slice) -> list[int]:
-        there = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
-        return _broken_rows((version < 0) | (version >= program.versions) | (there >= tasks.step[nodes]))
+        made_in = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
+        return _broken_rows((version < 0) | (version >= program.versions) | (made_in >= tasks.step[nodes]))
 
     for task in missing(tasks.version[compute], compute):
         yield f"{program.describe(task)} reads version {tasks.version[task]}, which does not exist for it"
@@ -147,19 +149,17 @@ def _check_gradients(program: Program) -> Iterator[str]:
 def _check_messages(program: Program) -> Iterator[str]:
     """Require that every message carries something that exists, and that a node waits for it."""
     messages, edges, first = program.messages, program.edges, len(program.tasks)
-    read, sent = (np.zeros(program.nodes, dtype=bool) for _ in range(2))
+    unread, unsent = (np.ones(len(messages), dtype=bool) for _ in range(2))
     data = edges.kind == EdgeKind.DATA
-    read[edges.before[data]] = sent[edges.after[data]] = True
+    for missing, ends in ((unread, edges.before), (unsent, edges.after)):
+        missing[ends[data & (ends >= first)] - first] = False
     for wrong, problem in (
         (
             (messages.stages != 1) | (messages.stream != -1),
             "carries several stages or has a stream of its own, which nothing runs so far",
         ),
-        (~read[program.message_nodes], "has no reader: no node waits for it"),
-        (
-            ~sent[program.message_nodes] & (messages.step >= 0),
-            "has nothing to send: no task makes its content",
-        ),
+        (unread, "has no reader: no node waits for it"),
+        (unsent & (messages.step >= 0), "has nothing to send: no task makes its content"),
     ):
         for row in _broken_rows(wrong):
             yield f"{program.describe(first + row)} {problem}"

@@ -1,10 +1,10 @@
 """Rendezvous: messages for which both ends wait, where compute and communication do not overlap.
 
-Messages are posted, by both of their ends, where a run of the program would begin them in which every task takes one
-slot and messages none. That is how torch's pipelining places a receive: a greedy simulation of the schedule puts it
-where its sender is due (`_add_send_recv` in torch/distributed/pipelining/schedules.py), and what is posted behind it
-waits for it, though its data may be long in coming (pytorch issues #172668 and #188833, pull request #165664). What is
-left to chance there is not here: all devices post in one order, so that they cannot wait for each other in a circle.
+Both ends post a message where it would begin in a run of the program in which every task takes one slot and messages
+take no time. That is how torch's pipelining places a receive: a greedy simulation of the schedule puts it where its
+sender is due (`_add_send_recv` in torch/distributed/pipelining/schedules.py), and what is posted behind it waits for
+it, though its data may be long in coming (pytorch issues #172668 and #188833, pull request #165664). torch leaves the
+order among devices to chance. Here all devices post in one order, so that they cannot wait for each other in a circle.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from math import lcm
 import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Op, Program
 from cdpsim.program.check import refuse_deadlock
-from cdpsim.program.streams import find_endpoints
+from cdpsim.program.streams import Pairs, find_endpoints
 
 
 def defer_receives(program: Program) -> Program:
@@ -27,12 +27,6 @@ def defer_receives(program: Program) -> Program:
     before the reader in its lane. A circle through the message would remain one if it went from that task straight to
     the reader, along the lane, and so it would have been there before.
     """
-    task, message = _late_receives(program)
-    return program.with_edges(task, message, EdgeKind.ROOM)
-
-
-def _late_receives(program: Program) -> tuple[Ints, Ints]:
-    """Give each activation and gradient that arrives at a task, and the task before that one in its lane."""
     edges, first = program.edges, len(program.tasks)
     boundary = np.zeros(program.nodes, dtype=np.bool_)
     boundary[first:] = program.messages.content <= Content.ACTIVATION_GRADIENT
@@ -41,11 +35,11 @@ def _late_receives(program: Program) -> tuple[Ints, Ints]:
     earlier, later = program.lane_edges
     previous[later] = earlier
     task = previous[edges.after[read]]
-    return task[task >= 0], edges.before[read][task >= 0]
+    return program.with_edges(task[task >= 0], edges.before[read][task >= 0], EdgeKind.ROOM)
 
 
 def posting_turns(program: Program) -> Ints:
-    """Give each node its turn: lower ones are posted first, messages of equal turn by both ends together.
+    """Return the turn of each node: lower ones are posted first, messages of equal turn by both ends together.
 
     Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
     collectives one by one, in the order of their numbers. Point-to-point messages that begin at one moment are one
@@ -70,8 +64,11 @@ def posting_turns(program: Program) -> Ints:
     return turn
 
 
-def _unit_run(program: Program) -> tuple[Ints, Ints]:
-    """When each node begins if a task takes a slot and nothing else any time, and after how many messages of then."""
+def _unit_run(program: Program) -> Pairs:
+    """Run tasks in one slot each, and all else in no time.
+
+    Return when each node begins, and after how many messages of that moment.
+    """
     compute = program.compute
     waits = [share * program.phases for _, share in program.releases]
     slot = lcm(*(wait.denominator for wait in waits))  # so that all moments are whole
@@ -98,99 +95,70 @@ def meet_in_turns(program: Program, overlaps: Sequence[str], turn: Ints) -> Prog
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
     their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower
-    turn (`posted`; those inside a collective keep it), and all new ones lead to higher ones.
+    turn (`posting_turns`; those inside a collective keep it), and all new ones lead to higher ones.
     """
-    own = np.array([word != FULL for word in overlaps])
-    if not own.any():
+    waiting, alone = np.array(overlaps) != FULL, np.array(overlaps) == NONE
+    if not waiting.any():
         return program
-    batches = _Batches(program, own, turn)
-    before, after = batches.in_turn()
-    alone = np.array([word == NONE for word in overlaps])
-    if alone.any():
-        of_tasks = batches.beside_tasks(program, alone, turn)
-        before, after = np.concatenate([before, of_tasks[0]]), np.concatenate([after, of_tasks[1]])
+    batches = _Batches(program, waiting, turn)
+    pairs = batches.in_turn(), batches.beside_tasks(program, alone, turn)
+    before, after = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
     # The same two collectives follow each other on all their members.
-    both = np.sort(before.astype(np.int64) * program.nodes + after)
-    both = both[group_starts(both)]
+    both = np.unique(before.astype(np.int64) * program.nodes + after)
     return program.with_edges(both // program.nodes, both % program.nodes, EdgeKind.STREAM)
 
 
 class _Batches:
-    """What devices with streams post: rows of a message and one of its devices, by device and turn.
+    """Messages that devices with streams post: rows of a message and one of its devices, by device and turn.
 
-    Of those of a batch, which are one device's of one turn, only the last ones are waited for, and only the first
-    ones wait: the rest comes after or before them anyway.
+    A batch is one device's messages of one turn. Only its last ones are waited for, and only its first ones wait: the
+    rest comes after or before them anyway.
     """
 
-    def __init__(self, program: Program, own: np.ndarray, turn: Ints) -> None:
-        message, device, _ = find_endpoints(program, own)
+    def __init__(self, program: Program, waiting: Flags, turn: Ints) -> None:
+        message, device, _ = find_endpoints(program, waiting)
         order = sort_by(device, turn[message], message)
         self.message, self.device = message[order], device[order]
         self.head = group_starts(self.device, turn[self.message])
         self.batch = group_numbers(self.head, len(order))
         self.span = int(turn.max(initial=0)) + 1
         self.key = self.device[self.head].astype(np.int64) * self.span + turn[self.message[self.head]]
-        self.is_first, self.is_last = self._bounds(program, turn)
+        # Edges inside a batch lead from no last row and to no first one.
+        before, after = program.edges.before, program.edges.after
+        inside = (np.minimum(before, after) >= len(program.tasks)) & (turn[before] == turn[after])
+        row, edge = matching_pairs((self.message,), (before[inside],))
+        later_row, later_edge = matching_pairs((self.message,), (after[inside],))
+        left, right = matching_pairs((edge, self.device[row]), (later_edge, self.device[later_row]))
+        self.first = np.delete(np.arange(len(order)), later_row[right])
+        self.last = np.delete(np.arange(len(order)), row[left])
 
-    def _bounds(self, program: Program, turn: Ints) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows wait for no other of their batch, and which are waited for by none."""
-        first, last = (np.ones(len(self.message), dtype=np.bool_) for _ in range(2))
-        edges, count = program.edges, len(program.tasks)
-        inside = (edges.before >= count) & (edges.after >= count) & (turn[edges.before] == turn[edges.after])
-        before, after = edges.before[inside], edges.after[inside]
-        row = {}  # of the sender's end and of the receiver's end of each message
-        messages = program.messages
-        for name in ("src", "dst"):
-            row[name] = np.full(program.nodes, -1, dtype=np.int64)
-            mine = np.flatnonzero(self.device == getattr(messages, name)[self.message - count])
-            row[name][self.message[mine]] = mine
-        for left in row.values():
-            for right in row.values():
-                one, other = left[before], right[after]
-                same = (one >= 0) & (other >= 0)
-                same[same] = self.device[one[same]] == self.device[other[same]]
-                last[one[same]] = False
-                first[other[same]] = False
-        return first, last
-
-    def in_turn(self) -> tuple[Ints, Ints]:
-        """Edges from each batch to the next one of its device."""
-        batch = np.arange(len(self.head) - 1)
-        batch = batch[self.device[self.head[:-1]] == self.device[self.head[1:]]]
-        follows = np.full(len(self.head), -1, dtype=np.int64)
-        follows[batch + 1] = batch
-        waits = np.flatnonzero(self.is_first & (follows[self.batch] >= 0))
-        before, which = self._all_last(follows[self.batch[waits]])
+    def in_turn(self) -> Pairs:
+        """Return the edges from each batch to the next one of its device."""
+        home = self.device[self.head]
+        follows = np.append(False, home[1:] == home[:-1])[: len(home)]
+        waits = self.first[follows[self.batch[self.first]]]
+        before, which = self._members(self.last, self.batch[waits] - 1)
         return before, self.message[waits[which]]
 
-    def beside_tasks(self, program: Program, alone: np.ndarray, turn: Ints) -> tuple[Ints, Ints]:
-        """Edges from the batch before each task to it, and from it to the next, where only its lane does not say so."""
-        lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
+    def beside_tasks(self, program: Program, alone: Flags, turn: Ints) -> Pairs:
+        """Return the edges from the batch before each task to it, and from it to the next.
+
+        Edges that the task's lane implies are left out.
+        """
         mine = np.flatnonzero(alone[program.tasks.device[program.lane_tasks]])
-        task, lane = program.lane_tasks[mine], lane[mine]
+        task, lane = program.lane_tasks[mine], program.lane_numbers[mine]
         device = program.tasks.device[task].astype(np.int64)
         after = np.searchsorted(self.key, device * self.span + turn[task])  # the next batch, maybe another device's
         first = np.append(True, (lane[1:] != lane[:-1]) | (after[1:] != after[:-1]))[: len(task)]
         final = np.append(first[1:], True)[: len(task)]
         home = np.append(self.device[self.head], -1)
         waits = np.flatnonzero(first & (after > 0) & (home[after - 1] == device))
-        before, which = self._all_last(after[waits] - 1)
+        before, which = self._members(self.last, after[waits] - 1)
         blocks = np.flatnonzero(final & (home[after] == device))
-        next_ones, of = self._all_first(after[blocks])
+        next_ones, of = self._members(self.first, after[blocks])
         return np.concatenate([before, task[blocks[of]]]), np.concatenate([task[waits[which]], next_ones])
 
-    def _all_last(self, batch: Ints) -> tuple[Ints, Ints]:
-        return _members(self.message, self.batch, self.is_last, batch)
-
-    def _all_first(self, batch: Ints) -> tuple[Ints, Ints]:
-        return _members(self.message, self.batch, self.is_first, batch)
-
-
-def _members(message: Ints, batch: Ints, chosen: np.ndarray, wanted: Ints) -> tuple[Ints, Ints]:
-    """The chosen messages of each wanted batch, one batch after another, and which of the wanted each belongs to."""
-    some = np.flatnonzero(chosen)
-    low, high = (np.searchsorted(batch[some], wanted, side=side) for side in ("left", "right"))
-    count = high - low
-    which = np.repeat(np.arange(len(wanted)), count)
-    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - low, count)
-    return message[some[place]], which
+    def _members(self, rows: Ints, batch: Ints) -> Pairs:
+        """Return the messages among these rows of each batch, and which of the batches each belongs to."""
+        row, which = matching_pairs((self.batch[rows],), (batch,))
+        return self.message[rows[row]], which

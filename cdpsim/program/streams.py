@@ -1,4 +1,4 @@
-"""Streams: what messages take of their devices, where compute and communication do not overlap fully.
+"""Streams: how messages take their devices' time where compute and communication do not overlap fully.
 
 A message takes its sender for its time when the sender's own order comes to it: after the task that made it. It takes
 its receiver for as long directly before the task that reads it, though not before its bytes begin to arrive. A member
@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
-from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import lane_edges, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program
 
-_AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # what stands at one place of a lane, in this order
+_AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # the nodes at one place of a lane, in this order
 
 Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
@@ -42,7 +42,7 @@ class PartOrder(NamedTuple):
 
     ends: Endpoints
     place: Ints
-    at: Ints  # what it is at its place
+    at: Ints  # whether it stands at the head of the lane, before the task of its place, or behind it
 
 
 def occupy_streams(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
@@ -51,41 +51,43 @@ def occupy_streams(program: Program, overlaps: Sequence[str], whole: Program, or
     `whole` is the program with each collective in one piece, `origin` the node there of each node, and `channel` that
     of each message in its collective.
     """
-    own = np.array([word != FULL for word in overlaps])
-    if not own.any():
+    shared, alone = np.array(overlaps) != FULL, np.array(overlaps) == NONE
+    if not shared.any():
         return program
-    line, first = order_parts(whole, find_endpoints(whole, own)), program.nodes
-    rows = _in_lanes(whole, line, first, overlaps), *_in_streams(whole, line, first, overlaps)
+    order, first = order_parts(whole, find_endpoints(whole, shared)), program.nodes
+    rows = _in_lanes(whole, order, first, alone), *_in_streams(whole, order, first, ~alone)
     before, after = (np.concatenate(ends) for ends in zip(*rows, strict=True))
-    part, message, sends = _pieces(program, origin, line.ends, own)
-    waits = _with_messages(before - first, after - first, line.ends.sends, part, message)
-    arrived = _with_messages(after - first, before - first, ~line.ends.sends, part[~sends], message[~sends])
+    pieces = find_endpoints(program, shared)
+    row, part = matching_pairs((origin[pieces.message], pieces.device), (order.ends.message, order.ends.device))
+    message, sends = pieces.message[row], pieces.sends[row]
+    gives = order.ends.sends
+    waits = _with_messages(before - first, after - first, gives, part, message)
+    arrived = _with_messages(after - first, before - first, ~gives, part[~sends], message[~sends])
     linked = program.with_edges(
         np.concatenate([before, first + waits[0], arrived[1]]),
         np.concatenate([after, waits[1], first + arrived[0]]),
         EdgeKind.STREAM,
     )
-    return replace(linked, parts=_parts(whole, line, part, message - len(program.tasks), sends, channel))
+    return replace(linked, parts=_make_parts(whole, order, part, message - len(program.tasks), sends, channel))
 
 
-def find_endpoints(program: Program, own: Flags) -> Endpoints:
-    """All messages with those of their devices that have no full overlap."""
+def find_endpoints(program: Program, chosen: Flags) -> Endpoints:
+    """Return all messages with those of their devices that are chosen."""
     messages, first = program.messages, len(program.tasks)
     single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
-    size = np.array([*map(len, program.groups)], dtype=np.int64)[messages.dst[together]]
     members = [program.groups[group] for group in messages.dst[together].tolist()]
-    message = np.concatenate([single, single, np.repeat(together, size)])
+    message = np.concatenate([single, single, np.repeat(together, np.array([*map(len, members)], dtype=np.int64))])
     device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int64)
-    sends = np.where(np.isin(messages.op[message], (Op.P2P, Op.BROADCAST)), messages.src[message] == device, True)
-    some = own[device]
-    return Endpoints(first + message[some], device[some], sends[some])
+    to_all = ~np.isin(messages.op[message], (Op.P2P, Op.BROADCAST))
+    rows = chosen[device]
+    return Endpoints(first + message[rows], device[rows], (to_all | (messages.src[message] == device))[rows])
 
 
 def order_parts(program: Program, ends: Endpoints) -> PartOrder:
-    """Give each part its place: behind the task that made its message, or before the one that reads it.
+    """Place each part behind the task that made its message, or before the one that reads it, and sort parts.
 
-    What a device passes on comes behind its nearest task before that in the program. What no later task of its device
-    needs, as the run ends before, takes no part of it.
+    The part of a device that passes a message on comes behind its nearest task before that in the program. A message
+    that no later task of its device needs, as the run ends before, takes no part of it.
     """
     forth = program.edges.before, program.edges.after
     place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))
@@ -93,7 +95,9 @@ def order_parts(program: Program, ends: Endpoints) -> PartOrder:
         place[rows], away[rows] = _nearest(program, edges, ends.message[rows], ends.device[rows], last=last)
     at = np.where(ends.sends, _SENDS, _RECEIVES)
     new = ends.sends & (place < 0)  # what was there at the start
-    place[new], at[new] = _first_places(program)[ends.device[new]], _AT_HEAD
+    lanes, head = program.lane_start[:-1][::-1], np.zeros(program.devices, dtype=np.int64)
+    head[program.tasks.device[program.lane_tasks[lanes]]] = lanes  # the place at which each device's first lane begins
+    place[new], at[new] = head[ends.device[new]], _AT_HEAD
     away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
     together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
     order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
@@ -101,18 +105,11 @@ def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     return PartOrder(Endpoints(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
 
 
-def _first_places(program: Program) -> Ints:
-    """The place at which the first lane of each device begins."""
-    lanes = program.lane_start[:-1][::-1]
-    place = np.zeros(program.devices, dtype=np.int64)
-    place[program.tasks.device[program.lane_tasks[lanes]]] = lanes
-    return place
-
-
 def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, last: bool) -> Pairs:
-    """The places of the nearest tasks of those devices that edges lead to, through what is no compute task.
+    """Find the nearest tasks of those devices that edges lead to, through nodes that are no compute tasks.
 
-    Of several as near, the last or the first; -1 where there is none. Also how many edges lead there.
+    Return their places, of several as near the last or the first, -1 where there is none; and how many edges lead
+    there.
     """
     _, first, reach = successors(*edges, program.nodes)
     place, home = (np.full(program.nodes, -1, dtype=np.int64) for _ in range(2))
@@ -120,73 +117,63 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
     home[program.lane_tasks] = program.tasks.device[program.lane_tasks]
     sign = 1 if last else -1
     unknown = np.iinfo(np.int64).min
-    found, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
+    nearest, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
     row, node = np.arange(len(message)), message
     for steps in range(1, program.nodes + 1):
         which, at = expand_ranges(first[node], first[node + 1])
         row, node = row[which], reach[at]
         mine = home[node] == device[row]
-        np.maximum.at(found, row[mine], sign * place[node[mine]])
+        np.maximum.at(nearest, row[mine], sign * place[node[mine]])
         away[row[mine]] = steps
-        on = (node >= program.compute) & (found[row] == unknown)
+        on = (node >= program.compute) & (nearest[row] == unknown)
         reached = np.sort(row[on] * np.int64(program.nodes) + node[on])
         row, node = np.divmod(reached[group_starts(reached)], program.nodes)
         if not len(row):
             break
-    return np.where(found == unknown, -1, sign * found), away
+    return np.where(nearest == unknown, -1, sign * nearest), away
 
 
-def _in_lanes(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> Pairs:
-    """Which part or task comes behind which in lanes of devices without overlap; parts are nodes from `first` on."""
-    alone = np.array([word == NONE for word in overlaps])
+def _in_lanes(program: Program, order: PartOrder, first: int, alone: Flags) -> Pairs:
+    """Link parts and tasks to the next ones in lanes of devices without overlap; parts are nodes from `first` on."""
     task = program.lane_tasks
-    here, place = np.flatnonzero(alone[line.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
-    order = merge_with_tasks(line, here, place)
-    node = np.concatenate([first + here, task[place]])[order]
-    lane = group_numbers(program.lane_start[:-1], len(task))[np.concatenate([line.place[here], place])[order]]
+    here, place = np.flatnonzero(alone[order.ends.device]), np.flatnonzero(alone[program.tasks.device[task]])
+    rows = merge_with_tasks(order, here, place)
+    node = np.concatenate([first + here, task[place]])[rows]
+    lane = program.lane_numbers[np.concatenate([order.place[here], place])[rows]]
     before, after = lane_edges(node, np.append(group_starts(lane), len(lane)))
     new = (before >= first) | (after >= first)
     return before[new], after[new]
 
 
-def merge_with_tasks(line: PartOrder, parts: Ints, places: Ints) -> Ints:
+def merge_with_tasks(order: PartOrder, parts: Ints, places: Ints) -> Ints:
     """Sort some parts, and tasks at some places, by the order of lanes; parts are the first rows, tasks the others."""
-    key = np.concatenate([4 * line.place[parts] + line.at[parts], 4 * places + _TASK])
+    key = np.concatenate([4 * order.place[parts] + order.at[parts], 4 * places + _TASK])
     return np.argsort(key, kind="stable")
 
 
-def _in_streams(program: Program, line: PartOrder, first: int, overlaps: Sequence[str]) -> list[Pairs]:
-    """Which part comes behind which in the streams of devices, and which task before or behind it."""
-    beside = np.array([word != NONE for word in overlaps])[line.ends.device]
-    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))[line.place]
-    task, found = program.lane_tasks[line.place], []
+def _in_streams(program: Program, order: PartOrder, first: int, beside: Flags) -> list[Pairs]:
+    """Link parts to the next ones in streams of devices, and to the tasks before or behind them."""
+    lane, task, pairs = program.lane_numbers[order.place], program.lane_tasks[order.place], []
     for sends in (True, False):
-        rows = np.flatnonzero(beside & (line.ends.sends == sends))
-        found.append(lane_edges(first + rows, np.append(group_starts(lane[rows]), len(rows))))
-        rows = rows[line.at[rows] != _AT_HEAD]
-        found.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
-    return found
+        rows = np.flatnonzero(beside[order.ends.device] & (order.ends.sends == sends))
+        pairs.append(lane_edges(first + rows, np.append(group_starts(lane[rows]), len(rows))))
+        rows = rows[order.at[rows] != _AT_HEAD]
+        pairs.append((task[rows], first + rows) if sends else (first + rows, task[rows]))
+    return pairs
 
 
-def _pieces(program: Program, origin: Ints, ends: Endpoints, own: Flags) -> tuple[Ints, Ints, Flags]:
-    """The messages of each part, as nodes of the program that runs, and whether its device sends them."""
-    pieces = find_endpoints(program, own)
-    row, part = matching_pairs((origin[pieces.message], pieces.device), (ends.message, ends.device))
-    return part, pieces.message[row], pieces.sends[row]
+def _with_messages(parts: Ints, others: Ints, chosen: Flags, part: Ints, message: Ints) -> Pairs:
+    """Return the first part of each pair of chosen ones with the messages of the other; -1 and below are no parts."""
+    both = np.flatnonzero((parts >= 0) & (others >= 0))
+    both = both[chosen[parts[both]] & chosen[others[both]]]
+    row, which = matching_pairs((part,), (others[both],))
+    return parts[both[which]], message[row]
 
 
-def _with_messages(one: Ints, other: Ints, chosen: Flags, part: Ints, message: Ints) -> Pairs:
-    """Give each one of a pair of chosen parts with the messages of the other one."""
-    some = np.flatnonzero((one >= 0) & (other >= 0))
-    some = some[chosen[one[some]] & chosen[other[some]]]
-    row, which = matching_pairs((part,), (other[some],))
-    return one[some[which]], message[row]
-
-
-def _parts(program: Program, line: PartOrder, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
+def _make_parts(program: Program, order: PartOrder, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
     """Let each part take the time of what its device receives, or of what it sends where that is more."""
-    many = [np.bincount(part[some], minlength=len(line.place)) for some in (sends, ~sends)]
-    mine = sends == (many[0] > many[1])[part]
-    step = program.tasks.step[program.lane_tasks[line.place]]
+    sent, received = (np.bincount(part[rows], minlength=len(order.place)) for rows in (sends, ~sends))
+    mine = sends == (sent > received)[part]
+    step = program.tasks.step[program.lane_tasks[order.place]]
     ends = (column.astype(np.int32) for column in (part[mine], message[mine], channel[message[mine]]))
-    return Parts(line.ends.device.astype(np.int32), step, line.ends.sends, *ends)
+    return Parts(order.ends.device.astype(np.int32), step, order.ends.sends, *ends)

@@ -141,7 +141,7 @@ class Request(Mapping[str, Any]):
             "chunks": shape.chunks if shape.chunks > 1 else None,
             "replicas": shape.replicas,
             "overlap_all_reduce": self.overlap_all_reduce,
-            "rule": self.rule.recorded(shape),
+            "rule": self.rule.record(shape),
             "prefetch": self.prefetch,
             "slot_order": self.slot_order,
             "collective": self.collective,

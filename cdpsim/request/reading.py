@@ -124,7 +124,7 @@ def _rule_and_steps(
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
     rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
-    if rule.name == CUSTOM and rule.recorded(shape) == schedule.rule.recorded(shape):  # a record of its own rule
+    if rule.name == CUSTOM and rule.record(shape) == schedule.rule.record(shape):  # a record of its own rule
         rule = schedule.rule
     if given is None and (needed := rule.fill(shape) + 2) > LEAST_STEPS:
         steps = needed

@@ -1,18 +1,98 @@
 """Schedules as declarations: order x placement x rule x state policy, and the dict of all that have a name.
 
-Cyclic timing on the pyramid, N = 3: a device is free for another micro-batch when it has done the backward of one.
-`F1.0` is the forward of micro-batch 1 on stage 0; `/` marks what reads an older version than the newest.
+Two steps of each schedule that is not a pipeline by lists (those have theirs in `pipelines/`), for two stages and two
+micro-batches. A row is a device and a column a slot; `F1.0` is the forward of micro-batch 1 on stage 0, and `/` marks a
+task that reads an older version than the newest.
 
 >>> from cdpsim import simulate
 >>> from cdpsim.draw.text import timetable
->>> print(timetable(simulate("mp-cdp", 3, steps=2)))
-slot 0    1    2    3    4    5    6    7    8    9    10    11    12   13    14   15
-0    F0.0                     B0.0 F0.0                      B0.0/
-1              F1.0                     B1.0 F1.0                       B1.0/
-2                        F2.0                     B2.0 F2.0                        B2.0
-3         F0.1           B0.1 F2.1           B2.1 F1.1             B1.1
-4                   F1.1           B1.1 F0.1           B0.1/ F2.1             B2.1
-5              F0.2 B0.2 F1.2 B1.2 F2.2 B2.2 F0.2 B0.2 F1.2  B1.2  F2.2 B2.2
+>>> def show(name):
+...     print(timetable(simulate(name, 2, steps=2)))
+
+One device runs all micro-batches at once; it needs their activations at once.
+
+>>> show("single-dp")
+slot 0         1         2         3         4         5         6         7
+0    F0.0+F1.0 F0.1+F1.1 B0.1+B1.1 B0.0+B1.0 F0.0+F1.0 F0.1+F1.1 B0.1+B1.1 B0.0+B1.0
+
+Cyclic: micro-batches are two slots apart, and some tasks read parameters one step older.
+
+>>> show("single-cdp")
+slot 0    1    2         3         4         5         6         7          8    9
+0    F0.0 F0.1 F1.0+B0.1 F1.1+B0.0 F0.0+B1.1 F0.1+B1.0 F1.0+B0.1 F1.1+B0.0/ B1.1 B1.0
+
+Data parallelism: a device per micro-batch; an all-reduce sums each stage's gradients at the end of a step.
+
+>>> show("multi-dp")
+slot 0    1    2    3    4    5    6    7
+0    F0.0 F0.1 B0.1 B0.0 F0.0 F0.1 B0.1 B0.0
+1    F1.0 F1.1 B1.1 B1.0 F1.0 F1.1 B1.1 B1.0
+
+Cyclic data parallelism: sums go on from device to device, point to point.
+
+>>> show("multi-cdp")
+slot 0    1    2    3    4    5    6    7     8    9
+0    F0.0 F0.1 B0.1 B0.0 F0.0 F0.1 B0.1 B0.0/
+1              F1.0 F1.1 B1.1 B1.0 F1.0 F1.1  B1.1 B1.0
+
+Model parallelism: a device per micro-batch and stage, most of the time idle.
+
+>>> show("mp-dp")
+slot 0    1    2    3    4    5    6    7
+0    F0.0           B0.0 F0.0           B0.0
+1         F0.1 B0.1           F0.1 B0.1
+2    F1.0           B1.0 F1.0           B1.0
+3         F1.1 B1.1           F1.1 B1.1
+
+The pyramid: a device is free for another micro-batch after a backward, so that stage j needs n - j devices.
+
+>>> show("mp-cdp")
+slot 0    1    2    3    4    5    6    7     8    9
+0    F0.0           B0.0 F0.0           B0.0/
+1              F1.0           B1.0 F1.0            B1.0
+2         F0.1 B0.1 F1.1 B1.1 F0.1 B0.1 F1.1  B1.1
+
+A pipeline without flush: a device per stage.
+
+>>> show("pp-cdp")
+slot 0    1    2    3    4    5    6    7     8    9
+0    F0.0      F1.0 B0.0 F0.0 B1.0 F1.0 B0.0/      B1.0
+1         F0.1 B0.1 F1.1 B1.1 F0.1 B0.1 F1.1  B1.1
+
+Sharded states: as multi-dp, but each stage's parameters are broadcast for each use.
+
+>>> show("zero-dp")
+slot 0    1    2    3    4    5    6    7
+0    F0.0 F0.1 B0.1 B0.0 F0.0 F0.1 B0.1 B0.0
+1    F1.0 F1.1 B1.1 B1.0 F1.0 F1.1 B1.1 B1.0
+
+As multi-cdp, but each stage's parameters and states travel to the device that uses them next.
+
+>>> show("zero-cdp")
+slot 0    1    2    3    4    5    6    7     8    9
+0    F0.0 F0.1 B0.1 B0.0 F0.0 F0.1 B0.1 B0.0/
+1              F1.0 F1.1 B1.1 B1.0 F1.0 F1.1  B1.1 B1.0
+
+An update per micro-batch (here the steps), and a version for each micro-batch in flight.
+
+>>> show("pipedream")
+slot 0    1    2    3    4    5
+0    F0.0 F0.0      B0.0      B0.0/
+1         F0.1 B0.1 F0.1 B0.1
+
+An update per n micro-batches, and two versions.
+
+>>> show("pipedream-2bw")
+slot 0    1    2    3    4    5    6     7     8     9
+0    F0.0      F1.0 B0.0 F0.0 B1.0 F1.0/ B0.0/       B1.0/
+1         F0.1 B0.1 F1.1 B1.1 F0.1 B0.1/ F1.1/ B1.1/
+
+One version for all: a backward may read a newer one than its forward.
+
+>>> show("pipemare")
+slot 0    1    2    3    4    5    6    7    8    9
+0    F0.0      F1.0 B0.0 F0.0 B1.0 F1.0 B0.0      B1.0
+1         F0.1 B0.1 F1.1 B1.1 F0.1 B0.1 F1.1 B1.1
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +102,7 @@ from pathlib import Path
 from cdpsim.errors import RequestError, choose, is_unicode, short_repr
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, Lists, Order, WrittenOut, listed, newest
+from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, listed_order, newest_rule
 from cdpsim.schedules.pipelines import alternating, both_ways, dual, fold, zero_bubble
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
@@ -38,12 +118,12 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State, When
 from cdpsim.schedules.table import read_actions
 
-_OURS = f"{__name__}.pipelines."  # whose orders are held against laws by tests, and need no check when they run
+_TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When, where and on which parameters each task runs; communication and memory follow from it."""
+    """The order, device and parameters of each task; communication and memory are derived from them."""
 
     name: str
     about: str
@@ -51,9 +131,9 @@ class Schedule:
     placement: Placement
     rule: Rule
     state: State = REPLICATED
-    m: int | None = None  # micro-batches in a training step, where that is not the user's to say
+    m: int | None = None  # micro-batches in a training step, where a request cannot change that
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
-    shape: Shape | None = None  # the only one it has, where somebody has written it out once
+    shape: Shape | None = None  # of an order from a file: the only one that it has
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and is_unicode(self.name)):
@@ -62,12 +142,12 @@ class Schedule:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options it takes beyond those that every schedule takes."""
+        """The options that it accepts beyond those that every schedule accepts."""
         together, replicas = self.order.together, self.placement.replicas
         owned = self.state.parameters is Home.OWNED
         pipeline = self.order.lists is not None or (not replicas and not self.placement.lanes)
-        takes = {
-            "m": (self.sums_together or self.order.any_m) and self.m is None,
+        accepts = {
+            "m": (self.all_reduces or self.order.any_m) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
             "overlap-all-reduce": together and not self.placement.lanes and not owned,
@@ -75,62 +155,62 @@ class Schedule:
             "prefetch": replicas and (owned or not together),
             "slot-order": self.placement.lanes and not together,
         }
-        return tuple(name for name, taken in takes.items() if taken)
+        return tuple(name for name, is_accepted in accepts.items() if is_accepted)
 
     @property
-    def sums_together(self) -> bool:
-        """Whether all devices of a stage have the same to do, and sum gradients by a collective."""
+    def all_reduces(self) -> bool:
+        """Whether all holders of a stage have the same tasks, and sum gradients by an all-reduce."""
         return self.placement.replicas and self.order.together and self.state.parameters is Home.COPIED
 
     @property
-    def hurried(self) -> "Schedule":
-        """The same schedule, whose gradients are summed as soon as those of a step are complete."""
+    def with_early_sums(self) -> "Schedule":
+        """The same schedule, with gradients summed as soon as those of a step are complete."""
         return replace(self, state=replace(self.state, reduce=When.LAST))
 
     def micro_batches(self, n: int) -> int:
-        """How many micro-batches a training step has, where nothing else is asked for."""
+        """Return the number of micro-batches in a training step, by default."""
         return n if self.m is None else self.m
 
     def splits(self, shape: Shape) -> bool:
-        """Whether backwards have a part of their own for the weights."""
+        """Return whether backwards have a part of their own for the weights."""
         return self.order.lists is not None and self.actions(shape).splits
 
     def actions(self, shape: Shape) -> Actions:
-        """Give the actions of each device of a replica in a step; its order must list them."""
+        """Return the actions of each device of a replica in a step; its order must be one by lists."""
         assert self.order.lists is not None
         if self.shape is not None:
-            return self.order.lists.written(0, 0, 0)
+            return self.order.lists.write_out(0, 0, 0)
         devices, rest = divmod(shape.n, shape.chunks)
         if rest:
             problem = f"needs n to be a multiple of its chunks; n={shape.n}, chunks={shape.chunks}"
             raise RequestError("n", f"{self.name} {problem}")
         try:
-            return _written_out(self.order.lists, devices, shape.m, shape.chunks)
+            return _checked_actions(self.order.lists, devices, shape.m, shape.chunks)
         except RequestError as error:
             raise RequestError(error.subject, f"{self.name} {error.problem}") from None
 
 
-def imported(path: str | Path, *, together: bool = True) -> Schedule:
-    """The order of a CSV file as torch's pipelining writes them; a device has whatever stages it is given there.
+def schedule_from_csv(path: str | Path, *, together: bool = True) -> Schedule:
+    """Return the schedule of a CSV file in the format of torch's pipelining; a device has any stages that it has there.
 
     If devices are not `together`, they repeat their rows without a flush.
     """
     actions = read_actions(path, together=together)
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
-    once = pipeline(str(path), "an order from a file", partial(_as_read, actions), together=together)
-    return replace(once, shape=shape, m=shape.m)
+    schedule = pipeline(str(path), "an order from a file", partial(_actions_from_csv, actions), together=together)
+    return replace(schedule, shape=shape, m=shape.m)
 
 
-def _as_read(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
+def _actions_from_csv(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
     return actions
 
 
-@lru_cache(maxsize=4)  # a request asks whether backwards are split, and its assembly for all
-def _written_out(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
-    actions = lists.written(devices, m, chunks)
+@lru_cache(maxsize=4)  # a request needs it to know whether backwards are split, and its assembly for the rest
+def _checked_actions(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
+    actions = lists.write_out(devices, m, chunks)
     if not isinstance(actions, Actions):
         raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")
-    if getattr(lists.actions, "__module__", "").startswith(_OURS):
+    if getattr(lists.actions, "__module__", "").startswith(_TRUSTED_ORDERS):
         return actions
     check_actions(actions)
     counts = {"devices": (actions.devices, devices), "stages": (int(actions.stage.max()) + 1, devices * chunks)}
@@ -142,9 +222,9 @@ def _written_out(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
 
 
 def pipeline(
-    name: str, about: str, actions: WrittenOut, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
+    name: str, about: str, actions: ActionsOf, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
 ) -> Schedule:
-    """A pipeline by what each of its devices does in a training step; it is flushed at the step's end, if `together`.
+    """Return a pipeline by the actions of each of its devices in a training step, flushed at its end if `together`.
 
     Otherwise devices repeat their lists without a pause, and each task reads the newest version that its device has.
     """
@@ -152,11 +232,11 @@ def pipeline(
         raise RequestError(
             "actions", f"{short_repr(actions)} is no function of devices, micro-batches and chunks; give one"
         )
-    order = listed(name, actions, chunks=chunks, any_chunks=any_chunks, together=together)
-    return Schedule(name, about, order, LISTED, rules.DP if together else newest(order))
+    order = listed_order(name, actions, chunks=chunks, any_chunks=any_chunks, together=together)
+    return Schedule(name, about, order, LISTED, rules.DP if together else newest_rule(order))
 
 
-_OF_TABLE_1 = (
+_TABLE_1_SCHEDULES = (
     Schedule("single-dp", "one device runs all micro-batches at once", SIMULTANEOUS, SINGLE, rules.DP),
     Schedule("single-cdp", "one device, micro-batches two slots apart", CYCLIC, SINGLE, rules.CDP_V2),
     Schedule("multi-dp", "a device per micro-batch, all-reduce", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP),
@@ -167,7 +247,7 @@ _OF_TABLE_1 = (
     Schedule("zero-dp", "sharded states, broadcast for use", SIMULTANEOUS, BY_MICRO_BATCH, rules.DP, OWNER),
     Schedule("zero-cdp", "a stage's state travels to its user", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, TRAVELLING),
 )
-_PIPELINES = (
+_OTHER_SCHEDULES = (
     pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
     pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
     pipeline("interleaved-1f1b", "1f1b with several stages per device", alternating.interleaved, any_chunks=True),
@@ -197,8 +277,8 @@ _PIPELINES = (
     Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
     Schedule("pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH),
 )
-_ALL = (*_OF_TABLE_1, *_PIPELINES)
-TABLE_1 = tuple(schedule.name for schedule in _OF_TABLE_1)
+_ALL = (*_TABLE_1_SCHEDULES, *_OTHER_SCHEDULES)
+TABLE_1 = tuple(schedule.name for schedule in _TABLE_1_SCHEDULES)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
 
 
@@ -209,5 +289,5 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
             raise RequestError("schedule", f"another one is named {schedule.name}; give this one a name of its own")
         return schedule
     if isinstance(schedule, str) and schedule.endswith(".csv"):
-        return imported(schedule)
+        return schedule_from_csv(schedule)
     return SCHEDULES[choose("schedule", schedule, SCHEDULES)]

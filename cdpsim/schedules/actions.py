@@ -1,6 +1,6 @@
-"""What each device does in a step, one action after another: how pipelines declare their orders.
+"""The actions of each device in a step, one after another: how pipelines declare their orders.
 
-Where a task runs follows from whose list it is in.
+An action runs on the device in whose list it is.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from cdpsim.numeric.paths import lane_edges, longest_paths
 
 
 class Action(IntEnum):
-    """A forward, a whole backward, or the two parts of one: for the input of its stage, and for the weights."""
+    """A forward, a whole backward, or the two parts of a backward: for its stage's input, and for its weights."""
 
     F = 1
     B = 2
@@ -35,12 +35,12 @@ class Actions:
     stage: Ints
     micro_batch: Ints
     beside: NDArray[np.bool_] | None = None  # whether it is meant to overlap with the row before it (DualPipe's pairs)
-    # Of lists that devices repeat without a pause: how many repetitions after its step's own an action stands; None: 0.
-    back: Ints | None = None
+    # Of lists that devices repeat without a pause: how many repetitions after its step's own an action comes; None: 0.
+    delay: Ints | None = None
 
     @classmethod
     def of(cls, devices: Sequence[Sequence[tuple[str, int, int]]]) -> "Actions":
-        """Actions written out: of each device, a list of (kind, stage, micro-batch).
+        """Return actions that are written out: for each device, a list of (kind, stage, micro-batch).
 
         >>> both = Actions.of([[("F", 0, 0), ("B", 0, 0)], [("F", 1, 0), ("B", 1, 0)]])
         >>> both.device.tolist(), both.stage.tolist()
@@ -55,7 +55,7 @@ class Actions:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.first) - 1
 
     @cached_property
@@ -64,33 +64,33 @@ class Actions:
         return group_numbers(self.first[:-1], len(self))
 
     @cached_property
-    def place(self) -> Ints:
-        """The place of each action in its device's order."""
+    def index(self) -> Ints:
+        """The index of each action in its device's list."""
         return np.arange(len(self), dtype=np.int32) - self.first[self.device]
 
     def repeated(self) -> "Actions":
-        """Give the same lists, repeated without a pause: what stands before what it needs is of the step before.
+        """Return the same lists, repeated without a pause: an action before one that it needs is of the step before.
 
-        One period of 1F1B on two devices: device 0 goes back with a micro-batch of the step before at first.
+        One period of 1F1B on two devices: device 0 begins with a backward of the step before.
 
         >>> lists = [[("F", 0, 0), ("B", 0, 1), ("F", 0, 1), ("B", 0, 0)], [(k, 1, i) for i in (0, 1) for k in "FB"]]
-        >>> Actions.of(lists).repeated().back.tolist()
+        >>> Actions.of(lists).repeated().delay.tolist()
         [0, 1, 0, 0, 0, 0, 0, 0]
         """
-        order = sort_by(self.micro_batch, self.stage, self.kind)
-        place, first = self.place[order], group_starts(self.micro_batch[order], self.stage[order])
-        late = np.append(False, place[1:] < place[:-1])
+        order, first = self._by_pass
+        index = self.index[order]
+        late = np.append(False, index[1:] < index[:-1])
         late[first] = False
-        after = np.cumsum(late)
-        back = np.empty(len(self), dtype=np.int32)
-        back[order] = after - after[first][group_numbers(first, len(order))]
-        return replace(self, back=back)
+        repetitions = np.cumsum(late)
+        delay = np.empty(len(self), dtype=np.int32)
+        delay[order] = repetitions - repetitions[first][group_numbers(first, len(order))]
+        return replace(self, delay=delay)
 
     def unrolled(self, steps: int) -> tuple["Actions", Ints]:
-        """Write out the lists of some steps, one after another, and say which row there each step's actions are."""
-        assert self.back is not None
+        """Return the lists of some steps written out, one after another, and the rows there of each step's actions."""
+        assert self.delay is not None
         row, step = np.tile(np.arange(len(self)), steps), np.repeat(np.arange(steps), len(self))
-        order = sort_by(self.device[row], step + self.back[row], self.place[row])
+        order = sort_by(self.device[row], step + self.delay[row], self.index[row])
         at = np.empty(len(order), dtype=np.int32)
         at[order] = np.arange(len(order))
         kind, stage, micro_batch = (column[row[order]] for column in (self.kind, self.stage, self.micro_batch))
@@ -101,46 +101,83 @@ class Actions:
         """Whether any backward is done in two parts."""
         return bool((self.kind == Action.I).any())
 
-    def named(self, row: int) -> str:
-        """An action as torch writes it: `0F1` is the forward of micro-batch 1 in stage 0."""
+    @cached_property
+    def _by_pass(self) -> tuple[Ints, Ints]:
+        """The rows sorted by micro-batch, stage and kind, and where each pass through a stage begins among them."""
+        order = sort_by(self.micro_batch, self.stage, self.kind)
+        return order, group_starts(self.micro_batch[order], self.stage[order])
+
+    def dependencies(self) -> tuple[Ints, Ints]:
+        """Return which rows wait for which: (before, after), by data and by the devices' order."""
+        order, first = self._by_pass
+        stages = int(self.stage.max()) + 1
+        forward, backward = (order[first + k].reshape(-1, stages) for k in (0, 1))
+        weights = np.flatnonzero(self.kind[order] == Action.W)
+        pairs = (
+            (forward[:, :-1], forward[:, 1:]),
+            (forward, backward),
+            (backward[:, 1:], backward[:, :-1]),
+            (order[weights - 1], order[weights]),
+        )
+        before, after = (np.concatenate([column.ravel() for column in columns]) for columns in zip(*pairs, strict=True))
+        unrolled = self
+        if self.delay is not None:
+            unrolled, row = self.unrolled(int(self.delay.max()) + 2)
+            before, after = row[:, before].ravel(), row[:, after].ravel()
+        lanes = lane_edges(np.arange(len(unrolled), dtype=np.int32), unrolled.first)
+        return np.append(before, lanes[0]), np.append(after, lanes[1])
+
+    def timetable(self) -> str:
+        """Return a timetable as text: a row for each device, a column for each slot, and `.` where a device is idle.
+
+        Every action takes one slot; a whole backward takes two if others are split.
+
+        >>> print(Actions.of([[("F", 0, 0), ("B", 0, 0)], [("F", 1, 0), ("B", 1, 0)]]).timetable())
+        0F0 .   .   0B0
+        .   1F0 1B0 .
+        """
+        slots = np.where(self.kind == Action.B, 1 + self.splits, 1)
+        start, end, _ = longest_paths(*self.dependencies(), slots, np.zeros_like(slots))
+        table = [["."] * int(end.max()) for _ in range(self.devices)]
+        for row, (device, begin, until) in enumerate(zip(self.device, start, end, strict=True)):
+            table[device][begin:until] = [self.label(row)] * int(until - begin)
+        width = max(len(cell) for cells in table for cell in cells)
+        return "\n".join(" ".join(cell.ljust(width) for cell in cells).rstrip() for cells in table)
+
+    def label(self, row: int) -> str:
+        """Return an action as torch writes it: `0F1` is the forward of micro-batch 1 in stage 0."""
         return f"{self.stage[row]}{Action(int(self.kind[row])).name}{self.micro_batch[row]}"
 
-    def at(self, row: int) -> str:
-        """Where an action stands."""
-        return f"device {self.device[row]}, action {self.place[row]}"
+    def location(self, row: int) -> str:
+        """Return the device of an action and its index there, in words."""
+        return f"device {self.device[row]}, action {self.index[row]}"
 
 
 def check_actions(actions: Actions, subject: str = "actions", at: Callable[[int], str] | None = None) -> None:
-    """Refuse what is no training step, naming the action at fault, where it stands (`at` of its row), and the remedy.
+    """Refuse actions that make no training step; name an action at fault, its location (`at` its row), and the remedy.
 
     In a step every micro-batch has a forward and a backward, whole or in two parts, of every stage, all of them on one
     device; and it comes to an end.
     """
-    for problem in _problems(actions, at or actions.at):
+    for problem in _action_problems(actions, at or actions.location):
         raise RequestError(subject, problem)
 
 
-def _problems(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
+def _action_problems(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
     if not len(actions):
         yield "there are no actions; begin with 0F0"
         return
-    yield from _numbers(actions, at)
-    order = sort_by(actions.micro_batch, actions.stage, actions.kind)
-    passes = (actions.micro_batch[order], actions.stage[order])
-    yield from _twice(actions, order, group_starts(*passes, actions.kind[order]), at)
-    first = group_starts(*passes)
-    yield from _every_pass(actions, order[first])
-    yield from _whole(actions, order, first, at)
-    yield from _together(actions, order, first, at)
-    before, after = _waits(actions, order, first)
-    if actions.back is not None:
-        actions, row = actions.unrolled(int(actions.back.max()) + 2)
-        before, after = row[:, before].ravel(), row[:, after].ravel()
-    yield from _deadlock(actions, before, after)
+    yield from _bad_numbers(actions, at)
+    order, first = actions._by_pass
+    yield from _duplicates(actions, order, at)
+    yield from _missing_passes(actions, order[first])
+    yield from _incomplete_passes(actions, order, first, at)
+    yield from _scattered_passes(actions, order, first, at)
+    yield from _deadlock(actions)
 
 
-def _numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
-    """Kinds are known; stages and micro-batches are numbered from 0 on without a gap; no device is idle throughout."""
+def _bad_numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
+    """Yield unknown kinds, gaps in the numbers of stages and micro-batches, and devices with nothing to do."""
     for row in np.flatnonzero((actions.kind < Action.F) | (actions.kind > Action.W)).tolist():
         yield f"{at(row)}: {actions.kind[row]} is no kind of action; known are {', '.join(Action.__members__)}"
     for column, name in ((actions.stage, "stage"), (actions.micro_batch, "micro-batch")):
@@ -154,27 +191,25 @@ def _numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
         yield f"device {device} has nothing to do; leave it out"
 
 
-def _twice(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
-    """No action is there twice."""
-    for again in np.setdiff1d(np.arange(len(order)), first, assume_unique=True).tolist():
-        one, other = sorted(order[again - 1 : again + 1].tolist())
-        yield f"{at(other)}: {actions.named(other)} is there already ({at(one)}); leave one out"
+def _duplicates(actions: Actions, order: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """Yield actions that are there twice."""
+    columns = (column[order] for column in (actions.micro_batch, actions.stage, actions.kind))
+    for again in np.setdiff1d(np.arange(len(order)), group_starts(*columns), assume_unique=True).tolist():
+        earlier, later = sorted(order[again - 1 : again + 1].tolist())
+        yield f"{at(later)}: {actions.label(later)} is there already ({at(earlier)}); leave one out"
 
 
-def _every_pass(actions: Actions, rows: Ints) -> Iterator[str]:
-    """Every micro-batch passes every stage; `rows` have one action of each pass, in order."""
+def _missing_passes(actions: Actions, rows: Ints) -> Iterator[str]:
+    """Yield passes of a micro-batch through a stage that are missing; `rows` have one action of each pass, in order."""
     stages = int(actions.stage.max()) + 1
     number = actions.micro_batch[rows].astype(np.int64) * stages + actions.stage[rows]
-    for k in np.flatnonzero(number != np.arange(len(number))).tolist():
-        i, stage = divmod(k, stages)
-        yield f"micro-batch {i} does not pass stage {stage}; add {stage}F{i} and {stage}B{i}"
-    i, stage = divmod(len(number), stages)
-    if stage:
+    missing = np.flatnonzero(number != np.arange(len(number))).tolist() + [len(number)] * bool(len(number) % stages)
+    for i, stage in (divmod(k, stages) for k in missing):
         yield f"micro-batch {i} does not pass stage {stage}; add {stage}F{i} and {stage}B{i}"
 
 
-def _whole(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
-    """A pass is a forward and a backward, or a forward and the two parts of one."""
+def _incomplete_passes(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """Yield passes that are neither a forward and a backward, nor a forward and the two parts of a backward."""
     done = np.bitwise_or.reduceat(1 << actions.kind[order], first)
     whole, parts = (sum(1 << Action[kind] for kind in kinds) for kinds in ("FB", "FIW"))
     for k in np.flatnonzero((done != whole) & (done != parts)).tolist():
@@ -184,82 +219,62 @@ def _whole(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str])
         split = [kind for kind in kinds if kind in "IW"]
         if split and "B" in kinds:
             part = int(order[first[k] + kinds.index(split[0])])
-            yield f"{at(part)}: {actions.named(part)} is a part of {stage}B{i}, which is there too; leave one out"
+            yield f"{at(part)}: {actions.label(part)} is a part of {stage}B{i}, which is there too; leave one out"
         else:
             lacks = [f"{stage}{kind}{i}" for kind in ("FIW" if split else "FB") if kind not in kinds]
-            yield f"{at(row)}: {actions.named(row)} lacks {' and '.join(lacks)}; add what is missing"
+            yield f"{at(row)}: {actions.label(row)} lacks {' and '.join(lacks)}; add what is missing"
 
 
-def _together(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
-    """A pass is all on one device."""
+def _scattered_passes(actions: Actions, order: Ints, first: Ints, at: Callable[[int], str]) -> Iterator[str]:
+    """Yield passes whose actions are on several devices."""
     forward = np.repeat(order[first], np.diff(first, append=len(order)))
     for k in np.flatnonzero(actions.device[order] != actions.device[forward]).tolist():
         row, other = int(order[k]), int(forward[k])
-        named = f"{actions.named(row)} is on another device than {actions.named(other)}"
-        yield f"{at(row)}: {named} ({at(other)}); move one of them"
+        problem = f"{actions.label(row)} is on another device than {actions.label(other)}"
+        yield f"{at(row)}: {problem} ({at(other)}); move one of them"
 
 
-def _waits(actions: Actions, order: Ints, first: Ints) -> tuple[Ints, Ints]:
-    """What waits for what, beside the order of devices: rows (before, after)."""
-    stages = int(actions.stage.max()) + 1
-    forward, backward = (order[first + k].reshape(-1, stages) for k in (0, 1))
-    weights = np.flatnonzero(actions.kind[order] == Action.W)
-    pairs = (
-        (forward[:, :-1], forward[:, 1:]),
-        (forward, backward),
-        (backward[:, 1:], backward[:, :-1]),
-        (order[weights - 1], order[weights]),
-    )
-    before, after = (np.concatenate([column.ravel() for column in columns]) for columns in zip(*pairs, strict=True))
-    return before, after
-
-
-def _deadlock(actions: Actions, before: Ints, after: Ints) -> Iterator[str]:
-    """All devices come to the end of their orders."""
-    lasting = np.ones(len(actions), dtype=np.int64)
-    lanes = lane_edges(np.arange(len(actions), dtype=np.int32), actions.first)
-    before, after = (np.concatenate(ends) for ends in zip((before, after), lanes, strict=True))
-    *_, reached = longest_paths(before, after, lasting, np.zeros_like(lasting))
+def _deadlock(actions: Actions) -> Iterator[str]:
+    """Yield a cycle of actions that wait for each other, if there is one."""
+    before, after = actions.dependencies()
+    if actions.delay is not None:
+        actions, _ = actions.unrolled(int(actions.delay.max()) + 2)
+    slots = np.ones(len(actions), dtype=np.int64)
+    *_, reached = longest_paths(before, after, slots, np.zeros_like(slots))
     if reached < len(actions):
-        names = [actions.named(row) for row in _cycle(actions, before, after)]
-        more = [f"... {len(names) - 8} more"] if len(names) > 8 else []
-        cycle = " -> ".join([*names[:8], *more, names[0]])
+        labels = [actions.label(row) for row in _cycle(actions, before, after)]
+        more = [f"... {len(labels) - 8} more"] if len(labels) > 8 else []
+        cycle = " -> ".join([*labels[:8], *more, labels[0]])
         yield f"schedule deadlocks: {cycle}, each waiting for the one before it; put one of them elsewhere"
 
 
 def _cycle(actions: Actions, before: Ints, after: Ints) -> list[int]:
-    """Actions in a circle, each waiting for what the one before it makes, or for its device to be done with that."""
+    """Return rows in a cycle, each waiting for the one before it, or coming after it in a device's list."""
     now, lacks = _stuck(actions, before, after)
-    device = actions.device
-    # What a stuck device lacks is on a stuck device: going from one to the other enters a circle.
+    # A row that a stuck device lacks is on a stuck device: going from one to the other enters a cycle.
     path = [min(lacks)]
     while path[-1] not in path[:-1]:
-        path.append(int(device[lacks[path[-1]]]))
-    circle = path[path.index(path[-1]) + 1 :]
-    rows = list(dict.fromkeys(row for d in circle for row in (now[d], lacks[d])))[::-1]
+        path.append(int(actions.device[lacks[path[-1]]]))
+    devices = path[path.index(path[-1]) + 1 :]
+    rows = list(dict.fromkeys(row for device in devices for row in (now[device], lacks[device])))[::-1]
     lowest = rows.index(min(rows))
     return rows[lowest:] + rows[:lowest]
 
 
 def _stuck(actions: Actions, before: Ints, after: Ints) -> tuple[list[int], dict[int, int]]:
-    """How far each device comes, and what the next action of each that is stuck then lacks."""
+    """Return the row that each device comes to, and of each that is stuck there, a row that it lacks."""
     inputs = defaultdict[int, list[int]](list)
     for needed, row in zip(before.tolist(), after.tolist(), strict=True):
         inputs[row].append(needed)
-    now, end, done = actions.first[:-1].tolist(), actions.first[1:].tolist(), set[int]()
-    lacks, waiting = dict[int, int](), defaultdict[int, list[int]](list)
-    ready = list(range(actions.devices))
-    while ready:
-        device = ready.pop()
-        lacks.pop(device, None)
-        while now[device] < end[device]:
-            row = now[device]
-            lacking = next((needed for needed in inputs[row] if needed not in done), None)
-            if lacking is not None:
-                lacks[device] = lacking
-                waiting[lacking].append(device)
-                break
-            done.add(row)
-            ready += waiting.pop(row, [])
-            now[device] += 1
+    device, now, ends = actions.device.tolist(), actions.first[:-1].tolist(), actions.first[1:].tolist()
+    done, lacks = -1, dict[int, int]()
+    while done < sum(now):
+        done, lacks = sum(now), {}
+        for d, end in enumerate(ends):
+            while now[d] < end and d not in lacks:
+                lacking = [row for row in inputs[now[d]] if now[device[row]] <= row]
+                if lacking:
+                    lacks[d] = lacking[0]
+                else:
+                    now[d] += 1
     return now, lacks

@@ -1,7 +1,7 @@
-"""When: the position of each task in the order in which devices work, and when a micro-batch may first start.
+"""Orders: the position of each task in the order in which devices work, and when a micro-batch may first start.
 
-Positions order tasks; they are not times. Under unit costs they coincide with the paper's slots, because start
-times, which come out of dependencies, device order and costs, then fall there.
+Positions order tasks; they are not times. Under unit costs they coincide with the paper's slots, because start times
+follow from dependencies, device order and costs.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from cdpsim.schedules.listing import Listing
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 
-WrittenOut = Callable[[int, int, int], Actions]  # of devices, micro-batches, chunks
+ActionsOf = Callable[[int, int, int], Actions]  # of devices, micro-batches, chunks
 Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase
 
 
@@ -33,7 +33,7 @@ class Order:
     its update at one moment and what they exchange is a collective. Else steps overlap, devices take turns, and what is
     exchanged goes point to point.
 
-    An order is a position for each task; that of a list is its place there, and in which repetition of it.
+    An order gives a position to each task; a position in a list counts the repetitions of the list before it, too.
     """
 
     name: str
@@ -41,62 +41,63 @@ class Order:
     position: Position
     release: Callable[[int, Shape], Fraction] = _at_once  # of micro-batch i: a share of its own pass
     any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
-    chunks: int = 1  # stages per device, where nothing else is asked for
-    any_chunks: bool = False  # whether something else may be
+    chunks: int = 1  # stages per device, by default
+    any_chunks: bool = False  # whether a request may give another number of them
 
     @property
     def lists(self) -> "Lists | None":
-        """What each device does in a step, where the order says that."""
+        """The lists of what each device does in a step; None of an order without lists."""
         return self.position if isinstance(self.position, Lists) else None
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Positions of a list that devices repeat, by what each of so many devices does in a step of m micro-batches.
+    """Positions by a list for each device, which it repeats in every step.
 
-    Devices on their own, not `together`, repeat it without a pause; what stands there before what it needs is then of
-    the step before.
+    Devices that are not `together` repeat it without a pause; an action that comes there before one that it needs is
+    then of the step before.
     """
 
-    actions: WrittenOut
+    actions: ActionsOf
     together: bool = True
 
-    def written(self, devices: int, m: int, chunks: int) -> Actions:
-        """Write out the list."""
+    def write_out(self, devices: int, m: int, chunks: int) -> Actions:
+        """Return the lists of so many devices for a step of m micro-batches."""
         actions = self.actions(devices, m, chunks)
         return actions if self.together or not isinstance(actions, Actions) else actions.repeated()
 
     def __call__(self, t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
-        """Give each task's position: in which repetition it is, and where in the list."""
+        """Return the position of tasks: that of their step's repetition, and that in the list."""
         listing = _listing(self, shape)
-        position: Ints = t * listing.longest + listing.place[i, phase]
+        position: Ints = t * listing.longest + listing.position[i, phase]
         return position
 
 
 @lru_cache(maxsize=4)
 def _listing(lists: Lists, shape: Shape) -> Listing:
-    return Listing.of(lists.written(shape.n // shape.chunks, shape.m, shape.chunks), shape)
+    return Listing.of(lists.write_out(shape.n // shape.chunks, shape.m, shape.chunks), shape)
 
 
-def listed(
-    name: str, actions: WrittenOut, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
+def listed_order(
+    name: str, actions: ActionsOf, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
 ) -> Order:
-    """An order by lists; if devices are together, all are done with a step before the next."""
+    """Return an order by lists; if devices are `together`, all are done with a step before the next begins."""
     return Order(name, together, Lists(actions, together), any_m=True, chunks=chunks, any_chunks=any_chunks)
 
 
-def newest(order: Order) -> Rule:
-    """Make the rule by which every task reads the newest version that exists in an order: the largest causal one.
+def newest_rule(order: Order) -> Rule:
+    """Return the rule by which every task reads the newest version that exists in an order: the largest causal rule.
 
-    That of `CYCLIC` is the CDP paper's:
+    For `CYCLIC` it is the CDP paper's:
 
-    >>> newest(CYCLIC).lags(Shape(3, 3)).tolist()
+    >>> newest_rule(CYCLIC).lags(Shape(3, 3)).tolist()
     [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
     """
     return Rule("newest-in-order", partial(_lag, order))
 
 
 def _lag(order: Order, i: Ints, j: Ints, shape: Shape) -> Ints:
+    """Return how many steps older than the newest the version is that exists when (i, j) reads it."""
     first, all_i = np.zeros(1, dtype=np.int32), np.arange(shape.m, dtype=np.int32)[:, None]
     last = last_phase(order, shape) - np.arange(shape.n, dtype=np.int32)
     made = np.broadcast_to(order.position(first, all_i, last, shape), (shape.m, shape.n)).max(axis=0) + 1
@@ -106,7 +107,7 @@ def _lag(order: Order, i: Ints, j: Ints, shape: Shape) -> Ints:
 
 
 def last_phase(order: Order, shape: Shape) -> int:
-    """The phase that ends a pass: the backward of stage 0, or its weights' part."""
+    """Return the phase that ends a pass: the backward of stage 0, or its weights' part."""
     return (_listing(order.lists, shape).phases if order.lists else 2 * shape.n) - 1
 
 

@@ -1,4 +1,4 @@
-"""Where: the device, and the lane on it, of stage j of micro-batch i in step t."""
+"""Placements: the device of stage j of micro-batch i in step t."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ DeviceOf = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t
 
 
 def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
-    """Devices per stage when a device keeps a micro-batch from its forward to its backward there.
+    """Return the devices of each stage, where a device keeps a micro-batch from its forward to its backward there.
 
-    `passes` is each stage's forward and backward time together. Stage j is occupied by a micro-batch while that
-    passes stages j and beyond, and m micro-batches must fit into one pass (spec section 5).
+    `passes` is each stage's forward and backward time together. A micro-batch occupies stage j while it passes the
+    stages from j on, and m micro-batches must fit into one pass (spec section 5).
 
     >>> pyramid_widths(3, [Fraction(2)] * 3)
     (3, 2, 1)
@@ -35,15 +35,14 @@ def pyramid_widths(m: int, passes: list[Fraction]) -> Widths:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each task of a replica runs.
+    """The device of each task of a replica.
 
-    `replicas`: several devices hold the same stage. `lanes`: micro-batches stand side by side on a device that can do
-    several things at once. `exclusive`: a device finishes the backward of one micro-batch before it begins the
-    forward of another.
+    `replicas`: several devices hold the same stage. `lanes`: a device runs several micro-batches at once, in lanes.
+    `exclusive`: a device finishes the backward of one micro-batch before it begins the forward of another.
     """
 
     name: str
-    device: DeviceOf
+    device: DeviceOf  # an array that broadcasts with i, j and t
     devices: Callable[[Shape], int]  # of one replica
     replicas: bool = True
     lanes: bool = False
@@ -57,26 +56,26 @@ def _pyramid(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
 
 
 def _single(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return 0 * (i + j + t)
+    return 0 * i
 
 
 def _by_micro_batch(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return i + 0 * (j + t)
+    return i
 
 
 def _by_both(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return i * shape.n + j + 0 * t
+    return i * shape.n + j
 
 
 def _by_stage(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return j + 0 * (i + t)
+    return j
 
 
-def _not_here(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    raise AssertionError("whose list a task is in says where it runs")
+def _as_listed(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
+    raise AssertionError("the lists of the order say where a task runs")
 
 
-def _one(shape: Shape) -> int:
+def _one_device(shape: Shape) -> int:
     return 1
 
 
@@ -100,9 +99,9 @@ def _each_group_of_chunks(shape: Shape) -> int:
     return shape.n // shape.chunks
 
 
-SINGLE = Placement("single", _single, _one, replicas=False, lanes=True)
+SINGLE = Placement("single", _single, _one_device, replicas=False, lanes=True)
 BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, _each_micro_batch)
 BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, _each_micro_batch_and_stage)
 PYRAMID = Placement("pyramid", _pyramid, _all_widths, exclusive=True)
 BY_STAGE = Placement("by stage", _by_stage, _each_stage, replicas=False)
-LISTED = Placement("as listed", _not_here, _each_group_of_chunks, replicas=False)
+LISTED = Placement("as listed", _as_listed, _each_group_of_chunks, replicas=False)

@@ -1,4 +1,4 @@
-"""How large a case is: what orders, placements and rules are functions of, beside their indices."""
+"""The numbers of stages, micro-batches and devices, of which orders, placements and rules are functions."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Shape:
     m: int  # micro-batches of a training step
     chunks: int = 1  # stages per device, in pipelines
     replicas: int = 1
-    widths: Widths = ()  # for placements that ask
+    widths: Widths = ()  # for placements that need them
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches all replicas have in a training step."""
+        """The number of micro-batches of all replicas in a training step."""
         return self.m * self.replicas

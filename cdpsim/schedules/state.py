@@ -1,7 +1,7 @@
-"""Where parameters, gradients and optimizer state live between their uses, and when gradients are summed.
+"""State policies: where parameters, gradients and optimizer state are between uses, and when gradients are summed.
 
-A home is a layout over the devices that hold a stage. Whoever needs a value in another layout than the one that it has
-makes an exchange; nothing else makes a message of values.
+A home is a layout over the holders of a stage, the devices with tasks of it. A task that needs a value in another
+layout causes an exchange; nothing else causes a message of values.
 
     homes (parameters, gradients, optimizer)   holders at one moment             holders one after another
     copied, copied, copied                     all-reduce                        needs one holder
@@ -16,11 +16,11 @@ from enum import Enum
 
 from cdpsim.errors import RequestError
 
-Refusal = tuple[bool, str, str]  # whether it is to be, the problem, the remedy
+Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
 
 
 class Home(Enum):
-    """Where a value is between its uses: whole on every holder of its stage, a share on each, or whole on one."""
+    """The home of a value between its uses: a copy on every holder of its stage, a share on each, or a copy on one."""
 
     COPIED = "copied"
     SPLIT = "split"
@@ -28,7 +28,7 @@ class Home(Enum):
 
 
 class Owner(Enum):
-    """Which holder has what is owned: of stage j the j-th, the one that ends a step, or the one that uses it next."""
+    """The holder of what is owned: of stage j the j-th, the last one in a step, or the one that uses it next."""
 
     FIXED = "fixed"
     LAST = "last"
@@ -36,10 +36,10 @@ class Owner(Enum):
 
 
 class When(Enum):
-    """When gradients are summed: at the end of a step, as soon as a step's are complete, or after each pass.
+    """When gradients are summed: at the end of a step, as soon as those of a step are complete, or after each pass.
 
-    A step ends for each device with its last task of it, in orders whose devices are together; other orders have no
-    such end, and sum what is complete.
+    In orders whose devices are together, a step ends for each device with its last task of it. Other orders have no
+    such end, and sum gradients when they are complete.
     """
 
     END = "end"
@@ -49,9 +49,9 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Holding:
-    """How a schedule uses what a state policy stores."""
+    """How a schedule uses the values that a state policy stores."""
 
-    together: bool  # all that hold a stage come to its update at one moment; else one after another
+    together: bool  # all holders of a stage come to its update at one moment; else one after another
     ends: bool  # steps end for all devices before the next begins
     alone: bool  # every stage has one holder
     once: bool  # no device uses a stage for two micro-batches of a step
@@ -62,7 +62,7 @@ class Holding:
 class State:
     """The homes of a stage's parameters, of its gradients' sum and of its optimizer state; an update is at the last.
 
-    With an owned optimizer state, copied gradients stay on every holder until the update has come; owned ones leave
+    With an owned optimizer state, copied gradients stay on every holder until the update is done; owned gradients leave
     with the reduction.
     """
 
@@ -73,29 +73,27 @@ class State:
     reduce: When = When.END
 
     @property
-    def word(self) -> str:
-        """What tables of schedules say of it: whether every device that uses parameters keeps them."""
+    def label(self) -> str:
+        """The word for it in tables of schedules: whether every device that uses parameters keeps them."""
         return "sharded" if self.parameters is Home.OWNED else "replicated"
 
     @property
     def travels(self) -> bool:
-        """Whether all of a stage goes from user to user."""
+        """Whether all values of a stage go from user to user."""
         return self.owner is Owner.USER
 
     def check(self, holding: Holding) -> None:
-        """Refuse what cannot be assembled."""
-        for wrong, problem, remedy in (
-            *self._unknown(),
-            *(self._together if holding.together else self._in_turn)(holding),
-        ):
-            if wrong:
+        """Refuse a policy that cannot be assembled."""
+        by_use = self._refusals_together if holding.together else self._refusals_in_turn
+        for applies, problem, remedy in (*self._refusals(), *by_use(holding)):
+            if applies:
                 raise RequestError("state", f"{problem}; {remedy}")
 
     @property
     def _homes(self) -> tuple[Home, Home, Home]:
         return self.parameters, self.gradients, self.optimizer
 
-    def _unknown(self) -> tuple[Refusal, ...]:
+    def _refusals(self) -> tuple[Refusal, ...]:
         copied = self._homes == (Home.COPIED,) * 3
         return (
             (Home.SPLIT in self._homes, "split homes are not assembled yet", "take COPIED or OWNED"),
@@ -108,7 +106,7 @@ class State:
             (copied and self.owner is not Owner.FIXED, "nothing is owned", "leave the owner out"),
         )
 
-    def _together(self, holding: Holding) -> tuple[Refusal, ...]:
+    def _refusals_together(self, holding: Holding) -> tuple[Refusal, ...]:
         owned = self.parameters is Home.OWNED
         return (
             (
@@ -138,7 +136,7 @@ class State:
             ),
         )
 
-    def _in_turn(self, holding: Holding) -> tuple[Refusal, ...]:
+    def _refusals_in_turn(self, holding: Holding) -> tuple[Refusal, ...]:
         copied = self.optimizer is Home.COPIED
         owned = self.parameters is Home.OWNED
         moves = self.gradients is Home.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)

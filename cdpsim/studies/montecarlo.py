@@ -1,6 +1,6 @@
 """Monte-Carlo: many runs of one request that differ by chance alone, swept at once, a column for each run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
@@ -13,7 +13,6 @@ from cdpsim.files.progress import ticker
 from cdpsim.front import run as run_again
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
-from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.timing.disturbed_costs import jittered, steadily
 from cdpsim.trace import RUNS_HEADER, Trace
@@ -63,41 +62,30 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     program, request = run.program, run.request
     _refuse_too_many(runs, program.steps)
     steady = steadily(program, run.costs.undisturbed or run.costs, request.disorder)
-    graph, step_ends = program.levels, _step_ends(program)
+    graph = program.levels
     earliest = np.zeros((program.nodes, 1))
     earliest[[task for task, _ in program.releases], 0] = steady.release
     earliest = earliest[graph.order]
+    by_step = np.argsort(program.tasks.step, kind="stable")
+    rows, first = np.argsort(graph.order)[by_step], group_starts(program.tasks.step[by_step])
 
-    def sweep(durations: Floats) -> Floats:
-        swept: Floats = graph.sweep(np.ascontiguousarray(durations.T[graph.order]), earliest, steady.calendar)
-        return swept
+    def sweep(durations: Floats) -> tuple[Floats, Floats]:
+        """Return the makespan of each run, a row of durations, and the ends of its steps."""
+        end = graph.sweep(np.ascontiguousarray(durations.T[graph.order]), earliest, steady.calendar)
+        return end.max(axis=0), np.maximum.reduceat(end[rows], first, axis=0).T
 
     makespan, ends = np.empty(runs), np.empty((runs, program.steps))
     chunk, done = max(8, DURATIONS_AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):
         numbers = range(low, min(low + chunk, runs))
-        end = sweep(jittered(program, steady.duration, request.disorder, request.seed, numbers))
-        makespan[low : numbers.stop] = end.max(axis=0)
-        ends[low : numbers.stop] = step_ends(end).T
+        drawn = jittered(program, steady.duration, request.disorder, request.seed, numbers)
+        makespan[low : numbers.stop], ends[low : numbers.stop] = sweep(drawn)
         done(len(numbers))
     done(0)
     _refuse_endless(makespan)
-    steady_ends = step_ends(sweep(steady.duration[None]))[:, 0]
+    _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    return SampledRuns(makespan, ends, steady_ends, float(rested.at_rest.period), run.at_rest.steps)
-
-
-def _step_ends(program: Program) -> Callable[[Floats], Floats]:
-    """Return a function from the ends of nodes in the order of levels, a column for each run, to the ends of steps."""
-    by_step = np.argsort(program.tasks.step, kind="stable")
-    first = group_starts(program.tasks.step[by_step])
-    rows = np.argsort(program.levels.order)[by_step]
-
-    def step_ends(end: Floats) -> Floats:
-        last: Floats = np.maximum.reduceat(end[rows], first, axis=0)
-        return last
-
-    return step_ends
+    return SampledRuns(makespan, ends, steady_ends[0], float(rested.at_rest.period), run.at_rest.steps)
 
 
 def _random_run(trace: Trace) -> Run:
@@ -113,7 +101,7 @@ def _random_run(trace: Trace) -> Run:
 
 
 def _refuse_too_many(runs: int, steps: int) -> None:
-    """Refuse more runs than fit into free memory with their times and what is computed from them."""
+    """Refuse more runs than fit into free memory, with their times and the sums over these."""
     each = 8 * 4 * (steps + 1)
     most = free_bytes() // 2 // each
     if runs > most:

@@ -37,10 +37,11 @@ class Occupancies:
 
 
 def pyramid(trace: Trace) -> dict[str, Any]:
-    """Return what `cdpsim pyramid --format json` prints: devices of each stage, their derivations, and the assignment.
+    """Return the devices of each stage, their derivations and the assignment, with the keys of the command's JSON.
 
-    All is of the run at rest, but for the assignment, which has the steps of the trace. Its devices are those of
-    tasks.csv where these are as many as stages need and serve one stage each; else they are counted stage by stage.
+    All figures but the assignment are of the run at rest; the assignment has the steps of the trace. Its devices are
+    those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are numbered
+    stage by stage.
 
     >>> from cdpsim import simulate
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]

@@ -38,7 +38,7 @@ PRINTED = {
     "zero-cdp": ("BΨA", "ΨP/N", "ΨP", "", "", "O(1)", "N"),
 }
 _SHARED = "parameters shared by all micro-batches; early stages of CDP need two versions at once"
-# Why an exact cell is not what the paper prints, by quantity, and by schedule where that differs
+# The reasons for exact cells that differ from the printed ones, by quantity, or by schedule and quantity.
 _FOOTNOTES: dict[object, str] = {
     "gradient_volume": "the paper prints the leading term; k devices exchange k-1 copies",
     "boundary_volume": "one stage has no boundary",
@@ -99,6 +99,7 @@ def simulated_cells(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     curves = memory.memory_by_category(program, start, end)
 
     def most(category: Category) -> Fraction:
+        """Return the peak of a category on one device in the steady window."""
         rows = curves["category"] == category
         return Fraction(memory.peak_within(curves["time"][rows], curves["size"][rows], *window), program.n)
 
@@ -191,7 +192,7 @@ def compute_table1(
         table.rows.append(row)
         if formulas_alone:
             continue
-        algorithm = collective if n > 1 and schedule.sums_together else DEFAULT
+        algorithm = collective if n > 1 and schedule.all_reduces else DEFAULT
         run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
         simulated = simulated_cells(run, shared_parameters)
         for quantity, value in simulated.items():
@@ -241,7 +242,7 @@ def table1(
 
 
 def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:
-    """Return why the exact cell is not what the paper prints; empty where it is."""
+    """Return the reason why the exact cell differs from the printed one; empty if they are equal."""
     printed, schedule = row[quantity]["paper"], row["schedule"]
     if printed == "O(log N)":
         rings = collective == "ring" and schedule != "zero-dp" and n > 2

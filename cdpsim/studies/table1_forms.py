@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cdpsim.files import tables
 from cdpsim.studies.table1 import QUANTITIES, Table1, footnote
 
-# Two blocks fit a terminal: what a device holds, and what it exchanges.
+# Two blocks fit a terminal: the memory of a device, and its messages.
 _BLOCKS = (
     ("activations", "parameters", "gpus"),
     ("gradient_volume", "parameter_volume", "boundary_volume", "rounds"),
@@ -43,8 +43,9 @@ class _Words(NamedTuple):
 
 
 def _words(table: Table1) -> _Words:
+    """Return the words of a table, which text, Markdown and LaTeX lay out."""
     notes: list[str] = []
-    blocks = [{quantity: _columns(table, quantity, notes) for quantity in block} for block in _BLOCKS]
+    blocks = [{quantity: _quantity_columns(table, quantity, notes) for quantity in block} for block in _BLOCKS]
     remarks = [
         "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
         f"all-reduce by {table.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees",
@@ -60,7 +61,7 @@ def _words(table: Table1) -> _Words:
     )
 
 
-def _columns(table: Table1, quantity: str, notes: list[str]) -> dict[str, list[str]]:
+def _quantity_columns(table: Table1, quantity: str, notes: list[str]) -> dict[str, list[str]]:
     """Return a quantity's columns, and add new footnotes to `notes`; the paper's column is left out if it is empty."""
     columns: dict[str, list[str]] = {value: [] for value in table.values}
     for row in table.rows:
@@ -77,6 +78,7 @@ def _columns(table: Table1, quantity: str, notes: list[str]) -> dict[str, list[s
 
 
 def _superscript(number: int) -> str:
+    """Return the mark of a footnote."""
     return "".join(_SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
@@ -89,6 +91,7 @@ def _text(table: Table1) -> str:
 
 
 def _text_block(words: _Words, block: Block) -> str:
+    """Return a block as text: a quantity's values stand side by side, with bars between them."""
     side_by_side = [_padded(["", "", *words.schedules])]
     for quantity, columns in block.items():
         cells = [_padded([value, *column]) for value, column in columns.items()]
@@ -99,11 +102,12 @@ def _text_block(words: _Words, block: Block) -> str:
 
 
 def _padded(cells: list[str]) -> list[str]:
+    """Return cells of equal width."""
     width = max(map(len, cells))
     return [cell.ljust(width) for cell in cells]
 
 
-def _rows(words: _Words, block: Block, cell: Callable[[str, str], str]) -> list[tuple[str, ...]]:
+def _block_rows(words: _Words, block: Block, cell: Callable[[str, str], str]) -> list[tuple[str, ...]]:
     """Return the rows of a block, each value's cells written by `cell`, which takes the value's name and its words."""
     values = [[cell(value, text) for text in texts] for columns in block.values() for value, texts in columns.items()]
     return list(zip(words.schedules, *values, *words.agree.values(), strict=True))
@@ -116,7 +120,7 @@ def _markdown(table: Table1) -> str:
         header = ["schedule"]
         for quantity, (first, *more) in block.items():
             header += [f"{_HEADINGS[quantity]}: {first}", *more]
-        parts.append(tables.as_markdown([*header, *words.agree], _rows(words, block, lambda value, text: text)))
+        parts.append(tables.as_markdown([*header, *words.agree], _block_rows(words, block, lambda value, text: text)))
     parts.append("".join(f"- {remark}\n" for remark in words.remarks))
     if words.beside:
         parts += [_ABOUT_BESIDE, "", tables.as_markdown(_BESIDE, words.beside)]
@@ -136,6 +140,7 @@ def _latex(table: Table1) -> str:
 
 
 def _latex_block(words: _Words, block: Block) -> str:
+    """Return a block as a tabular, whose header has a line of quantities and a line of values."""
     groups, rules, header = [""], [], [""]
     for quantity, columns in block.items():
         first, last = len(header) + 1, len(header) + len(columns)
@@ -144,7 +149,7 @@ def _latex_block(words: _Words, block: Block) -> str:
         header += columns
     header += words.agree
     top = [" & ".join([*groups, *[""] * len(words.agree)]) + r" \\", " ".join(rules), header]
-    rows = _rows(words, block, lambda value, text: _formula(text) if value == "paper" else _latex_text(text))
+    rows = _block_rows(words, block, lambda value, text: _formula(text) if value == "paper" else _latex_text(text))
     return tables.latex_tabular("l" * len(header), top, rows)
 
 

@@ -2,10 +2,10 @@
 
 A message waits for its two ends to be done with their round before (in its channel), for its latency, and for its
 bytes, whose rate is fair on the edges that it shares. Messages that never have to share end as on the longest path
-through the rounds; only others are played out. Neither knows of an engine: tests hold both against one.
+through the rounds; only others are played. Neither way uses an engine: tests compare both with one.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
@@ -14,143 +14,155 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.numeric.columns import Flags, Floats, Ints
+from cdpsim.numeric.columns import Flags, Floats, Ints, group_numbers, group_starts, slice_rows, sort_by
+from cdpsim.numeric.paths import successors
 from cdpsim.program import Op
 from cdpsim.program.collectives import Algorithm, candidates
+from cdpsim.program.collectives.rounds import Round
 
-_SAME = 1e-12  # times and rates that differ by less, relatively, are one
-_FEW = 8  # rounds, of which a look shows soon whether there is anything to share
+_EQUAL = 1e-12  # times and rates that differ by less, relatively, are equal
+_FIRST_ROUNDS = 8  # they show soon whether there is anything to share
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """An algorithm's messages over k members, round by round; equal rounds that follow each other are there once."""
+    """An algorithm's messages over some members, round by round."""
 
-    first: Ints  # round r has the messages first[r]:first[r + 1] ...
+    begin: Ints  # round r has the messages begin[r]:begin[r + 1] ...
     times: Ints  # ... and happens so often
-    sender: Ints  # the member that a message leaves, and its channel, as one number; likewise
-    receiver: Ints
-    pair: Ints  # which of the pairs (src, dst)
-    share: Floats  # of the payload
-    src: Ints
+    src: Ints  # the member that a message leaves
     dst: Ints
+    channel: Ints
+    first: Ints  # the first of the parts that a message carries
+    parts: Ints
+    members: int
+    channels: int
+    all_parts: int  # of the payload
 
     @cached_property
-    def weight(self) -> Ints:
-        """How often each message goes."""
-        return np.repeat(self.times, np.diff(self.first))
+    def number(self) -> Ints:
+        """The round of each message."""
+        return np.repeat(np.arange(len(self.times)), np.diff(self.begin))
 
     @cached_property
+    def sender(self) -> Ints:
+        """The port that each message leaves: a member and a channel, as one number."""
+        return self.src * self.channels + self.channel
+
+    @cached_property
+    def receiver(self) -> Ints:
+        """The port at which each message arrives."""
+        return self.dst * self.channels + self.channel
+
+    @property
     def ports(self) -> int:
         """The number of members times channels."""
-        return int(max(self.sender.max(), self.receiver.max())) + 1
+        return self.members * self.channels
 
     @cached_property
-    def written_out(self) -> "Rounds":
-        """All of it with every round for itself."""
-        rows = [np.arange(low, high) for low, high in zip(self.first[:-1], self.first[1:], strict=True)]
-        every = np.concatenate([row for row, times in zip(rows, self.times, strict=True) for _ in range(times)])
-        length = np.repeat(np.diff(self.first), self.times)
-        columns = {name: getattr(self, name)[every] for name in ("sender", "receiver", "pair", "share")}
-        first = np.concatenate([[0], np.cumsum(length)])
-        return replace(self, first=first, times=np.ones(len(length), np.int64), **columns)
+    def pairs(self) -> tuple[Ints, Ints, Ints]:
+        """The pairs of members (src, dst) that have messages, and the pair of each message."""
+        pairs, pair = np.unique(self.src * self.members + self.dst, return_inverse=True)
+        return pairs // self.members, pairs % self.members, pair
+
+    @property
+    def pair(self) -> Ints:
+        """The pair of each message."""
+        return self.pairs[2]
 
     @cached_property
-    def followers(self) -> tuple[Ints, Ints, Ints]:
-        """(begin, after, waits): message m lets after[begin[m]:begin[m + 1]] go, each of which waits for so many."""
-        number = np.repeat(np.arange(len(self.times)), np.diff(self.first))
-        message = np.tile(np.arange(len(number)), 2)
-        port, turn = np.concatenate([self.sender, self.receiver]), np.tile(number, 2)
-        order = np.lexsort((turn, port))
-        message, port, turn = message[order], port[order], turn[order]
-        new = np.append(True, (np.diff(port) != 0) | (np.diff(turn) != 0))
-        group = np.cumsum(new) - 1  # of the messages of one port in one round: one or two
-        held = np.full((group[-1] + 1, 2), -1)
-        held[group, 1 - new] = message
-        linked = np.flatnonzero(np.diff(port[new]) == 0)
-        before = np.repeat(held[linked], 2, axis=1).ravel()
-        after = np.tile(held[linked + 1], 2).ravel()
-        real = (before >= 0) & (after >= 0)
-        before, after = before[real], after[real]
-        order = np.argsort(before, kind="stable")
-        waits = np.bincount(after, minlength=len(number))
-        return np.searchsorted(before[order], np.arange(len(number) + 1)), after[order], waits
+    def share(self) -> Floats:
+        """The share of the payload that each message carries."""
+        return self.parts / self.all_parts
+
+    @cached_property
+    def waits(self) -> tuple[Ints, Ints]:
+        """(before, after): a message waits for those of the round before at its ports; some pairs are there twice."""
+        message = np.tile(np.arange(len(self.src)), 2)
+        port, number = np.concatenate([self.sender, self.receiver]), np.tile(self.number, 2)
+        order = sort_by(port, number)
+        message, port, number = message[order], port[order], number[order]
+        start = group_starts(port, number)  # of the messages of one port in one round
+        goes_on = np.append(port[start[1:]] == port[start[:-1]], False)
+        count = np.where(goes_on, np.diff(np.append(start[1:], [len(order), len(order)])), 0)
+        group = group_numbers(start, len(order))
+        after = message[slice_rows(np.append(start[1:], 0)[group], count[group])]
+        return np.repeat(message, count[group]), after
 
 
-@lru_cache(maxsize=64)
-def rounds_of(how: Algorithm, k: int) -> Rounds:
-    """Lay out an algorithm's rounds for k members."""
-    schedule, parts = how.schedule(k), how.parts(k)
-    kept, times = [schedule[0]], [1]
-    for one in schedule[1:]:
-        last = kept[-1]
-        if all(np.array_equal(getattr(one, name), getattr(last, name)) for name in ("src", "dst", "parts")):
+@lru_cache(maxsize=128)
+def lay_out_rounds(how: Algorithm, members: int, *, merged: bool = False) -> Rounds:
+    """Lay out an algorithm's rounds; equal rounds that follow each other are there once if they are merged."""
+    rounds: list[Round] = []
+    times: list[int] = []
+    for each in how.schedule(members):
+        columns = (each.src, each.dst, each.parts)
+        if merged and rounds and all(map(np.array_equal, columns, (rounds[-1].src, rounds[-1].dst, rounds[-1].parts))):
             times[-1] += 1
         else:
-            kept.append(one)
+            rounds.append(each)
             times.append(1)
-    src, dst, first, count = (np.concatenate(column) for column in zip(*kept, strict=True))
-    channel = how.channel(k, first)
-    pairs, pair = np.unique(src * k + dst, return_inverse=True)
-    begin = np.concatenate([[0], np.cumsum([len(one.src) for one in kept])])
-    sender, receiver = (end * how.channels + channel for end in (src, dst))
-    return Rounds(begin, np.array(times), sender, receiver, pair, count / parts, pairs // k, pairs % k)
+    src, dst, first, parts = (np.concatenate(column) for column in zip(*rounds, strict=True))
+    begin = np.cumsum([0, *(len(each.src) for each in rounds)])
+    channel = how.channel(members, first)
+    sizes = members, how.channels, how.parts(members)
+    return Rounds(begin, np.array(times), src, dst, channel, first, parts, *sizes)
 
 
 @dataclass(frozen=True, eq=False)
-class Alone:
+class CollectiveOnLinks:
     """A collective's messages on the links between its members."""
 
-    rounds: Rounds
+    how: Algorithm
+    rounds: Rounds  # merged
     latency: Floats  # of each pair
-    fastest: Floats  # what a pair's message reaches alone
+    fastest: Floats  # the rate that a pair's message reaches alone
     edges: Ints  # that a pair's messages take, a row each; -1 fills rows up
     bandwidth: Floats  # of each edge
     rates: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict)  # of pairs with so many flows, once known
 
     def bound(self, size: float) -> float:
-        """Give a lower bound of its time: that of its slowest edge or member by itself."""
+        """Return a lower bound of its time: that of its slowest edge or member by itself."""
         fixed, by_byte = self._least
         return float((fixed + size * by_byte).max())
 
     def seconds(self, size: float) -> float:
-        """Give its time."""
+        """Return its time."""
         if not self._crowded.any():
             return self.unshared(size)
         return float(self.times(size)[1].max())
 
     def unshared(self, size: float) -> float:
-        """Give its time if no message slowed another down: the longest path."""
+        """Return its time if no message slowed another down: the longest path."""
         rounds, duration, ready = self.rounds, self._durations(self.rounds, size), np.zeros(self.rounds.ports)
-        first = rounds.first.tolist()
-        for (low, high), left in zip(pairwise(first), rounds.times.tolist(), strict=True):
+        for (low, high), left in zip(pairwise(rounds.begin.tolist()), rounds.times.tolist(), strict=True):
             while left:
                 before, left = ready.copy(), left - 1
                 self._advance(rounds, slice(low, high), duration, ready)
                 if left:
                     moved = np.unique(np.concatenate([rounds.sender[low:high], rounds.receiver[low:high]]))
                     step = ready[moved] - before[moved]
-                    if np.ptp(step) <= _SAME * step[0]:  # and so do all further rounds of the kind
+                    if np.ptp(step) <= _EQUAL * step[0]:  # and so do all further rounds of the kind
                         ready[moved] += left * step
                         left = 0
         return float(ready.max())
 
     def times(self, size: float) -> tuple[Floats, Floats]:
-        """When each message starts and ends."""
-        rounds = self.rounds.written_out
-        start, duration = np.zeros(len(rounds.pair)), self._durations(rounds, size)
-        ready, first = np.zeros(rounds.ports), rounds.first.tolist()
-        for low, high in pairwise(first):
+        """Return when each message starts and ends, round by round."""
+        rounds = lay_out_rounds(self.how, self.rounds.members)
+        start, duration = np.zeros(len(rounds.src)), self._durations(rounds, size)
+        ready = np.zeros(rounds.ports)
+        for low, high in pairwise(rounds.begin.tolist()):
             start[low:high] = self._advance(rounds, slice(low, high), duration, ready)
         end = start + duration
-        few = rounds.first[min(_FEW, len(rounds.times))]
+        few = rounds.begin[min(_FIRST_ROUNDS, len(rounds.times))]
         if self._is_shared(rounds, start[:few], end[:few]) or self._is_shared(rounds, start, end):
-            return _Played(self, rounds, size).run()
+            return _SharedPlayback(self, rounds, size).run()
         return start, end
 
     @staticmethod
     def _advance(rounds: Rounds, rows: slice, duration: Floats, ready: Floats) -> Floats:
-        """Let a round go as soon as its ends are ready, and say when its messages start."""
+        """Let a round go as soon as its ports are ready; return when its messages start."""
         sender, receiver = rounds.sender[rows], rounds.receiver[rows]
         start = np.maximum(ready[sender], ready[receiver])
         end = start + duration[rows]
@@ -159,13 +171,14 @@ class Alone:
         return start
 
     def _durations(self, rounds: Rounds, size: float) -> Floats:
-        """Give the time of each message if it shares nothing."""
+        """Return the time of each message if it shares nothing."""
         return self.latency[rounds.pair] + rounds.share * size / self.fastest[rounds.pair]
 
     @cached_property
     def _least(self) -> tuple[Floats, Floats]:
-        """(fixed, by byte) of every member's messages one after another, and of what every edge carries."""
-        rounds, weight, pair = self.rounds, self.rounds.weight, self.rounds.pair
+        """The time (fixed, by byte) of every port's messages one after another, and of each edge's bytes."""
+        rounds, pair = self.rounds, self.rounds.pair
+        weight = rounds.times[rounds.number]
         fixed, by_byte = weight * self.latency[pair], weight * rounds.share / self.fastest[pair]
         ports = [np.bincount(end, each) for each in (fixed, by_byte) for end in (rounds.sender, rounds.receiver)]
         taken, edge = self._taken
@@ -175,7 +188,7 @@ class Alone:
 
     @cached_property
     def _taken(self) -> tuple[Ints, Ints]:
-        """(pair, edge): who takes which."""
+        """(pair, edge): the edges that pairs take."""
         pair, hop = np.nonzero(self.edges >= 0)
         return pair, self.edges[pair, hop]
 
@@ -189,11 +202,11 @@ class Alone:
         load = np.bincount(edge, self.fastest[lines[0][row]], count)
         ends = [np.unique(edge * rounds.ports + end[row]) // rounds.ports for end in lines[1:]]
         alone = [np.bincount(end, minlength=count) == 1 for end in ends]
-        crowded: Flags = (load > self.bandwidth * (1 + _SAME)) & ~alone[0] & ~alone[1]
+        crowded: Flags = (load > self.bandwidth * (1 + _EQUAL)) & ~alone[0] & ~alone[1]
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:
-        """Whether, if the first messages went like that, an edge would have more of them at once than it can take."""
+        """Whether, if the first messages went like that, an edge would have more of them at once than fit."""
         if not self._crowded.any():
             return False
         rows = rounds.pair[: len(start)]
@@ -201,7 +214,7 @@ class Alone:
         if not len(message):
             return False
         pair = rows[message]
-        edge, rate, late = self.edges[pair, hop], self.fastest[pair], _SAME * end.max()
+        edge, rate, late = self.edges[pair, hop], self.fastest[pair], _EQUAL * end.max()
         begin, until = start[message] + self.latency[pair], end[message] - late
         flows = begin < until
         time = np.concatenate([begin[flows], until[flows]])
@@ -211,28 +224,28 @@ class Alone:
         return bool((load > self.bandwidth[edge] * (1 + 1e-9)).any())
 
 
-class _Played:
-    """The run of a collective whose messages share edges: from one time at which any begins or ends to the next."""
+class _SharedPlayback:
+    """A run of a collective whose messages share edges: from one time at which any begins or ends to the next."""
 
-    def __init__(self, alone: Alone, rounds: Rounds, size: float) -> None:
+    def __init__(self, alone: CollectiveOnLinks, rounds: Rounds, size: float) -> None:
         self.alone, self.rounds = alone, rounds
-        self.begin, self.after, waits = rounds.followers
-        self.waits = waits.copy()
+        waits_for, self.first, self.reach = successors(*rounds.waits, len(rounds.src))
+        self.waits_for = waits_for
         self.size = rounds.share * size
         self.flows = (alone.edges[rounds.pair, 0] >= 0) & (self.size > 0)
-        self.start, self.end = np.zeros(len(waits)), np.zeros(len(waits))
+        self.start, self.end = np.zeros(len(waits_for)), np.zeros(len(waits_for))
 
     def run(self) -> tuple[Floats, Floats]:
-        """When each message starts and ends."""
+        """Return when each message starts and ends."""
         latency = self.alone.latency[self.rounds.pair]
-        now, waiting = 0.0, np.flatnonzero(self.waits == 0)
+        now, waiting = 0.0, np.flatnonzero(self.waits_for == 0)
         joins, active, left = latency[waiting], waiting[:0], latency[:0]
         while len(waiting) or len(active):
             rate = self._rates(active)
             with np.errstate(divide="ignore"):
                 due = now + left / rate
             then = float(min(joins.min(initial=inf), due.min(initial=inf)))
-            soon = then * (1 + _SAME)
+            soon = then * (1 + _EQUAL)
             left, now = left - rate * (then - now), then
             come = waiting[joins <= soon]
             waiting, joins = waiting[joins > soon], joins[joins > soon]
@@ -246,27 +259,27 @@ class _Played:
         return self.start, self.end
 
     def _freed(self, over: Ints) -> Ints:
-        """Those that wait for nothing now that these are over."""
-        count = self.begin[over + 1] - self.begin[over]
-        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        after, many = np.unique(self.after[np.repeat(self.begin[over], count) + offset], return_counts=True)
-        self.waits[after] -= many
-        freed: Ints = after[self.waits[after] == 0]
+        """Return the messages that wait for no other now that these are over."""
+        count = self.first[over + 1] - self.first[over]
+        after, many = np.unique(self.reach[slice_rows(self.first[over], count)], return_counts=True)
+        self.waits_for[after] -= many
+        freed: Ints = after[self.waits_for[after] == 0]
         return freed
 
     def _rates(self, active: Ints) -> Floats:
-        """The fair rate of each message that is on its way."""
+        """Return the fair rate of each message that is on its way."""
         pair, which, flows = np.unique(self.rounds.pair[active], return_inverse=True, return_counts=True)
         key, known = (pair.tobytes(), flows.tobytes()), self.alone.rates
         if key not in known:
-            known[key] = fair(self.alone.edges[pair], flows, self.alone.bandwidth)
-        return known[key][which]
+            known[key] = fair_rates(self.alone.edges[pair], flows, self.alone.bandwidth)
+        rates: Floats = known[key][which]
+        return rates
 
 
-def fair(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
-    """Give max-min fair rates of bundles of so many flows, by progressive filling (Bertsekas and Gallager 1992, 6.5.2).
+def fair_rates(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
+    """Return max-min fair rates of bundles of flows, by progressive filling (Bertsekas and Gallager 1992, 6.5.2).
 
-    All rates grow alike until an edge is full; its flows keep theirs, and the others go on.
+    All rates grow alike until an edge is full; its flows keep their rates, and the others grow on.
     """
     bundle, hop = np.nonzero(edges >= 0)
     edge, many, room = edges[bundle, hop], flows[bundle].astype(float), bandwidth.copy()
@@ -275,7 +288,7 @@ def fair(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
         load = np.bincount(edge, many, len(room))
         share = room[edge] / load[edge]
         level = share.min()
-        held = bundle[share <= level * (1 + _SAME)]
+        held = bundle[share <= level * (1 + _EQUAL)]
         rate[held], grows[held] = level, False
         left = grows[bundle]
         room -= level * (load - np.bincount(edge[left], many[left], len(room)))
@@ -283,66 +296,63 @@ def fair(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
     return rate
 
 
-class _Group(NamedTuple):
-    """The members of a collective; groups are equal if their ways are."""
+class _AlikeGroup(NamedTuple):
+    """The members of a collective; groups of as many members are equal if their ways are."""
 
-    place: bytes
+    ways: bytes
     members: tuple[int, ...]
 
     def __hash__(self) -> int:
-        return hash((self.place, len(self.members)))
+        return hash((self.ways, len(self.members)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Group) and (self.place, len(self.members)) == (other.place, len(other.members))
+        return isinstance(other, _AlikeGroup) and (self.ways, len(self.members)) == (other.ways, len(other.members))
 
 
-def _group(cluster: Cluster, members: Ints) -> _Group:
-    return _Group(cluster.ways_between(members), tuple(members.tolist()))
+def _alike_group(cluster: Cluster, members: Ints) -> _AlikeGroup:
+    return _AlikeGroup(cluster.ways_between(members), tuple(members.tolist()))
 
 
 @lru_cache(maxsize=256)
-def _laid_out(how: Algorithm, cluster: Cluster, group: _Group) -> Alone:
-    rounds, devices = rounds_of(how, len(group.members)), np.array(group.members)
-    src, dst = devices[rounds.src], devices[rounds.dst]
-    latency, fastest_rate = cluster.link_costs(src, dst)
-    return Alone(rounds, latency, fastest_rate, *cluster.shared_edges(src, dst))
+def _on_links(how: Algorithm, cluster: Cluster, group: _AlikeGroup) -> CollectiveOnLinks:
+    rounds, devices = lay_out_rounds(how, len(group.members), merged=True), np.array(group.members)
+    src, dst = devices[rounds.pairs[0]], devices[rounds.pairs[1]]
+    return CollectiveOnLinks(how, rounds, *cluster.link_costs(src, dst), *cluster.shared_edges(src, dst))
 
 
-def fastest(op: Op, name: str, cluster: Cluster, members: Ints, size: int) -> tuple[Algorithm, float]:
-    """Give the fastest algorithm that `name` allows for a payload, of equals the first, and what it takes."""
-    return _fastest(op, name, cluster, _group(cluster, members), size)
+def fastest_algorithm(op: Op, name: str, cluster: Cluster, members: Ints, size: int) -> tuple[Algorithm, float]:
+    """Return the fastest algorithm that `name` allows for a payload, of equals the first, and its time."""
+    return _fastest(op, name, cluster, _alike_group(cluster, members), size)
 
 
-def durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
-    """Give what each message takes, in the order of rounds."""
-    return _durations(how, cluster, _group(cluster, members), size)
+def message_durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
+    """Return the time of each message, in the order of rounds."""
+    return _message_durations(how, cluster, _alike_group(cluster, members), size)
 
 
-def laid_out(how: Algorithm, cluster: Cluster, members: Ints) -> Alone:
-    """Lay out an algorithm's messages between the members of a group."""
-    return _laid_out(how, cluster, _group(cluster, members))
+def collective_on_links(how: Algorithm, cluster: Cluster, members: Ints) -> CollectiveOnLinks:
+    """Lay out an algorithm's messages on the links between the members of a group."""
+    return _on_links(how, cluster, _alike_group(cluster, members))
 
 
 @lru_cache(maxsize=4096)
-def _fastest(op: Op, name: str, cluster: Cluster, group: _Group, size: int) -> tuple[Algorithm, float]:
+def _fastest(op: Op, name: str, cluster: Cluster, group: _AlikeGroup, size: int) -> tuple[Algorithm, float]:
     members = np.array(group.members)
     allowed = candidates(op, name, len(members), cluster.cards(members))
     if len(members) == 1 or cluster.is_free:
         return allowed[0], 0.0
-    alone = [_laid_out(how, cluster, group) for how in allowed]
-    bounds, best, found = [one.bound(size) for one in alone], inf, 0
-    for at in np.argsort(bounds, kind="stable").tolist():
-        if bounds[at] > best * (1 + _SAME):
+    laid_out = [_on_links(how, cluster, group) for how in allowed]
+    bounds, least, best = [each.bound(size) for each in laid_out], inf, 0
+    for k in np.argsort(bounds, kind="stable").tolist():
+        if bounds[k] > least * (1 + _EQUAL):
             break
-        if len(allowed) > 1 and alone[at].unshared(size) > best * (1 + _SAME):
+        if len(allowed) > 1 and laid_out[k].unshared(size) > least * (1 + _EQUAL):
             continue
-        seconds = alone[at].seconds(size)
-        if (seconds, at) < (best, found):
-            best, found = seconds, at
-    return allowed[found], best
+        least, best = min((least, best), (laid_out[k].seconds(size), k))
+    return allowed[best], least
 
 
 @lru_cache(maxsize=32)
-def _durations(how: Algorithm, cluster: Cluster, group: _Group, size: int) -> Floats:
-    start, end = _laid_out(how, cluster, group).times(size)
+def _message_durations(how: Algorithm, cluster: Cluster, group: _AlikeGroup, size: int) -> Floats:
+    start, end = _on_links(how, cluster, group).times(size)
     return end - start

@@ -14,7 +14,7 @@ from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.collective_times import fastest
+from cdpsim.timing.collective_times import fastest_algorithm
 
 CONTENTION = ("none", "fair", "queue")
 
@@ -130,13 +130,13 @@ def _collective_times(
     ):
         alike.setdefault(key, []).append(row)
     for (kind, _, _, size), rows in alike.items():
-        op, members = Op(kind), in_order(program, rows[0])
-        how, times[rows] = fastest(op, collective, cluster, members, payload_factor(op, len(members)) * size)
+        op, members = Op(kind), root_first(program, rows[0])
+        how, times[rows] = fastest_algorithm(op, collective, cluster, members, payload_factor(op, len(members)) * size)
         rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
 
 
-def in_order(program: Program, row: int) -> Ints:
+def root_first(program: Program, row: int) -> Ints:
     """Give the members of a collective, its root first."""
     members, root = program.ranks_of(program.messages.dst[row]), program.messages.src[row]
     return members if root < 0 else np.roll(members, -int(np.flatnonzero(members == root)[0]))

@@ -7,110 +7,97 @@ goes on when the last round that reaches it is over, which may be before the col
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, Times, concatenate_columns, take_rows
+from cdpsim.numeric.columns import Flags, Ints, Times, concatenate_columns, slice_rows, sort_by, take_rows
 from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.collective_times import durations
-from cdpsim.timing.costs import Costs, in_order
+from cdpsim.timing.collective_times import Rounds, lay_out_rounds, message_durations
+from cdpsim.timing.costs import Costs, root_first
 
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """A collective's messages in the order of their rounds, and who of them waits for whom."""
+    """A collective's messages in the order of their rounds, and which of them wait for which."""
 
-    src: Ints
-    dst: Ints
-    first: Ints
-    parts: Ints
-    channel: Ints
-    data: tuple[Ints, Ints]  # (before, after): after sends on, or adds to, what before has brought
+    rounds: Rounds
+    data: tuple[Ints, Ints]  # (before, after): after sends on, or adds to, the parts that before has brought
     room: tuple[Ints, Ints]  # an end of after was busy with before in the last of its channel's rounds until then
-    begins: Ints  # those that wait for no other
-    own: Ints  # those with nothing in them but what their sender has
-    receives: tuple[Ints, ...]  # of each member, all that it receives, the last one last
-    takes_part: tuple[Ints, ...]  # of each member, all that it sends and receives
+
+    @cached_property
+    def begins(self) -> Ints:
+        """The messages that wait for no other."""
+        return np.setdiff1d(np.arange(len(self.rounds.src)), np.concatenate([self.data[1], self.room[1]]))
+
+    @cached_property
+    def original(self) -> Ints:
+        """The messages that carry only parts which their sender had at the start."""
+        return np.setdiff1d(np.arange(len(self.rounds.src)), self.data[1])
+
+    @cached_property
+    def received(self) -> list[Ints]:
+        """The messages that each member receives, the last one last."""
+        return _by_member(self.rounds.dst, np.arange(len(self.rounds.dst)), self.rounds.members)
+
+    @cached_property
+    def carried(self) -> list[Ints]:
+        """The messages that each member sends and receives."""
+        ends = np.concatenate([self.rounds.src, self.rounds.dst])
+        return _by_member(ends, np.tile(np.arange(len(self.rounds.src)), 2), self.rounds.members)
+
+
+def _by_member(member: Ints, message: Ints, members: int) -> list[Ints]:
+    order = sort_by(member, message)
+    return np.split(message[order], np.searchsorted(member[order], np.arange(1, members)))
 
 
 @lru_cache(maxsize=64)
 def unroll(how: Algorithm, k: int) -> Unrolled:
     """Lay out an algorithm's messages for k members."""
-    rounds = how.schedule(k)
-    src, dst, first, parts = (np.concatenate(column) for column in zip(*rounds, strict=True))
-    number = np.repeat(np.arange(len(rounds)), [len(one.src) for one in rounds])
-    brought: dict[tuple[int, int], list[int]] = defaultdict(list)  # by member and part
-    channel = how.channel(k, first)
-    busy: dict[tuple[int, int], list[int]] = defaultdict(list)  # by member and channel
-    receives: list[list[int]] = [[] for _ in range(k)]
-    data, room = set(), set()
-    low = 0
-    for high in [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(src)]:
-        now = range(low, high)
-        carries = {at: (first[at] + np.arange(parts[at])) % how.parts(k) for at in now}
-        for at in now:
-            sender, receiver = int(src[at]), int(dst[at])
-            data |= {(before, at) for part in carries[at].tolist() for before in brought[sender, part]}
-            room |= {(before, at) for end in (sender, receiver) for before in busy[end, int(channel[at])]}
-        busy |= _at_either_end(now, src, dst, channel)
-        for at in now:
-            receives[dst[at]].append(at)
-            for part in carries[at].tolist():
-                brought[int(dst[at]), part].append(at)
-        low = high
-    every = np.arange(len(src))
-    waits = {after for _, after in room | data}
-    return Unrolled(
-        src,
-        dst,
-        first,
-        parts,
-        channel,
-        data=_columns(data),
-        room=_columns(room - data),
-        begins=np.array([at for at in every.tolist() if at not in waits], dtype=np.int64),
-        own=np.setdiff1d(every, _columns(data)[1]),
-        receives=tuple(np.array(some, dtype=np.int64) for some in receives),
-        takes_part=tuple(np.flatnonzero((src == member) | (dst == member)) for member in range(k)),
-    )
-
-
-def _at_either_end(messages: range, src: Ints, dst: Ints, channel: Ints) -> dict[tuple[int, int], list[int]]:
-    """What each member sends or receives of these messages in each channel."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for at in messages:
-        for end in (src, dst):
-            found[int(end[at]), int(channel[at])].append(at)
-    return found
-
-
-def _columns(pairs: set[tuple[int, int]]) -> tuple[Ints, Ints]:
-    before, after = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
-    return before, after
+    rounds = lay_out_rounds(how, k)
+    count = len(rounds.src)
+    message = np.repeat(np.arange(count), rounds.parts)
+    part = slice_rows(rounds.first, rounds.parts) % rounds.all_parts
+    # Of each member and part the messages that bring it, in their order; each sender has those of earlier rounds.
+    brought = (rounds.dst[message] * rounds.all_parts + part) * count + message
+    order = np.argsort(brought)
+    needed = (rounds.src[message] * rounds.all_parts + part) * count
+    round_begins = rounds.begin[rounds.number[message]]
+    low, high = (np.searchsorted(brought[order], needed + until) for until in (0, round_begins))
+    data = np.unique(message[order][slice_rows(low, high - low)] * count + np.repeat(message, high - low))
+    before, after = rounds.waits
+    room = np.setdiff1d(before * count + after, data)
+    return Unrolled(rounds, np.divmod(data, count), np.divmod(room, count))
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """Where a collective stood in its program, and where its messages stand."""
+class _Placed:
+    """A collective: where it stood in its program, and where its messages stand."""
 
     node: int  # of the collective, in the program that has it
     first: int  # the node of its first message, in the program that has these
     members: Ints  # the root first
-    layout: Unrolled
+    unrolled: Unrolled
     op: Op
 
-    def at(self, device: int) -> int:
-        """The member that a device is."""
+    def member(self, device: int) -> int:
+        """Return the member that a device is."""
         return int(np.flatnonzero(self.members == device)[0])
+
+    def messages_at(self, device: int) -> tuple[Ints, Ints]:
+        """Return the nodes of the messages that a device receives (all of its messages if none), and of all of them."""
+        member = self.member(device)
+        received, carried = (self.first + each[member] for each in (self.unrolled.received, self.unrolled.carried))
+        return received if len(received) else carried, carried
 
 
 def expand(program: Program, costs: Costs) -> Program:
-    """Replace each collective by the messages of the algorithm that it was costed with."""
+    """Replace each collective by the messages of the algorithm that it was costed with; return the new program."""
     count, several = len(program.tasks), is_unrolled(program)
     if not several.any():
         return program
@@ -118,27 +105,27 @@ def expand(program: Program, costs: Costs) -> Program:
     number = np.full(program.nodes, -1, dtype=np.int64)
     number[:count] = np.arange(count)
     number[count + kept] = count + np.arange(len(kept))
-    places = _places(program, costs, several)
-    located = _locate(program)
+    collectives = _place_collectives(program, costs, several)
     return replace(
         program,
-        messages=_messages(program, costs, kept, places),
-        edges=_edges(program, number, places, located),
-        buffers=_buffers(program, number, places),
+        messages=_expand_messages(program, costs, kept, collectives),
+        edges=_expand_edges(program, number, collectives),
+        buffers=_expand_buffers(program, number, collectives),
     )
 
 
 def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
-    """Give what the messages of expanded collectives take, in their order: as long as in their collective alone.
+    """Return the times of the messages of expanded collectives, in their order: as long as in their collective alone.
 
     So a collective takes as long in messages as in one piece, although they share links with each other.
     """
     cluster, none = cluster.sized(program.devices), np.zeros(0, costs.duration.dtype)
     parts = [none]
-    for place in _places(program, costs, is_unrolled(program)):
-        row = place.node - len(program.tasks)
-        size = int(program.messages.size[row]) * payload_factor(place.op, len(place.members))
-        parts.append(durations(costs.algorithms[costs.runs_by[row]], cluster, place.members, size).astype(none.dtype))
+    for each in _place_collectives(program, costs, is_unrolled(program)):
+        row = each.node - len(program.tasks)
+        size = int(program.messages.size[row]) * payload_factor(each.op, len(each.members))
+        how = costs.algorithms[costs.runs_by[row]]
+        parts.append(message_durations(how, cluster, each.members, size).astype(none.dtype))
     return np.concatenate(parts)
 
 
@@ -149,155 +136,138 @@ class Origins(NamedTuple):
     channel: Ints  # of its collective in which each message goes; 0 where it is of none
 
 
-def origins(program: Program, costs: Costs) -> Origins:
-    """Say where the nodes of the expanded program come from."""
+def expanded_origins(program: Program, costs: Costs) -> Origins:
+    """Return where the nodes of the expanded program come from."""
     count, several = len(program.tasks), is_unrolled(program)
-    places, kept = _places(program, costs, several), np.flatnonzero(~several)
-    parts = [np.full(len(place.layout.src), place.node) for place in places]
+    collectives, kept = _place_collectives(program, costs, several), np.flatnonzero(~several)
+    channels = [each.unrolled.rounds.channel for each in collectives]
+    parts = [np.full(len(channel), each.node) for channel, each in zip(channels, collectives, strict=True)]
     return Origins(
         np.concatenate([np.arange(count), count + kept, *parts]),
-        np.concatenate([np.zeros(len(kept), dtype=np.int64), *(place.layout.channel for place in places)]),
+        np.concatenate([np.zeros(len(kept), dtype=np.int64), *channels]),
     )
 
 
-def unexpanded(program: Program) -> Origins:
-    """Say it of a program that stays as it is."""
+def unchanged_origins(program: Program) -> Origins:
+    """Return the origins of nodes in a program that is not expanded: themselves."""
     return Origins(np.arange(program.nodes), np.zeros(len(program.messages), dtype=np.int64))
 
 
-def is_unrolled(program: Program) -> np.ndarray:
-    """Which messages are collectives of several devices: over one device one is free, and stays."""
+def is_unrolled(program: Program) -> Flags:
+    """Return which messages are collectives of several devices: over one device one is free, and stays."""
     size = np.array([len(members) for members in program.groups], dtype=np.int64)
-    several: np.ndarray = program.messages.op != Op.P2P
+    several: Flags = program.messages.op != Op.P2P
     several[several] = size[program.messages.dst[several]] > 1
     return several
 
 
-def _places(program: Program, costs: Costs, several: np.ndarray) -> list[_Place]:
-    """Where collectives stand, and where their messages will."""
+def _place_collectives(program: Program, costs: Costs, several: Flags) -> list[_Placed]:
+    """Return the collectives with the places of their messages, which follow those that stay."""
     count, messages = len(program.tasks), program.messages
-    places, first = [], count + int((~several).sum())
+    collectives, first = [], count + int((~several).sum())
     for row in np.flatnonzero(several).tolist():
-        members = in_order(program, row)
-        layout = unroll(costs.algorithms[costs.runs_by[row]], len(members))
-        places.append(_Place(count + row, first, members, layout, Op(int(messages.op[row]))))
-        first += len(layout.src)
-    return places
+        members = root_first(program, row)
+        unrolled = unroll(costs.algorithms[costs.runs_by[row]], len(members))
+        collectives.append(_Placed(count + row, first, members, unrolled, Op(int(messages.op[row]))))
+        first += len(unrolled.rounds.src)
+    return collectives
 
 
-def _locate(program: Program) -> Ints:
-    """The device that a node ends on: of a task its own, of a message its receiver."""
-    return np.concatenate([program.tasks.device, program.messages.dst])
-
-
-def _messages(program: Program, costs: Costs, kept: Ints, places: list[_Place]) -> Messages:
-    """Messages that stay, then those of the collectives."""
+def _expand_messages(program: Program, costs: Costs, kept: Ints, collectives: list[_Placed]) -> Messages:
+    """Return the messages that stay, then those of the collectives."""
     messages, count = program.messages, len(program.tasks)
     columns = {name: [take_rows(getattr(messages, name), kept)] for name in Messages.__dataclass_fields__}
-    for place in places:
-        row, layout, k = place.node - count, place.layout, len(place.members)
-        how = costs.algorithms[costs.runs_by[row]]
-        whole, parts = int(messages.size[row]) * payload_factor(place.op, k), how.parts(k)
-        if costs.duration.dtype.kind == "i" and whole % parts:
-            problem = (
-                f"cuts a stage's worth into {parts} parts, which the slot model cannot weigh; give a model, or tree"
-            )
-            raise RequestError("expand-collectives", problem)
+    for each in collectives:
+        row, rounds = each.node - count, each.unrolled.rounds
+        size, parts = int(messages.size[row]) * payload_factor(each.op, rounds.members), rounds.all_parts
+        if costs.duration.dtype.kind == "i" and size % parts:
+            problem = f"cuts a stage's worth into {parts} parts, which the slot model cannot weigh"
+            raise RequestError("expand-collectives", f"{problem}; give a model, or tree")
         cut = np.arange(2 * parts + 1)
-        edge = cut * (whole // parts) + cut * (whole % parts) // parts  # of parts as even as whole bytes can be
-        new = {name: np.broadcast_to(getattr(messages, name)[row], len(layout.src)) for name in columns}
-        new["op"] = np.broadcast_to(np.int8(Op.P2P), len(layout.src))
-        new["src"], new["dst"] = place.members[layout.src], place.members[layout.dst]
-        new["size"] = edge[layout.first + layout.parts] - edge[layout.first]
+        edge = cut * (size // parts) + cut * (size % parts) // parts  # of parts as even as whole bytes can be
+        new = {name: np.broadcast_to(getattr(messages, name)[row], len(rounds.src)) for name in columns}
+        new["op"] = np.broadcast_to(np.int8(Op.P2P), len(rounds.src))
+        new["src"], new["dst"] = each.members[rounds.src], each.members[rounds.dst]
+        new["size"] = edge[rounds.first + rounds.parts] - edge[rounds.first]
         for name, column in new.items():
             columns[name].append(column)
     return Messages(**{name: concatenate_columns(parts, parts[0].dtype) for name, parts in columns.items()})
 
 
-def _edges(program: Program, number: Ints, places: list[_Place], located: Ints) -> Edges:
-    """Dependencies of the rest, those inside collectives, and those from the one to the other."""
+def _expand_edges(program: Program, number: Ints, collectives: list[_Placed]) -> Edges:
+    """Return the edges outside collectives, those inside, and those from the one to the other."""
     edges = program.edges
+    device = np.concatenate([program.tasks.device, program.messages.dst])  # on which each node ends
     stay = (number[edges.before] >= 0) & (number[edges.after] >= 0)
-    parts = [(number[edges.before[stay]], number[edges.after[stay]], edges.kind[stay])]
+    parts: list[tuple[Ints, ...]] = [(number[edges.before[stay]], number[edges.after[stay]], edges.kind[stay])]
     assert (number[edges.before] >= 0)[number[edges.after] < 0].all(), "no collective waits for another one"
-    into, out_of = _by_collective(edges.after, number), _by_collective(edges.before, number)
-    for place in places:
-        layout, first = place.layout, place.first
-        for pairs, kind in ((layout.data, EdgeKind.DATA), (layout.room, EdgeKind.ROOM)):
-            parts.append((first + pairs[0], first + pairs[1], np.full(len(pairs[0]), kind)))
-        for row in into.get(place.node, []):
-            before, kind = edges.before[row], edges.kind[row]
-            own = layout.own
+    into, out_of = _rows_by_collective(edges.after, number), _rows_by_collective(edges.before, number)
+    for each in collectives:
+        unrolled, first = each.unrolled, each.first
+        for (before, after), kind in ((unrolled.data, EdgeKind.DATA), (unrolled.room, EdgeKind.ROOM)):
+            parts.append(np.broadcast_arrays(first + before, first + after, kind))
+        for row in into[each.node]:
+            node, kind, begins = edges.before[row], edges.kind[row], unrolled.begins
             if kind == EdgeKind.DATA:
-                mine = own[layout.src[own] == place.at(located[before])]
-                parts.append(_fan(number[before], first + mine, kind))
-            others = layout.begins if kind != EdgeKind.DATA else np.setdiff1d(layout.begins, mine)
-            parts.append(_fan(number[before], first + others, kind if kind != EdgeKind.DATA else EdgeKind.BARRIER))
-        for row in out_of.get(place.node, []):
-            after, kind = edges.after[row], edges.kind[row]
-            member = place.at(located[after])
-            last = layout.receives[member] if len(layout.receives[member]) else layout.takes_part[member]
-            parts.append((first + last, *_fan(number[after], last, kind)[::2]))
+                begins = unrolled.original[unrolled.rounds.src[unrolled.original] == each.member(device[node])]
+                rest = np.setdiff1d(unrolled.begins, begins)
+                parts.append(np.broadcast_arrays(number[node], first + rest, EdgeKind.BARRIER))
+            parts.append(np.broadcast_arrays(number[node], first + begins, kind))
+        for row in out_of[each.node]:
+            received, _ = each.messages_at(device[edges.after[row]])
+            parts.append(np.broadcast_arrays(received, number[edges.after[row]], edges.kind[row]))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Edges(*(column.astype(kind) for column, kind in zip(columns, (np.int32, np.int32, np.int8), strict=True)))
 
 
-def _fan(before: int, after: Ints, kind: int) -> tuple[Ints, Ints, Ints]:
-    return np.full(len(after), before), after, np.full(len(after), kind)
-
-
-def _by_collective(ends: Ints, number: Ints) -> dict[int, list[int]]:
-    """The rows of edges that touch a collective at this end, by its node."""
-    found: dict[int, list[int]] = defaultdict(list)
+def _rows_by_collective(ends: Ints, number: Ints) -> dict[int, list[int]]:
+    """Return the rows of edges that touch a collective at this end, by its node."""
+    rows: dict[int, list[int]] = defaultdict(list)
     for row in np.flatnonzero(number[ends] < 0).tolist():
-        found[int(ends[row])].append(row)
-    return found
+        rows[int(ends[row])].append(row)
+    return rows
 
 
-def _buffers(program: Program, number: Ints, places: list[_Place]) -> Buffers:
-    """Buffers, whose moments of collectives become those of the messages at their device."""
-    buffers, where = program.buffers, {place.node: place for place in places}
-    begin, end, until = (_renumbered(moment, number) for moment in (buffers.begin, buffers.end, buffers.kept_until))
-    kept, more = [buffers.kept], [until]
+def _expand_buffers(program: Program, number: Ints, collectives: list[_Placed]) -> Buffers:
+    """Return the buffers; moments of collectives become those of the messages at their device."""
+    buffers, by_node = program.buffers, {each.node: each for each in collectives}
+    begin, end, until = (_renumber(moment, number) for moment in (buffers.begin, buffers.end, buffers.kept_until))
+    kept, kept_until = [buffers.kept], [until]
 
-    def at_device(moment: int, buffer: int) -> tuple[Ints, Ints]:
-        """What the buffer's device receives of the collective, and all that it has to do with."""
-        place = where[moment >> 1]
-        member = place.at(int(buffers.device[buffer]))
-        part, arrive = place.layout.takes_part[member], place.layout.receives[member]
-        return place.first + (arrive if len(arrive) else part), place.first + part
+    def messages_at(moment: int, buffer: int) -> tuple[Ints, Ints]:
+        return by_node[moment >> 1].messages_at(int(buffers.device[buffer]))
 
     def keep(buffer: int, messages: Ints) -> None:
         kept.append(np.full(len(messages), buffer))
-        more.append(2 * messages + 1)
+        kept_until.append(2 * messages + 1)
 
-    for buffer in np.flatnonzero(_gone(buffers.begin, number)).tolist():
+    for buffer in np.flatnonzero(_is_of_collective(buffers.begin, number)).tolist():
         moment = int(buffers.begin[buffer])
-        arrive, part = at_device(moment, buffer)
-        begin[buffer] = 2 * arrive[-1] + 1 if moment & 1 else 2 * arrive[0]
+        received, carried = messages_at(moment, buffer)
+        begin[buffer] = 2 * received[-1] + 1 if moment & 1 else 2 * received[0]
         if moment & 1:  # what a device has to hand on, it keeps as long
-            keep(buffer, part)
-    for column, owner in ((end, np.arange(len(end))), (until, buffers.kept)):
-        source = buffers.end if column is end else buffers.kept_until
-        for row in np.flatnonzero(_gone(source, number)).tolist():
+            keep(buffer, carried)
+    held_by = (end, buffers.end, np.arange(len(end))), (until, buffers.kept_until, buffers.kept)
+    for column, source, owner in held_by:
+        for row in np.flatnonzero(_is_of_collective(source, number)).tolist():
             buffer = int(owner[row])
-            arrive, part = at_device(int(source[row]), buffer)
+            received, carried = messages_at(int(source[row]), buffer)
             if source[row] & 1 == 0:  # what arrives is written over it
-                column[row] = 2 * arrive[0]
+                column[row] = 2 * received[0]
                 continue
-            last = arrive if buffers.category[buffer] == Category.COMMUNICATION else part
+            last = received if buffers.category[buffer] == Category.COMMUNICATION else carried
             column[row] = 2 * last[-1] + 1
             keep(buffer, last[:-1])
-    moments = {"begin": begin, "end": end, "kept": np.concatenate(kept), "kept_until": np.concatenate(more)}
+    moments = {"begin": begin, "end": end, "kept": np.concatenate(kept), "kept_until": np.concatenate(kept_until)}
     return replace(buffers, **{name: column.astype(np.int32) for name, column in moments.items()})
 
 
-def _gone(moment: Ints, number: Ints) -> np.ndarray:
-    gone: np.ndarray = (moment >= 0) & (number[moment >> 1] < 0)
-    return gone
+def _is_of_collective(moment: Ints, number: Ints) -> Flags:
+    """Return which moments are of nodes that are replaced."""
+    replaced: Flags = (moment >= 0) & (number[moment >> 1] < 0)
+    return replaced
 
 
-def _renumbered(moment: Ints, number: Ints) -> Ints:
-    """Moments of nodes that stay, by their new numbers; the others are replaced afterwards."""
-    new = 2 * number[moment >> 1] + (moment & 1)
-    return np.where(moment < 0, moment, new)
+def _renumber(moment: Ints, number: Ints) -> Ints:
+    """Return moments of nodes that stay, by their new numbers; the others are replaced afterwards."""
+    return np.where(moment < 0, moment, 2 * number[moment >> 1] + (moment & 1))

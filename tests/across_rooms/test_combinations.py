@@ -1,4 +1,4 @@
-"""Everything that can be asked for, together: whatever is combined, a run makes sense, and is the same again."""
+"""All options together: a run of any combination keeps every invariant, and can be repeated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -49,7 +49,7 @@ def test_it_does_every_task_once(schedule: Schedule, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
 @pytest.mark.parametrize("schedule", spaced, ids=lambda s: s.name)
 def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) -> None:
-    """What the order declares and what comes out of dependencies and costs coincide in the slot model."""
+    """The order's positions equal the start times that dependencies and unit costs give."""
     run = simulate(schedule, n)
     t, i, phase = np.ogrid[:3, :n, : 2 * n]
     position = np.broadcast_to(schedule.order.position(t, i, phase, Shape(n, n)), (3, n, 2 * n)).ravel()
@@ -78,7 +78,7 @@ alone = [(name, shape) for name, one in SCHEDULES.items() for shape in shapes(on
 
 @pytest.mark.parametrize(("name", "shape"), alone)
 def test_one_device_sends_nothing(name: str, shape: Shape) -> None:
-    """Without another one there are no messages, whatever the schedule and however many stages it has."""
+    """A run on one device has no messages, for every schedule and every number of stages."""
     assert not len(simulate(name, shape.n, m=shape.m, chunks=shape.chunks).messages["op"])
 
 
@@ -99,7 +99,7 @@ def test_the_last_update_ends_the_hold_on_its_optimizer_state(schedule: Schedule
 @pytest.mark.parametrize(("n", "m"), [(1, 4), (2, 5), (3, 2)])
 @pytest.mark.parametrize("name", ["multi-dp", "mp-dp"])
 def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int) -> None:
-    """A step takes 2N slots whatever M; each stage's gradients are summed over its M holders."""
+    """A step takes 2N slots for every M; each stage's gradients are summed over its M holders."""
     trace = simulate(name, n, m=m)
     summary = trace.summary()
     assert summary["devices"] == (m if name == "multi-dp" else n * m)
@@ -113,7 +113,7 @@ def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int)
 
 @every_schedule
 def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> None:
-    """What all replicas need at once is a collective; what they need one after another goes point to point.
+    """Data that all replicas need at once goes by a collective; data that they need in turn goes point to point.
 
     Replicas of a pipeline need it at once even where the pipeline does not flush.
     """

@@ -48,7 +48,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
 
 @given(requests())
 def test_every_assembled_program_keeps_the_rules(request: dict[str, Any]) -> None:
-    """What assembly derives passes the checks that refuse broken programs."""
+    """Every assembled program passes the checks that refuse broken programs."""
     check_program(simulate(**request).program)
 
 
@@ -63,7 +63,7 @@ def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, An
 
 @given(requests())
 def test_a_version_exists_before_it_is_read(request: dict[str, Any]) -> None:
-    """The update that makes a version ends before its readers start, whatever the costs."""
+    """The update that makes a version ends before its readers start, at all costs drawn."""
     run = simulate(**request)
     tasks = run.program.tasks
     made = {(v, j, d): node for node, (v, j, d) in _updates(run)}
@@ -168,7 +168,7 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
 
     def done(devices: int, m: int, chunks: int) -> Actions:
         assert listing is not None
-        actions = listing.written(devices, m, chunks)
+        actions = listing.write_out(devices, m, chunks)
         lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
         rows = np.concatenate(lists)
         kind, stage, micro_batch = (column[rows] for column in (actions.kind, actions.stage, actions.micro_batch))
@@ -221,7 +221,7 @@ def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
 
 @given(requests())
 def test_a_pulled_message_finds_room(request: dict[str, Any]) -> None:
-    """What is pulled lands on a device that is done with the task before the reader, `prefetch` tasks earlier."""
+    """Parameters arrive only after the device has ended the task that is `prefetch` + 1 places before their reader."""
     run = simulate(**request)
     program, edges = run.program, run.program.edges
     room = (edges.kind == EdgeKind.ROOM) & (edges.after >= len(program.tasks))  # others: updates take turns on a host

@@ -150,7 +150,7 @@ def mutated(program: Program, how: str, row: int, other: int) -> Program:
 
 
 def outcome(run: Run, program: Program) -> str:
-    """Refused by name, caught by an invariant by name, or sound; engines agree on whatever runs."""
+    """Say how a mutated program ends: refused, caught by an invariant, or sound; engines must agree on all that run."""
     try:
         check_program(program)
     except RequestError as error:

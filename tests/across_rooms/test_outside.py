@@ -11,9 +11,9 @@ from cdpsim import SCHEDULES, RequestError, simulate
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.runs import Run
-from cdpsim.schedules import Schedule, imported, pipeline
+from cdpsim.schedules import Schedule, pipeline, schedule_from_csv
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, newest
+from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, newest_rule
 from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE
 from cdpsim.schedules.rule import CDP_V2, DP, NEWEST, Rule
 from cdpsim.schedules.shape import Shape
@@ -97,17 +97,17 @@ def test_the_list_is_the_streamed_order(n: int, m: int) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(2, 2), Shape(3, 3), Shape(5, 5)])
 def test_the_newest_that_exist_in_an_order_are_the_paper_s(shape: Shape) -> None:
-    """CDP-v2 where micro-batches are spread over a step; what PipeDream reads where they follow each other."""
-    assert np.array_equal(newest(CYCLIC).lags(shape), CDP_V2.lags(shape))
-    assert np.array_equal(newest(STREAMED).lags(shape), NEWEST.lags(shape))
-    assert not newest(SIMULTANEOUS).lags(shape).any()
-    assert np.array_equal(newest(streaming.order).lags(shape), NEWEST.lags(shape))
+    """The rule gives CDP-v2 where micro-batches are spread over a step, and PipeDream's versions elsewhere."""
+    assert np.array_equal(newest_rule(CYCLIC).lags(shape), CDP_V2.lags(shape))
+    assert np.array_equal(newest_rule(STREAMED).lags(shape), NEWEST.lags(shape))
+    assert not newest_rule(SIMULTANEOUS).lags(shape).any()
+    assert np.array_equal(newest_rule(streaming.order).lags(shape), NEWEST.lags(shape))
 
 
 @pytest.mark.parametrize("fresher", [False, True])
 def test_a_fresher_rule_is_refused(fresher: bool) -> None:
     """One step newer anywhere is before the update: named by micro-batch and stage."""
-    lags = newest(streaming.order).lags(Shape(3, 4))
+    lags = newest_rule(streaming.order).lags(Shape(3, 4))
     assert lags.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
     lags = lags - fresher * (np.arange(12).reshape(4, 3) == 3)  # micro-batch 1 at stage 0
 
@@ -126,7 +126,7 @@ def test_a_file_is_repeated_without_a_flush(tmp_path: Path) -> None:
     """Two devices; a backward that stands before its forward is of the step before."""
     path = tmp_path / "steady.csv"
     path.write_text("0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1\n")
-    run = sound(simulate(imported(path, together=False), 2, steps=5))
+    run = sound(simulate(schedule_from_csv(path, together=False), 2, steps=5))
     assert float(run.at_rest.period) == 4
     lane = run.program.lane_tasks[: run.program.lane_start[1]]
     assert [run.program.describe(node) for node in lane[:5].tolist()] == [
@@ -137,15 +137,15 @@ def test_a_file_is_repeated_without_a_flush(tmp_path: Path) -> None:
         "B(t=0,i=1,j=0)",
     ]
     with pytest.raises(RequestError, match="schedule deadlocks: "):
-        imported(path)
+        schedule_from_csv(path)
 
 
 def test_a_list_that_never_goes_on_is_refused(tmp_path: Path) -> None:
-    """Each device waits for the other in every repetition, in whatever step what it waits for is."""
+    """Each device waits for the other in every repetition, for all steps of the awaited pass."""
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1B0,1F0,1B1,1F1\n")
     with pytest.raises(RequestError, match="schedule deadlocks"):
-        imported(path, together=False)
+        schedule_from_csv(path, together=False)
 
 
 @pytest.mark.parametrize("declared", [redundant, late, streaming], ids=lambda schedule: schedule.name)

@@ -1,4 +1,4 @@
-"""What is sent to other processes arrives there whole, and so do their answers and refusals."""
+"""Requests, runs, answers and refusals survive the way to another process."""
 
 import copy
 import multiprocessing
@@ -26,7 +26,7 @@ from cdpsim.program.collectives import (
     Algorithm,
     hierarchical_all_reduce,
 )
-from cdpsim.schedules import imported, pipeline
+from cdpsim.schedules import pipeline, schedule_from_csv
 from cdpsim.schedules.pipelines import alternating
 from cdpsim.schedules.rule import ALL_RULES, matrix_rule
 from cdpsim.schedules.shape import Shape
@@ -104,8 +104,8 @@ def test_every_schedule_and_rule(way: str) -> None:
 def test_an_order_from_a_file(way: str, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     write_actions(alternating.gpipe(3, 5), path)
-    schedule = passed(way, imported(path))
-    assert same(schedule, imported(path))
+    schedule = passed(way, schedule_from_csv(path))
+    assert same(schedule, schedule_from_csv(path))
     assert same(schedule.actions(Shape(3, 5)), alternating.gpipe(3, 5))
 
 

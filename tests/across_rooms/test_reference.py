@@ -40,7 +40,7 @@ def cases(name: str, n: int) -> Iterator[tuple[str, Reference]]:
 
 
 def run(reference: Reference, folder: Path) -> Trace:
-    """What the package makes of the same request; a matrix goes through a file, as on the command line."""
+    """Simulate the same request with the package; a matrix goes through a file, as on the command line."""
     rule = reference.rule
     if not isinstance(rule, str):
         path = folder / "rule.csv"
@@ -122,7 +122,7 @@ def simulated(name: str, n: int, steps: int = 3, **keywords: Any) -> tuple[Trace
 
 
 def held_per_slot(trace: Trace, category: str, slots: int) -> list[int]:
-    """What all devices together hold of a category in each slot."""
+    """Return the bytes of a category that all devices together hold in each slot."""
     change = [0] * (slots + 1)
     before: dict[int, int] = {}
     for row in (Row(*row) for row in memory_rows(trace, category)):

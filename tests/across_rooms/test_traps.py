@@ -1,6 +1,6 @@
 """Traps: tamper with one dependency, one cost or one placement, and times and Table 1 must show it.
 
-A simulator that read slot numbers or closed forms anywhere would pass its own tables whatever the program says.
+A simulator that read slot numbers or closed forms anywhere would reproduce its own tables from any program.
 """
 
 import sys

@@ -702,7 +702,7 @@ def test_without_stderr_the_exit_code_still_tells(command: Command, monkeypatch:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.TextIOWrapper]:
-    """A stream into a pipe that nobody reads."""
+    """A stream into a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:  # noqa: PTH123 # a descriptor
@@ -773,7 +773,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal: what was added, then closed; the event engine's nodes, the front door's parts."""
+    """On a terminal: each count, then the end; of the event engine's nodes and of the front door's parts."""
     said: list[object] = []
 
     class Bar:

@@ -1,4 +1,4 @@
-"""Whatever is asked, in whatever form, is served or refused in one line, before much time or memory is spent."""
+"""Every request, in every form, is served or refused in one line before it takes much time or memory."""
 
 import argparse
 import csv
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_named(line: str, problem: str, command: Command, here:
 
 
 class Unwritable:
-    """What cannot even be shown."""
+    """A value whose `repr` fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError
@@ -213,7 +213,7 @@ def test_texts_of_numpy_s_are_texts(tmp_path: Path) -> None:
 
 
 def test_names_of_numpy_s_are_names(tmp_path: Path) -> None:
-    """Of schedules, models and clusters of one's own."""
+    """Names of schedules, models and clusters that the user defines."""
     for kind in (str, np.str_):
         schedule = replace(SCHEDULES["multi-dp"], name=kind("mine"))
         model = Model(stages=(Stage(forward=1, backward=1),) * 2, name=kind("two"))

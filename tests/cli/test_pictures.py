@@ -37,7 +37,7 @@ def test_the_ending_picks_the_form(ending: str, command: Command, here: Path) ->
 
 @pytest.mark.parametrize("line", ["multi-cdp -n 3", "1f1b -m 4 --model long.toml --cluster box.toml"])
 def test_every_kind_of_picture_is_written(line: str, command: Command, here: Path) -> None:
-    """In slots, and with real costs; what is in them is tested by their artists, for schedules of every kind."""
+    """In slots, and with real costs; `tests/draw` looks at the artists of pictures, for schedules of every kind."""
     (here / "long.toml").write_text((here / "toy.toml").read_text().replace("repeat = 2", "repeat = 3"))
     asked = [*line.split(), "--steps", "2"]
     for style in ("paper", "gantt"):
@@ -67,7 +67,7 @@ def test_the_paper_s_figures_come_out_of_one_command(number: str, command: Comma
 
 
 def test_a_folder_is_drawn_as_its_run(command: Command, here: Path) -> None:
-    """What `simulate` wrote and what a command runs itself give the same bytes."""
+    """A saved folder and a run by the command itself give the same bytes."""
     command("simulate", "pp-cdp", "-n", 3, "--rule", "cdp-v1", "-o", "traces")
     for ending in (".svg", ".html", ".json"):
         command("timeline", "traces", "-o", f"folder{ending}")
@@ -91,7 +91,7 @@ def test_a_changed_folder_is_drawn_as_far_as_its_columns_say(command: Command, h
 
 
 def test_an_option_is_for_those_of_several_that_take_it(command: Command, here: Path) -> None:
-    """One line says who does without; what none takes is refused."""
+    """One line names the schedules that do without the option; an option that none takes is refused."""
     done = command("plot", "memory", "multi-dp", "multi-cdp", "-n", 3, "--prefetch", 1, "-o", "a.svg")
     assert done == (0, "", "cdpsim: --prefetch: not taken by multi-dp\n")
     line = "plot memory multi-dp zb-h1 -n 4 --prefetch 1 -o x.svg"
@@ -190,7 +190,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'`$x^2$\\n\n\r\t\x01\u2028\u20
 
 
 def test_a_hostile_name_is_only_a_name(command: Command, here: Path) -> None:
-    """In a model file of somebody else's: every form is whole, and holds no markup of theirs."""
+    """A model file from elsewhere: every form is whole, and holds no markup of that file."""
     model = {"name": HOSTILE, "stages": [{"forward": 1.0, "backward": 2.0, "activation": 5}] * 2}
     (here / "hostile.json").write_text(json.dumps(model))
     asked = ["multi-cdp", "--model", "hostile.json"]
@@ -250,7 +250,7 @@ def test_an_interrupted_picture_leaves_nothing(command: Command, here: Path, mon
 
 
 def test_exports_do_not_need_a_run(here: Path) -> None:
-    """What was measured, or loaded, is written too."""
+    """Loaded traces are written, too."""
     simulate("multi-dp", 2).save(here / "traces")
     loaded = load(here / "traces")
     for ending in EXPORTS[:2]:

@@ -1,4 +1,4 @@
-"""What Windows has not got is not needed: calls of Unix are taken away, as far as Python there is without them."""
+"""Nothing needs Unix: the tests take away all calls, flags and signals that Python on Windows lacks."""
 
 import ctypes
 import os

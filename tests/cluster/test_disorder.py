@@ -57,7 +57,7 @@ def test_options_say_the_same() -> None:
 
 
 def test_options_take_the_place_of_what_the_cluster_says() -> None:
-    """Each for itself: what is not asked for stays."""
+    """Each option replaces its own part of the cluster's disorder; the rest stays."""
     found = disorder_of(READ, slow=["0:2"], jitter="exponential:1", slots=False)
     assert found == Disorder(
         jitter="exponential:1", link_jitter=READ.link_jitter, slow=(Slow(device=0, factor=2),), stop=READ.stop

@@ -15,7 +15,7 @@ CABLE = Cable(latency=2.0, bandwidth=30.0, latency_back=5.0, bandwidth_back=70.0
 
 
 def named(graph: Graph) -> dict[tuple[str, str], tuple[float, float]]:
-    """What each directed edge costs, by the names of its ends."""
+    """Return the latency and bandwidth of each directed edge, by the names of its ends."""
     columns = (graph.tail.tolist(), graph.head.tolist(), graph.latency.tolist(), graph.bandwidth.tolist())
     return {(graph.name(a), graph.name(b)): (late, wide) for a, b, late, wide in zip(*columns, strict=True)}
 

@@ -1,4 +1,4 @@
-"""Topologies as files say them: what is kept, and what is refused."""
+"""Topologies read from files and written to them; refusals of impossible ones."""
 
 from math import inf
 from pathlib import Path

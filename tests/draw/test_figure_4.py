@@ -27,7 +27,7 @@ TIMED = Model(
 
 
 def mean_at(curve: WorkerCurve, n: int, share: float) -> float:
-    """What n workers hold on average when the first is at that share: each looked up on one worker's curve."""
+    """Return the mean memory of n workers when the first is at that share, each looked up on one worker's curve."""
     ends = np.cumsum(curve.duration) / curve.duration.sum()
     return float(np.mean([curve.size[np.searchsorted(ends, (share + i / n) % 1, side="right")] for i in range(n)]))
 

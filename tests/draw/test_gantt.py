@@ -39,7 +39,7 @@ class Box(NamedTuple):
 
 
 class Picture:
-    """A figure's SVG: what has which id, and where rows and times are."""
+    """A figure's SVG: its elements by their ids, and the positions of rows and times."""
 
     def __init__(self, trace: Trace, *, dependencies: bool = False) -> None:
         self.text = canvas.rendered(gantt(trace, dependencies=dependencies), "picture.svg").decode()
@@ -115,7 +115,7 @@ def test_backwards_are_hatched_at_their_feet() -> None:
 
 
 def test_updates_and_slashes_stand_where_the_spec_says() -> None:
-    """Theta_{t+1}[j] is made at the end of B(N-1,j,t); whoever starts then or later and reads theta_t is stale."""
+    """Theta_{t+1}[j] is made at the end of B(N-1,j,t); a task that starts then or later and reads theta_t is stale."""
     n = 4
     picture = Picture(simulate("multi-cdp", n))
     made = {(j, t): 2 * n * t + 2 * (n - 1) + 2 * n - j for t in range(3) for j in range(n)}
@@ -147,7 +147,7 @@ def test_free_messages_are_marks_on_their_links() -> None:
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:
-    """The run of test_waiting.py: messages of 1.5 s on their links, three textures on devices, and who waited."""
+    """The run of test_waiting.py: messages of 1.5 s on links, three textures on devices, and lines for the waits."""
     cluster = Cluster(link=Link(latency=0.5, bandwidth=1.0))
     picture = Picture(simulate("pp-cdp", 2, steps=1, model=TWO, cluster=cluster), dependencies=True)
     assert [*picture.rows] == ["device 0", "device 1", "0 → 1", "1 → 0"]
@@ -233,7 +233,7 @@ def test_ids_are_there_once() -> None:
 
 
 def test_names_that_somebody_chose_are_text(tmp_path: Path) -> None:
-    """Whatever they contain; shortened, and small enough to stand in the picture."""
+    """Any characters may be in them; they are shortened, and small enough for the picture."""
     simulate("multi-dp", 2).save(tmp_path / "run")
     trace = load(tmp_path / "run")
     name = "</script>$x^'\"&<b>\n\0" + "x" * 10_000
@@ -251,7 +251,7 @@ def test_names_that_somebody_chose_are_text(tmp_path: Path) -> None:
 
 
 def test_a_loaded_trace_shows_what_its_files_say(tmp_path: Path) -> None:
-    """The same bars; idle time has no reasons, and nobody knows who waited for whom."""
+    """The same bars; idle time has no reasons, because a loaded trace has no dependencies."""
     whole = simulate("pp-cdp", 2, steps=1, model=TWO, cluster=Cluster(link=Link(latency=0.5, bandwidth=1.0)))
     whole.save(tmp_path / "run")
     loaded = load(tmp_path / "run")
@@ -287,7 +287,7 @@ def rewritten(folder: Path, trace: Trace, kinds: dict[int, str], devices: int) -
 
 
 def test_backwards_of_weights_and_devices_without_tasks(tmp_path: Path) -> None:
-    """What no schedule of the paper has: a third form of bar, hatched at its head, and a row that is idle always."""
+    """No schedule of the paper has these: a third form of bar, hatched at its head, and a row that is always idle."""
     picture = Picture(rewritten(tmp_path, simulate("single-dp", 1, steps=1), {1: "W"}, 3))
     assert simple(picture.boxes("backward-of-weights")) == [("device 0", 1, 2)]
     assert [box.lane for box in picture.boxes("backward-of-weights-hatch-light")] == [-1]
@@ -297,7 +297,7 @@ def test_backwards_of_weights_and_devices_without_tasks(tmp_path: Path) -> None:
 
 
 def test_updates_alone_can_be_drawn(tmp_path: Path) -> None:
-    """What is left of a trace when somebody takes all else out of its file: devices that are idle always."""
+    """A trace file of updates alone is drawn as devices that are always idle."""
     simulate("multi-dp", 2, steps=1).save(tmp_path / "run")
     trace = load(tmp_path / "run")
     rows = trace.tasks["kind"] == "U"

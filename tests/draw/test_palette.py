@@ -1,4 +1,4 @@
-"""What palette.py claims of its colours, measured: CIELAB distances for normal sight and for colour blindness."""
+"""The claims of palette.py on its colours, measured: CIELAB distances for normal sight and for colour blindness."""
 
 from itertools import combinations
 

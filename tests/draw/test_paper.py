@@ -62,7 +62,7 @@ def test_all_simultaneous_schedules_are_synchronised_and_no_cyclic_one(name: str
 
 
 def test_reading_old_versions_is_no_synchronisation() -> None:
-    """Where nothing waits for all updates: nobody reads a new version before they have happened, but just so."""
+    """No task waits for all updates; no task reads a new version before them, either, but only by chance."""
     old = matrix_rule(np.zeros((3, 3), dtype=bool))
     assert synchronisations(simulate("multi-cdp", 3, steps=4, rule=old)) == {}
 

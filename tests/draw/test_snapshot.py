@@ -56,7 +56,7 @@ def passes_held(run: Reference, slot: int) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_moment_is_what_the_specification_says(name: str, n: int) -> None:
-    """Of every slot: who computes what, how much is held where, and what is sent after it."""
+    """For every slot: the task of each device, the activations that each holds, and the messages sent after it."""
     trace, run = simulate(name, n, steps=STEPS), reference(name, n)
     for slot in range(int(trace.tasks["end"].max())):
         moment = moment_at(Views(trace), slot)
@@ -83,7 +83,7 @@ def test_a_moment_is_what_the_specification_says(name: str, n: int) -> None:
 
 
 def inner(run: Reference, now: list[Task]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """What is passed on inside devices: from a forward to the next stage's, from a backward to the one before."""
+    """Return the data passed on in devices: from a forward to the next stage's, from a backward to the previous."""
     found = set()
     for kind, j, i, t, device, *_ in now:
         k = j + 1 if kind == "F" else j - 1
@@ -228,7 +228,7 @@ def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SCHEDULES)))
 def test_a_snapshot_of_a_pipeline_shows_the_moment(name: str) -> None:
-    """What runs, and what is held of passes: from a forward on, to the end of the last part of its backward."""
+    """The running tasks, and the activations held from a forward to the end of the last part of its backward."""
     trace, slot = simulate(**fitting(name, 4), steps=2), 9
     moment, running = moment_at(Views(trace), slot), defaultdict[tuple[int, int], list[int]](list)
     begun, ended = Counter[tuple[int, int]](), Counter[tuple[int, int]]()

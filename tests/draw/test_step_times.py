@@ -103,7 +103,7 @@ def test_one_step_and_one_device(steps: int) -> None:
 
 
 def test_the_same_request_is_the_same_file() -> None:
-    """Byte for byte, whatever names are."""
+    """Byte for byte, also with hostile names."""
     hostile = simulate("multi-dp", model=model(3, HOSTILE), cluster=BOX, **ASKED)
     first, second = (rendered(step_durations([hostile, hostile], 9), "x.svg") for _ in range(2))
     assert first == second

@@ -22,13 +22,13 @@ CONTENTS = ("activation", "activation_gradient", "gradient", "parameters", "stat
 
 
 def copies(op: str, dst: object) -> int:
-    """What the spec counts: k-1 for a reduction or a broadcast among k, both for an all-reduce."""
+    """Return the spec's count of copies: k-1 for a reduction or a broadcast among k, both for an all-reduce."""
     others = str(dst).count("|")
     return {"p2p": 1, "all_reduce": 2 * others}.get(op, others)
 
 
 def sent_at(trace: Trace) -> dict[tuple[str, float], int]:
-    """What is sent by content and start, message by message."""
+    """Return the bytes sent, by content and start, message by message."""
     found: dict[tuple[str, float], int] = {}
     columns = (trace.messages[name].tolist() for name in ("op", "content", "dst", "size", "start"))
     for op, content, dst, size, start in zip(*columns, strict=True):
@@ -99,7 +99,7 @@ def test_very_many_stems_have_no_heads() -> None:
 @settings(max_examples=40)
 @given(requests(most=4))
 def test_nothing_is_lost_on_the_way(request: dict[str, Any]) -> None:
-    """The integral of rates, or the sum of moments, is what the messages carry; what each device sends likewise."""
+    """The integral of rates, or the sum of moments, equals the bytes of the messages, in all and for each device."""
     trace = simulate(**request)
     messages = trace.messages
     end = max(trace.tasks["end"].max(), messages["end"].max(initial=0))

@@ -1,4 +1,4 @@
-"""What pictures need to know of a trace: lanes that do not overlap, and where messages are from and for."""
+"""Views of a trace for pictures: lanes that do not overlap, and the makers and readers of messages."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_an_owner_keeps_its_lane_where_that_is_free() -> None:
     ["single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"],
 )
 def test_ends_of_messages_are_what_the_spec_says(name: str, n: int) -> None:
-    """Who makes what travels, and who needs it, found from tasks and versions alone."""
+    """The makers and readers of messages, found from tasks and versions alone."""
     trace = simulate(name, n, steps=3)
     found = Counter(told(trace))
     assert sum(found.values()) == len(trace.messages["start"])
@@ -63,7 +63,7 @@ def test_ends_of_messages_are_what_the_spec_says(name: str, n: int) -> None:
 
 
 def told(trace: Trace) -> Iterator[Told]:
-    """What the views say of each message."""
+    """Return the ends that the views give each message."""
     made, used = views.Views(trace).message_tasks
     tasks = list(tasks_of(trace))
     names = ("op", "content", "stage", "micro_batch", "step", "src", "dst")
@@ -145,7 +145,7 @@ def sums(trace: Trace) -> Iterator[Told]:
 
 
 def versions(trace: Trace) -> Iterator[Told]:
-    """The updater's version goes to the device of its first reader, and so on; for all who read it there."""
+    """Return a version's messages: from its updater to its first reader's device, and on to later readers'."""
     version = dict(zip(tasks_of(trace), trace.tasks["version"].tolist(), strict=True))
     updates = grouped(trace, "U")
     last = max(t for _, t in updates)
@@ -192,7 +192,7 @@ def moves(trace: Trace) -> Iterator[Told]:
 
 @given(requests())
 def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any]) -> None:
-    """Whoever made what travels had ended when it began; a version is passed on for who reads or replaces it, too."""
+    """The maker of a message has ended when the message begins; a version also travels to the task that replaces it."""
     trace = simulate(**request)
     tasks, messages = trace.tasks, trace.messages
     made, used = views.Views(trace).message_tasks
@@ -218,7 +218,7 @@ def test_a_loaded_trace_knows_no_ends(tmp_path: Path) -> None:
 
 
 def test_titles_name_what_was_asked_for(tmp_path: Path) -> None:
-    """The schedule, its size and rule; a model's name is shown as text, whatever it is."""
+    """The schedule, its size and rule; every name of a model is shown as text."""
     assert views.title(simulate("pp-cdp", 3)) == "pp-cdp, n = 3, cdp-v2"
     pipelines = simulate("interleaved-1f1b", 4, m=6, chunks=2, replicas=3)
     assert views.title(pipelines) == "interleaved-1f1b, n = 4, m = 6, chunks = 2, replicas = 3, dp"

@@ -1,4 +1,4 @@
-"""The HTML file, read as a browser reads it: what it says is what the trace says, and no name gets out of its place."""
+"""The HTML file, read as a browser reads it: its data equal the trace's, and no name escapes from its element."""
 
 import hashlib
 import json
@@ -55,14 +55,14 @@ class Parts(HTMLParser):
             self.elements[-1][2].append(data)
 
     def text(self, tag: str, **attributes: str) -> str:
-        """What stands in the one element with that tag and these attributes."""
+        """Return the text of the one element with that tag and these attributes."""
         found = [e for e in self.elements if e[0] == tag and attributes.items() <= e[1].items()]
         assert len(found) == 1, (tag, attributes, len(found))
         return "".join(found[0][2])
 
 
 class Read(NamedTuple):
-    """What a page says."""
+    """The content of a page."""
 
     facts: dict[str, Any]
     columns: dict[str, np.ndarray]
@@ -186,7 +186,7 @@ def check_memory(run: Trace, said: Read) -> None:
 
 
 def check_waits(run: Trace, said: Read) -> None:
-    """What a bar is said to have waited for ends as it starts."""
+    """Check that the cause given for a bar's start ends as the bar starts."""
     for k, away in enumerate(said.columns["waits"].tolist()):
         assert not away or near([said.end[k + away]], [said.start[k]], float(run.tasks["end"].max()))
 
@@ -205,7 +205,7 @@ def test_what_a_bar_waited_for_is_what_the_program_says() -> None:
 
 
 def test_same_run_same_bytes() -> None:
-    """Whatever the hash seed."""
+    """With every hash seed."""
     program = (
         "import sys, cdpsim; from cdpsim.export.page import page; "
         "sys.stdout.buffer.writelines(page(cdpsim.simulate('zero-dp', 3)))"
@@ -304,7 +304,7 @@ def test_updates_have_no_lane_of_work() -> None:
 
 
 def test_one_task() -> None:
-    """What is left of a run whose other rows are gone."""
+    """A trace file with one row left."""
     run = simulate("single-dp", 1, steps=1)
     kept = {name: some_rows(getattr(run, name), slice(name == "tasks")) for name in TABLES}
     said = read(changed(run, **kept))

@@ -1,4 +1,4 @@
-"""The HTML file in a real browser: what is seen, said and done, offline and without a complaint."""
+"""The HTML file in a real browser, offline: its picture, texts and actions, and no error in the console."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ Opener = Callable[..., Any]
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Opener]:
-    """Open the page of a run from disk; in the end nobody may have complained, nor asked for anything but the file."""
+    """Open the page of a run from disk; at the end the browser must have logged no error and loaded no other file."""
     tabs: list[Any] = []
     complaints: list[str] = []
     asked: list[str] = []
@@ -116,7 +116,7 @@ def bars(tab: Any) -> dict[str, list[int]]:
 
 
 def picture(tab: Any) -> np.ndarray:
-    """What is seen, points by rows and columns."""
+    """Return the pixels on the screen, by rows and columns."""
     settled(tab)
     return (imread(BytesIO(tab.screenshot()), "png")[..., :3] * 255).round().astype(np.uint8)
 
@@ -305,7 +305,7 @@ def test_hovering_tells_updates_idle_times_and_messages(opened: Opener) -> None:
 
 
 def test_updates_are_marks_of_full_strength(opened: Opener) -> None:
-    """Whatever the fractions of seconds at which they stand."""
+    """At all fractions of seconds."""
     run = simulate("zero-dp", model=MODEL, cluster=BOX)
     tab = opened(run)
     marks = [k for name, some in bars(tab).items() if name.startswith("U") for k in some]
@@ -473,7 +473,7 @@ def test_keyboard_and_what_is_spoken(opened: Opener) -> None:
 
 
 def amounts(run: Trace, device: int | None, time: float) -> dict[str, float]:
-    """What is held at a time, straight from the memory table."""
+    """Return the bytes held at a time, straight from the memory table."""
     held: dict[str, float] = {}
     for one in range(1 + int(run.memory["device"].max())):
         for category in np.unique(run.memory["category"]).tolist():

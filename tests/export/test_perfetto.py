@@ -1,4 +1,4 @@
-"""What Perfetto's own trace processor finds in the files that are written for it, held against the trace's columns."""
+"""Files for Perfetto, read by Perfetto's own trace processor and compared with the trace's columns."""
 
 import copy
 import importlib.util

@@ -1,4 +1,4 @@
-"""A quantity given as an integer, as a float and as a text is one run, whatever field of whatever file it is in."""
+"""A quantity gives the same run as an integer, as a float and as a text, in every field of every file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Actions played one after another, as plainly as can be: what published formulas are held against."""
+"""A plain player of actions, one after another: tests compare it with published formulas."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Named = tuple[str, int, int]  # kind, stage, micro-batch
 
 
 class Played(NamedTuple):
-    """When each action starts and ends, of each device's the others."""
+    """The actions of each device in their order, and when each action starts and ends."""
 
     order: list[list[Named]]
     start: dict[Named, int]
@@ -22,7 +22,7 @@ class Played(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """When the last action ends."""
+        """The time at which the last action ends."""
         return max(self.end.values())
 
     @property
@@ -32,25 +32,25 @@ class Played(NamedTuple):
 
     @property
     def bubble(self) -> int:
-        """How long all devices together do nothing."""
+        """The total time in which devices do nothing."""
         busy = sum(self.end[action] - self.start[action] for action in self.end)
         return len(self.order) * self.whole - busy
 
 
 def order_of(actions: Actions) -> list[list[Named]]:
-    """Each device's actions."""
+    """Return each device's actions."""
     kind = [Action(k).name for k in actions.kind.tolist()]
     rows = list(zip(kind, actions.stage.tolist(), actions.micro_batch.tolist(), strict=True))
     return [rows[low:high] for low, high in zip(actions.first[:-1], actions.first[1:], strict=True)]
 
 
 def pairs_of(actions: Actions) -> list[bool]:
-    """Which actions overlap with the one before."""
+    """Return, for each action, whether it overlaps with the one before."""
     return [False] * len(actions) if actions.beside is None else actions.beside.tolist()
 
 
 def together(actions: Actions, pairs: bool) -> list[list[list[Named]]]:
-    """Each device's actions, with `pairs` each beside the one that it is meant to overlap with."""
+    """Return each device's actions in groups that overlap: with `pairs` those that are meant to, else each alone."""
     beside = actions.beside if pairs and actions.beside is not None else np.zeros(len(actions), bool)
     cuts = [np.flatnonzero(~row) for row in np.split(beside, actions.first[1:-1])]
     return [
@@ -60,9 +60,9 @@ def together(actions: Actions, pairs: bool) -> list[list[list[Named]]]:
 
 
 def play(actions: Actions, times: Mapping[str, int], pairs: bool = False) -> Played:
-    """Start each action when the one before it on its device is done and what it needs is there.
+    """Start each action when the one before it on its device is done and its inputs are there.
 
-    With `pairs` two that are meant to overlap are one, which takes as long as both.
+    With `pairs`, two actions that are meant to overlap are one, which takes as long as both.
     """
     order = order_of(actions)
     split = {(stage, i) for row in order for kind, stage, i in row if kind == "I"}
@@ -89,7 +89,7 @@ def play(actions: Actions, times: Mapping[str, int], pairs: bool = False) -> Pla
 
 
 def needs(action: Named, last: int, split: set[tuple[int, int]]) -> list[Named]:
-    """What must have ended before an action can start."""
+    """Return the actions that must have ended before an action can start."""
     kind, stage, i = action
     if kind == "F":
         return [("F", stage - 1, i)] * (stage > 0)
@@ -100,7 +100,7 @@ def needs(action: Named, last: int, split: set[tuple[int, int]]) -> list[Named]:
 
 
 def in_flight(row: list[Named]) -> int:
-    """How many forwards a device is at most ahead of its backwards."""
+    """Return by how many forwards a device is at most ahead of its backwards."""
     ahead = most = 0
     for kind, _, _ in row:
         ahead += {"F": 1, "I": 0}.get(kind, -1)

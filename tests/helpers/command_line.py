@@ -1,4 +1,4 @@
-"""Requests to the command line that are refused, and the content of folders before and after."""
+"""Requests that the command line refuses, and the content of folders before and after."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ FILES = ["memory.csv", "messages.csv", "summary.json", "tasks.csv"]
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; None for a folder."""
+    """Return the content of each file below a folder, by its path; None stands for a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
 def assert_refused(outcome: Outcome, *fragments: str) -> None:
-    """One line on stderr, exit 2, no data."""
+    """Assert one line on stderr, exit code 2 and no data."""
     assert (outcome.code, outcome.out) == (2, ""), outcome
     assert re.fullmatch(r"cdpsim: error: \S[^\n]*: [^\n]*\S\n", outcome.err), outcome.err
     for fragment in fragments:
@@ -22,7 +22,7 @@ def assert_refused(outcome: Outcome, *fragments: str) -> None:
 
 
 def refuse(command: Command, folder: Path, line: str, *fragments: str) -> None:
-    """Refuse a request, given as on a shell, and leave the folder as it was."""
+    """Assert that a request, given as on a shell, is refused and leaves the folder as it was."""
     before = content(folder)
     assert_refused(command(*line.split()), *fragments)
     assert content(folder) == before

@@ -1,4 +1,4 @@
-"""The orders that Python declares, each with the cases that it is meant for."""
+"""The orders that Python declares, each with the cases for which it is defined."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from cdpsim.schedules.pipelines.both_ways import chimera, gems
 
 
 class Declared(NamedTuple):
-    """An order, and of how many devices, micro-batches and chunks it has a meaning."""
+    """An order, and the numbers of devices, micro-batches and chunks for which it is defined."""
 
     of: Callable[[int, int, int], Actions]
     is_meant: Callable[[int, int, int], bool]

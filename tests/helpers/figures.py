@@ -1,4 +1,4 @@
-"""What tests read from the artists of a figure: what is marked, and step functions among it; small runs to draw."""
+"""Artists of a figure, found by their ids, and the step functions among them; small runs to draw."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ BOX = Cluster(devices=(Devices(),), link=Link(latency=1e-5, bandwidth=3e9))
 
 
 def model(n: int, name: str = "toy") -> Model:
-    """Equal stages with times and bytes."""
+    """Return a model of equal stages with times and bytes."""
     stage = Stage(
         forward=0.1, backward=0.3, activation=3 * 10**8, boundary=10**7, parameters=10**8, optimizer=2 * 10**8
     )
@@ -25,25 +25,25 @@ def model(n: int, name: str = "toy") -> Model:
 
 
 def marked(figure: Figure, gid: str) -> list[Any]:
-    """The artists of that id; whoever asks knows what they are."""
+    """Return the artists of an id; the caller knows their type."""
     return figure.findobj(lambda artist: artist.get_gid() == gid)
 
 
 def one(figure: Figure, gid: str) -> Any:
-    """The only artist of that id."""
+    """Return the only artist of an id."""
     (artist,) = marked(figure, gid)
     return artist
 
 
 def words(figure: Figure) -> list[str]:
-    """All texts of a figure."""
+    """Return all texts of a figure."""
     from matplotlib.text import Text
 
     return [artist.get_text() for artist in figure.findobj(Text) if isinstance(artist, Text) and artist.get_text()]
 
 
 def at(patch: StepPatch, time: float) -> float:
-    """The height of a drawn step function over its baseline, 0 where it is left out."""
+    """Return the height of a drawn step function over its baseline, 0 where it is left out."""
     values, edges, baseline = patch.get_data()
     column = int(np.searchsorted(edges, time, side="right")) - 1
     value = values[column] - (0 if baseline is None else np.asarray(baseline)[column])
@@ -51,7 +51,7 @@ def at(patch: StepPatch, time: float) -> float:
 
 
 def held_at(trace: Trace, time: float) -> dict[tuple[int, str], int]:
-    """What each device holds of each category at a time: the last row until then, row by row."""
+    """Return each device's memory of each category at a time: the last row until then, found row by row."""
     columns = (trace.memory[name].tolist() for name in ("device", "category", "time", "size"))
     found = {}
     for device, category, since, size in zip(*columns, strict=True):
@@ -61,13 +61,13 @@ def held_at(trace: Trace, time: float) -> dict[tuple[int, str], int]:
 
 
 def spot(artist: Artist) -> tuple[float, float]:
-    """Where a mark stands."""
+    """Return the position of a mark."""
     (x,), (y,) = artist.get_xdata(), artist.get_ydata()  # type: ignore[attr-defined]
     return x, y
 
 
 def saved(trace: Trace, folder: Path) -> Trace:
-    """A trace after it has been written and read."""
+    """Write a trace, and return it as it is read back."""
     from cdpsim import load
 
     trace.save(folder)

@@ -1,4 +1,4 @@
-"""Names of models that try to get out of where they are displayed."""
+"""Names of models that try to break out of the place where they are displayed."""
 
 # Markup, quotes, control characters and a direction mark, as long as a page.
 HOSTILE_NAME = (

@@ -1,4 +1,4 @@
-"""Traces that no run shows: what is left of one, or written by hand."""
+"""Traces that no run has: parts of one, or made by hand."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from cdpsim.trace import TABLES
 
 
 def changed(trace: Trace, summary: Mapping[str, Any] | None = None, **tables: Columns) -> Trace:
-    """The tables of a trace, of which some are others; without what made them."""
-    own = {name: getattr(trace, name) for name in TABLES}
-    return Trace(**own | tables, summary=trace.summary() if summary is None else summary)
+    """Return a trace of the same tables, but for those given; it has no run."""
+    same = {name: getattr(trace, name) for name in TABLES}
+    return Trace(**same | tables, summary=trace.summary() if summary is None else summary)
 
 
 def some_rows(table: Columns, rows: Any) -> Columns:
-    """Some rows of a table."""
+    """Return some rows of a table."""
     return {name: column[rows] for name, column in table.items()}
 
 
 def empty() -> Trace:
-    """A trace in which nothing happens."""
+    """Return a trace without any rows."""
     return Trace(*({name: np.zeros(0, dtype=np.int64) for name in header} for header in TABLES.values()))

@@ -1,8 +1,8 @@
-"""Messages that take their devices' lanes or streams, played event by event: what `streams` must come to.
+"""A player, event by event, of messages that take their devices' lanes or streams: `streams` must come to its times.
 
-Written from the rules alone: who needs whom is taken from a program where everything overlaps. A device is a list of
-things to do; of a message it sends something, which takes it the message's time, or receives it, which takes as long
-from when it has come to it and the message has begun. Nobody waits along an edge that stands for that.
+It is written from the rules alone, and takes dependencies from a program where everything overlaps. A device has a list
+of things to do. It sends something for a message, which takes the message's time; or it receives the message, which
+takes as long from when the device has come to it and the message has begun. No node waits along an edge of a stream.
 """
 
 from collections import Counter, defaultdict
@@ -15,19 +15,19 @@ from cdpsim.runs import Run
 
 
 class Doing(NamedTuple):
-    """What a device does: a task, or its part in a message."""
+    """One thing that a device does: a task, or its part in a message."""
 
     what: str  # task, send or receive
     node: int
 
 
 def play(run: Run, overlaps: Sequence[str]) -> tuple[dict[int, float], dict[int, float]]:
-    """When every node of a run without streams starts and ends if its messages take their devices' time."""
+    """Return when every node of a run without streams starts and ends if its messages take their devices' time."""
     return _Play(run, overlaps).times()
 
 
 class _Play:
-    """Who needs whom, and what each device does in which order."""
+    """The dependencies, and what each device does in which order."""
 
     def __init__(self, run: Run, overlaps: Sequence[str]) -> None:
         self.program, self.overlaps, self.count = run.program, overlaps, len(run.program.tasks)
@@ -51,7 +51,7 @@ class _Play:
         self.end: dict[int, float] = {}
 
     def ends(self, message: int) -> list[tuple[int, str]]:
-        """The devices of a message, and what each does for it: who gives something sends."""
+        """Return the devices of a message, and what each does for it: a device that gives something sends."""
         messages, row = self.program.messages, message - self.count
         src, dst = int(messages.src[row]), int(messages.dst[row])
         if messages.op[row] == Op.P2P:
@@ -60,7 +60,7 @@ class _Play:
         return [(int(d), "send" if gives(int(d)) else "receive") for d in self.program.groups[dst]]
 
     def _nearest(self, message: int, device: int, ways: dict[int, set[int]]) -> tuple[int, list[tuple[int, int]]]:
-        """How many steps away along those ways the first tasks of a device are, and those, by lane and place."""
+        """Return the nearest tasks of a device along those ways: the steps to them, and their lanes and places."""
         reached, steps = {message}, 0
         while reached:
             steps += 1
@@ -72,7 +72,7 @@ class _Play:
         return 0, []
 
     def _rows(self, lane: int) -> list[tuple[str, list[Doing]]]:
-        """What stands in a row with a lane's tasks, or in rows beside it."""
+        """Return the rows of a lane: its tasks with messages between them, or beside them in rows of their own."""
         tasks = self.lanes[lane]
         device = int(self.program.tasks.device[tasks[0]])
         word = self.overlaps[device]
@@ -99,7 +99,7 @@ class _Play:
         return [("lane", [Doing("task", task) for task in tasks]), *beside]
 
     def times(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Go on with whatever can be timed, until everything is."""
+        """Time the nodes and rows that can be timed, again and again, until all are; return (start, end)."""
         at, moved = [0] * len(self.rows), True
         while moved:
             moved = False
@@ -114,16 +114,16 @@ class _Play:
         return self.start, self.end
 
     def _is_ready(self, node: int) -> bool:
-        """Whether all that a node needs has been timed, and all its senders have come to it."""
+        """Return whether all that a node needs has been timed, and all its senders have come to it."""
         return all(before in self.end for before in self.needs[node]) and len(self.may_go[node]) == self.senders[node]
 
     def _time(self, node: int, earliest: float) -> None:
-        """Let a node begin when all that it needs is over."""
+        """Start a node when all that it needs has ended."""
         self.start[node] = max([earliest, *(self.end[before] for before in self.needs[node])])
         self.end[node] = self.start[node] + self.duration[node]
 
     def _do(self, kind: str, k: int, doing: Doing) -> bool:
-        """Go on in a row, if what comes next can be timed."""
+        """Do the next thing in a row, and return whether it can be timed already."""
         node, now = doing.node, self.free[k]
         if doing.what == "send":
             self.may_go[node].append(now)

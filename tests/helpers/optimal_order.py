@@ -1,9 +1,9 @@
-"""The best that any order of a training step can do, proven by OR-Tools CP-SAT: what orders are held against.
+"""The fewest slots that any order of a training step takes, proven by OR-Tools CP-SAT; tests compare orders with it.
 
-Given are where an order has its tasks, and how many activations each device may hold, from the start of a forward to
-the end of its backward (of its W). All else is open: when a task is done, and whether a device waits. Tasks take a slot
-each, messages none; where an order splits some of its backwards, all may be split, and a W be done any time after its
-I. Slots are counted from the first start of all to the last end, the makespan, or on each device from its own first
+An order's placement of tasks is given, and how many activations each device may hold, each from the start of a forward
+to the end of its backward (of its W). All else is open: when a task is done, and whether a device waits. Tasks take a
+slot each, messages none; where an order splits some of its backwards, all may be split, and a W be done any time after
+its I. Slots are counted from the first start of all to the last end, the makespan, or on each device from its own first
 start to its own last end, the longest stay, by which the zero-bubble papers count.
 
 Two restrictions lose nothing:
@@ -31,20 +31,22 @@ Starts = dict[Named, int]
 
 
 class Step(NamedTuple):
-    """What a training step has to do, where, and at which memory."""
+    """The tasks of a training step, their devices, and the memory of each device."""
 
-    kinds: str  # the tasks of a pass: its forward, its backward or that's first part, and what lets the activation go
+    kinds: (
+        str  # a pass's tasks: its forward, its backward (or that's first part), and the task that frees the activation
+    )
     stages: int
     alike: dict[tuple[int, ...], list[int]]  # micro-batches, by the devices of their stages
     memory: Sequence[int]  # activations at most on each device
 
     def streams(self, device: int) -> list[tuple[int, list[int]]]:
-        """Each stage that a device has, and the micro-batches that pass it there."""
+        """Return each stage that a device has, and the micro-batches that pass it there."""
         return [(j, same) for where, same in self.alike.items() for j in range(self.stages) if where[j] == device]
 
 
 def step_of(actions: Actions, memory: Sequence[int] | None = None) -> Step:
-    """The step that an order is of, at the order's own memory where nothing else is said."""
+    """Return the training step of an order, with the order's own memory unless another is given."""
     order, alike = order_of(actions), defaultdict[tuple[int, ...], list[int]](list)
     device = {(i, j): d for d, row in enumerate(order) for _, j, i in row}
     m, stages = (1 + max(numbers) for numbers in zip(*device, strict=True))
@@ -55,7 +57,7 @@ def step_of(actions: Actions, memory: Sequence[int] | None = None) -> Step:
 
 
 def optimum(actions: Actions, memory: Sequence[int] | None = None, stay: bool = False) -> int:
-    """The fewest slots, if no device holds more than in that order, or than `memory`, which may be more."""
+    """Return the fewest slots if no device holds more activations than in that order, or than `memory`."""
     step, known = step_of(actions, memory), play(actions, {"F": 1, "B": 1 + actions.splits, "I": 1, "W": 1})
     slots = known.longest_stay if stay else known.whole
     while starts_within(slots - 1, step, stay):
@@ -64,7 +66,7 @@ def optimum(actions: Actions, memory: Sequence[int] | None = None, stay: bool = 
 
 
 def starts_within(slots: int, step: Step, stay: bool = False) -> Starts | None:
-    """When tasks can start so as to take no more than so many slots; None if they cannot."""
+    """Return starts of tasks that take no more than so many slots; None if there are none."""
     streams = [step.streams(device) for device in range(len(step.memory))]
     own = [[(kind, j, i) for kind in step.kinds for j, same in mine for i in same] for mine in streams]
     if slots < max(map(len, own)):
@@ -92,7 +94,7 @@ def starts_within(slots: int, step: Step, stay: bool = False) -> Starts | None:
 
 
 def _rows(step: Step) -> list[list[Named]]:
-    """Tasks that follow each other: of a micro-batch, forth and back through all stages; of a pass; of those alike."""
+    """Return rows of successive tasks: of a micro-batch, of a pass, and of micro-batches on the same devices."""
     rows: list[list[Named]] = []
     stages, back = range(step.stages), step.kinds[1]
     for same in step.alike.values():
@@ -103,7 +105,7 @@ def _rows(step: Step) -> list[list[Named]]:
 
 
 def _hold(model: Any, start: dict[Named, Any], step: Step, device: int, most: int) -> None:
-    """Let a device hold no more than it may, which of a single stream says who has to go before who comes."""
+    """Limit what a device holds; with a single stream that says which task has to end before which starts."""
     streams, room, last = step.streams(device), step.memory[device], step.kinds[-1]
     for j, same in streams:
         for before, after in zip(same, same[room:], strict=False):

@@ -1,7 +1,7 @@
-"""The slot model of the nine schedules, evaluated slowly and plainly from the text of the specification alone.
+"""A slow and plain reference of the slot model for the nine schedules, written from the specification alone.
 
-Unit costs, free communication. Everything is a closed form of section 1 or a walk over dicts and lists; nothing of
-the package is used, so that what the package computes can be held against it.
+Costs are units, and communication is free. Everything is a closed form of section 1 or a walk over dicts and lists. It
+uses nothing of the package, so that tests can compare the package with it.
 """
 
 from collections import defaultdict
@@ -76,12 +76,12 @@ class Row(NamedTuple):
 
 
 def largest(n: int) -> Matrix:
-    """CDP-v2: theta_t where i + j >= N-1."""
+    """Return the matrix of CDP-v2: theta_t where i + j >= N-1."""
     return tuple(tuple(i + j >= n - 1 for j in range(n)) for i in range(n))
 
 
 def constant(n: int, fresh: bool) -> Matrix:
-    """Every micro-batch reads theta_t (DP), or theta_{t-1} (CDP-v1)."""
+    """Return the matrix by which every micro-batch reads theta_t (DP), or theta_{t-1} (CDP-v1)."""
     return ((fresh,) * n,) * n
 
 
@@ -127,7 +127,7 @@ class Reference:
     # Section 3: where
 
     def device(self, i: int, j: int, t: int) -> int:
-        """The device of a micro-batch's forward and backward of a stage."""
+        """Return the device of a micro-batch's forward and backward of a stage."""
         n = self.n
         if self.family == "single":
             return 0
@@ -153,7 +153,7 @@ class Reference:
         return t if self.fresh[i][j] else max(t - 1, 0)
 
     def updated(self, j: int, t: int) -> int:
-        """When the update of a stage in a step happens, from which on theta_{t+1} exists."""
+        """Return when the update of a stage in a step happens; theta_{t+1} exists from then on."""
         last = self.n - 1
         if self.cyclic:
             return self.backward(last, 0 if self.rule == "cdp-v1" else j, t) + 1
@@ -164,7 +164,7 @@ class Reference:
         return self.updated(j, version - 1) if version else 0
 
     def stale(self, j: int, version: int, start: int) -> int:
-        """Whether a newer version existed at `start`."""
+        """Return 1 if a newer version existed at `start`, else 0."""
         return int(version < self.steps and self.made(j, version + 1) <= start)
 
     # Tasks
@@ -186,7 +186,7 @@ class Reference:
         return Task(kind, j, i, t, self.device(i, j, t), start, start + 1, version, self.stale(j, version, start))
 
     def updaters(self, j: int, t: int) -> list[int]:
-        """The devices that apply the update of a stage in a step."""
+        """Return the devices that apply the update of a stage in a step."""
         last = self.n - 1
         if self.schedule in ("multi-dp", "mp-dp"):
             return [self.device(i, j, t) for i in range(self.n)]
@@ -228,7 +228,7 @@ class Reference:
         return {key: sorted(tasks, key=lambda task: (task.start, task.end)) for key, tasks in found.items()}
 
     def free_before(self, reader: Task) -> int:
-        """When the task before a reader ends on its device: the moment from which on what it needs is pulled."""
+        """Return when the task before a reader ends on its device; from then on the reader's inputs are pulled."""
         ends = (task.end for task in self.computations if task.device == reader.device and task.end <= reader.start)
         return max(ends, default=0)
 
@@ -249,7 +249,7 @@ class Reference:
         return [*found, *self._all_reduces()]
 
     def _boundaries(self) -> Iterator[Message]:
-        """Activations forward and their gradients back, where two neighbouring stages sit on different devices."""
+        """Yield activations forward and their gradients back between neighbouring stages on different devices."""
         for task in self.computations:
             to = task.stage + (1 if task.kind == "F" else -1)
             if not 0 <= to < self.n:
@@ -261,7 +261,7 @@ class Reference:
                 yield Message("p2p", content, *place, task.device, str(dst), 1, task.end, task.end, 1)
 
     def replicas(self, j: int, t: int) -> list[int]:
-        """The devices that hold a stage in a step, in the order of their own last micro-batches."""
+        """Return the devices that hold a stage in a step, in the order of their own last micro-batches."""
         last = {self.device(i, j, t): i for i in range(self.n)}
         return sorted(last, key=lambda device: last[device])
 
@@ -280,7 +280,7 @@ class Reference:
                 yield Message("reduce", "gradient", j, NONE, t, j, everyone, 1, time, time, binomial_tree(self.n))
 
     def _gathers(self) -> Iterator[Message]:
-        """The broadcast of a stage's parameters before each forward and each backward; micro-batch 0 tells the time."""
+        """Yield a broadcast of a stage's parameters before each forward and backward, timed by micro-batch 0."""
         for task in self.computations:
             if task.micro_batch == 0:
                 time, everyone = task.start, joined(range(self.n))
@@ -288,7 +288,7 @@ class Reference:
                 yield Message("broadcast", "parameters", *place, everyone, 1, time, time, binomial_tree(self.n))
 
     def _partial_sums(self) -> Iterator[Message]:
-        """A device's own sum, once complete, and what it received go on to the next device in micro-batch order."""
+        """Yield partial sums: a device adds its own to what it received, for the next device in micro-batch order."""
         for t in range(self.steps):
             for j in range(self.n):
                 for src, dst in pairwise(self.replicas(j, t)):
@@ -296,7 +296,7 @@ class Reference:
                     yield p2p("gradient", j, t, src, dst, self.backward(own, j, t) + 1)
 
     def _optimizer_moves(self) -> Iterator[Message]:
-        """The optimizer state follows its stage's updater from device to device."""
+        """Yield moves of optimizer states, which follow their stage's updates from device to device."""
         updates = {(update.stage, update.step): update for update in self.updates}
         for (j, t), update in updates.items():
             before = updates.get((j, t - 1))
@@ -306,7 +306,7 @@ class Reference:
 
     @cached_property
     def hand_overs(self) -> list[Message]:
-        """Versions on their way from the updater to the first reader, and from reader to reader."""
+        """The messages of versions from the updater to the first reader, and from reader to reader."""
         return [
             message
             for j in range(self.n)
@@ -320,13 +320,13 @@ class Reference:
         chain = sorted(first, key=lambda device: first[device].start)
         sender, arrived = maker, {maker: self.made(j, version)}
         for device in chain:
-            if device != maker:  # nobody receives a version that it has
+            if device != maker:  # no device receives a version that it has
                 arrived[device] = max(self.free_before(first[device]), arrived[sender])
                 yield p2p("parameters", j, version - 1, sender, device, arrived[device])
             sender = device
 
     def _first_reads(self, j: int, version: int, maker: int) -> dict[int, Task]:
-        """Each device's first reader of a version; the maker's place in the chain is its own micro-batch's."""
+        """Return each device's first reader of a version; the maker's place in the chain is its own micro-batch's."""
         first: dict[int, Task] = {}
         for reader in self.readers.get((j, version), []):
             if reader.kind == "F" or (reader.kind == "U" and reader.device != maker):
@@ -335,7 +335,7 @@ class Reference:
 
     @cached_property
     def stays(self) -> dict[int, list[Stay]]:
-        """Where the state of each stage of zero-cdp is, from when to when."""
+        """The stays of each stage's state on devices, in zero-cdp."""
         return {j: list(self._stays(j)) for j in range(self.n)}
 
     def _stays(self, j: int) -> Iterator[Stay]:
@@ -367,7 +367,7 @@ class Reference:
                 yield Held(task.device, "activations", task.start, end)
 
     def gradients(self) -> Iterator[Held]:
-        """One sum for each device, stage and step, from its first backward there until it is used or has gone on."""
+        """Yield a sum for each device, stage and step, from its first backward until it is used or has been sent."""
         first: dict[tuple[int, int, int], Task] = {}
         for task in self.computations:
             if task.kind == "B":
@@ -379,7 +379,7 @@ class Reference:
             yield Held(task.device, "gradients", task.start, self._gradient_ends(task))
 
     def _sums_inside_the_state(self) -> Iterator[Held]:
-        """The partial sum travels inside the state, so it is where the state is."""
+        """Yield partial sums that travel inside the state: they are where the state is."""
         for t in range(self.steps):
             for j in range(self.n):
                 begun, used = self.backward(0, j, t), self.updated(j, t)
@@ -399,7 +399,7 @@ class Reference:
         return max(carriers)
 
     def parameters(self) -> Iterator[Held]:
-        """Every live version of every stage on every device."""
+        """Yield every live version of every stage on every device."""
         for (j, version), readers in self.readers.items():
             if self.schedule == "zero-dp":
                 yield from self._owned_and_gathered(j, version, readers)
@@ -434,17 +434,17 @@ class Reference:
 
 
 def p2p(content: str, stage: int, step: int, src: int, dst: int, time: int) -> Message:
-    """A free message between two devices that belongs to no single micro-batch."""
+    """Return a free message between two devices that belongs to no single micro-batch."""
     return Message("p2p", content, stage, NONE, step, src, str(dst), 1, time, time, 1)
 
 
 def joined(members: Iterable[int]) -> str:
-    """The members of a collective, as messages.csv writes them."""
+    """Return the members of a collective as messages.csv writes them."""
     return "|".join(map(str, sorted(members)))
 
 
 def step_functions(held: Iterable[Held]) -> list[Row]:
-    """One net row per change, sorted by device, category and time."""
+    """Return one net row per change, sorted by device, category and time."""
     changes: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for one in held:
         if one.start < one.end:

@@ -6,6 +6,6 @@ from cdpsim import Trace
 
 
 def files(trace: Trace, folder: Path) -> dict[str, bytes]:
-    """What it writes."""
+    """Save a trace, and return the content of each file by its name."""
     trace.save(folder)
     return {file.name: file.read_bytes() for file in folder.iterdir()}

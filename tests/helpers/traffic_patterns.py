@@ -1,4 +1,4 @@
-"""Patterns of traffic to hold the sharing of links against SimGrid: who sends what to whom, over what, and when."""
+"""Patterns of traffic by which tests compare the sharing of links with SimGrid: messages, their times and clusters."""
 
 from collections.abc import Iterator
 from random import Random
@@ -14,7 +14,7 @@ SLOW = Cable(latency=5e-6, bandwidth=3e8)
 
 
 def joined(kind: str, count: int, **words: object) -> Cluster:
-    """So many devices in a topology."""
+    """Return a cluster of so many devices in a topology."""
     return Cluster(devices=(Devices(count=count),), topology=Topology(kind=kind, **words))  # type: ignore[arg-type]
 
 
@@ -33,7 +33,7 @@ CLUSTERS = {
         link=Link(latency=3e-6, bandwidth=1e9),
         links=(PairLink(between=(0, 1), bandwidth=1e8), PairLink(between=(2, 3), latency=1e-3, one_way=True)),
     ),
-    # Three links in a row: who goes all the way has half of the first; then the others have the rest of theirs.
+    # Three links in a row: a message along all of them has half of the first; the others have the rest of theirs.
     "chain": Cluster(
         devices=(Devices(count=6),),
         edges=(
@@ -50,12 +50,12 @@ CLUSTERS = {
 
 
 def many(name: str) -> int:
-    """How many devices take part."""
+    """Return how many devices of a cluster take part."""
     return CLUSTERS[name].count or {"a100-nodes": 24}.get(name, 8)
 
 
 def patterns() -> list[Pattern]:
-    """All of them; the same on every call."""
+    """Return all patterns, the same on every call."""
     return list(_patterns())
 
 
@@ -80,7 +80,7 @@ def _patterns() -> Iterator[Pattern]:
 
 
 def _at_random(random: Random, devices: int, many: int) -> list[Sent]:
-    """Some at the same time, sizes over five orders of magnitude."""
+    """Draw messages, some at the same time, with sizes over five orders of magnitude."""
     sent = []
     for _ in range(many):
         src, dst = random.sample(range(devices), 2)

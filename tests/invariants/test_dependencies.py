@@ -1,4 +1,4 @@
-"""What invariants recount is all that a run waits for: no edge can be missing, and none is too many."""
+"""Dependencies as invariants recount them: a missing edge is found, and so is one too many."""
 
 from dataclasses import replace
 from typing import Any

@@ -506,7 +506,7 @@ def test_a_violation_says_what_is_wrong(fault: Fault, name: str, problem: str) -
 
 
 def test_collectives_are_told_apart_though_others_lack_a_message() -> None:
-    """Each broadcast of parameters brings them to the three other devices, once, whatever gradients are summed by."""
+    """Each broadcast of parameters brings them to the three other devices, once, with every algorithm for gradients."""
     run = sound("zero-dp", 4, expand_collectives=True, model=Model(stages=WEIGHTLESS.stages[:1] * 4))
     messages, first = run.program.messages, len(run.program.tasks)
     parameters, gradients = (messages.content == content for content in (Content.PARAMETERS, Content.GRADIENT))
@@ -529,7 +529,7 @@ def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left()
 
 @given(requests())
 def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
-    """All of them, whatever is drawn."""
+    """All of them, for all requests drawn."""
     assert violations(run_of(request)) == {}
 
 

@@ -63,7 +63,7 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "gradients": [400_000_000, 400_000_000, 7],
         "optimizer": [0, 0, 8],
     }
-    assert toy.moved_optimizer.tolist() == [0, 0, 8]
+    assert toy.optimizer_as_message.tolist() == [0, 0, 8]
     assert toy.forward_time(1e12).dtype == np.float64
     assert toy.size("gradients").dtype == np.int64
 
@@ -90,8 +90,8 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
     assert ones == {"activation", "boundary", "parameters", "gradients"}
     assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
-    assert (model.moved_optimizer.tolist(), model.boundary_held.tolist()) == ([1, 1, 1], [0, 0, 0])
-    columns = [model.forward_time(None), model.weight_backward_time(None), model.moved_optimizer]
+    assert (model.optimizer_as_message.tolist(), model.boundary_in_memory.tolist()) == ([1, 1, 1], [0, 0, 0])
+    columns = [model.forward_time(None), model.weight_backward_time(None), model.optimizer_as_message]
     assert {column.dtype for column in columns} == {np.dtype(np.int64)}
 
 
@@ -375,7 +375,7 @@ def layers(draw: st.DrawFn) -> Model:
 
 
 def peak(model: Model) -> int:
-    """What one device holds of activations, at most, that runs one micro-batch through all stages."""
+    """Return the peak activations of one device that runs one micro-batch through all stages."""
     trace = simulate("multi-dp", model=model, cluster=Cluster(devices=(Devices(speed=1e12),)), steps=1)
     return max(int(device["activations"]) for device in trace.summary()["peak_memory"])
 
@@ -458,7 +458,7 @@ def test_a_first_stage_hands_nothing_back_however_many_layers_it_has() -> None:
     model = Model(stages=(split(4, 0, 20), *(split(1),) * 3))
     first, second = model.grouped(2).stages
     assert (first.weight_backward, second.weight_backward) == (Work(8), Work(2))
-    assert (first.hands_back, second.hands_back) == (False, True)
+    assert (first.has_input_part, second.has_input_part) == (False, True)
     assert (first.input_transient, first.weight_transient) == (0, first.backward_transient)
 
 

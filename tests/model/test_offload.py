@@ -1,4 +1,4 @@
-"""What is left to hosts: bytes by the papers' numbers, times by hand, and runs that hold and wait for what they say."""
+"""Offload to hosts: bytes by the papers' numbers, times by hand, and runs whose memory and waits follow from them."""
 
 from itertools import pairwise
 from pathlib import Path

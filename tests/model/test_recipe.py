@@ -1,4 +1,4 @@
-"""What a recipe costs, against the papers' numbers and a moment-by-moment count of what is held."""
+"""The costs of a training recipe, compared with the papers' numbers and with a moment-by-moment count of memory."""
 
 from itertools import pairwise
 from typing import Any
@@ -97,7 +97,7 @@ def networks(draw: st.DrawFn, work: bool = True) -> Model:
 
 
 def played(layers: tuple[Stage, ...], given: int, segments: list[tuple[int, int]]) -> tuple[int, int, int]:
-    """What is kept, and the highest moments of forward and backward, counted step by step."""
+    """Return the bytes kept, and the peaks of forward and backward, counted step by step."""
     kept = given + sum(layer.data for layer in layers) + sum(layers[begin - 1].boundary for begin, _ in segments[1:])
     held, forward = given + sum(layer.data for layer in layers), [kept]
     for begin, end in segments:

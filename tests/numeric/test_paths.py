@@ -138,7 +138,7 @@ def test_a_cycle_is_not_reached() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), max_size=20))
 def test_step_functions_agree(rows: list[tuple[int, int, int, int]]) -> None:
-    """By sorting, compiled, and by asking every time what is held."""
+    """By sorting, compiled, and by adding up at each time."""
     key, a, b, size = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(4))
     begin, end = np.minimum(a, b), np.maximum(a, b)
     found = [column.tolist() for column in memory.step_function(key, begin, end, size)]
@@ -166,7 +166,7 @@ def test_moments_are_starts_and_ends_of_nodes() -> None:
 def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The threshold changes who sweeps, not what comes out; nor does compiling change what the Python there says."""
+    """The threshold picks the code that sweeps, not the result; compiled and plain code agree."""
     module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     monkeypatch.setattr(paths, "FEW_ROWS", 10**9)
     trace = simulate(name, 6)

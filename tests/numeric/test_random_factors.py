@@ -47,7 +47,7 @@ def test_uniform_numbers_are_the_bits_of_the_generator() -> None:
 
 
 def test_seeds_runs_and_streams_differ() -> None:
-    """What one draws says nothing of another: of 20,000 pairs the correlation is within four standard errors of 0."""
+    """Their draws are independent: over 20,000 pairs the correlation is within four standard errors of 0."""
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     drawn = np.stack([uniforms(*key, 20_000) for key in keys])
     between = np.asarray(np.corrcoef(drawn))[np.triu_indices(len(keys), 1)]

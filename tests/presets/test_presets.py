@@ -1,4 +1,4 @@
-"""What ships with the package loads, says its sources, and has the numbers that they have."""
+"""The presets of the package load, name their sources, and have the numbers of these sources."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def test_names() -> None:
 
 
 def test_what_ships_is_read_and_grouped_once() -> None:
-    """Whoever changes the list of names changes a copy."""
+    """The list of names that a caller gets is a copy."""
     assert presets.model("gpt2").grouped(4) is presets.find_model("gpt2").grouped(4)
     assert presets.cluster("h100-node") is presets.find_cluster("h100-node")
     presets.preset_names("clusters").clear()
@@ -122,7 +122,7 @@ def test_a_pcie_box_is_as_wide_everywhere_and_farther_through_the_cpus() -> None
 
 
 def test_a_run_has_the_nodes_that_it_needs(tmp_path: Path) -> None:
-    """Sixteen devices are two nodes; who is in another gets a message over the network, and a reopened run as well."""
+    """Sixteen devices are two nodes; messages between nodes go over the network, in a reopened run as well."""
     stage = Stage(forward=1.0, backward=2.0, parameters=125 * 10**6)
     trace = simulate("multi-cdp", model=Model(stages=(stage,) * 16), cluster="a100-nodes")
     took = trace.messages["end"] - trace.messages["start"]

@@ -68,7 +68,7 @@ def message_named(of: Program, content: str) -> int:
 
 
 def unread(of: Program) -> Program:
-    """Let nobody wait for the first parameters message."""
+    """Take away all that waits for the first message of parameters."""
     return without_edges(of, of.edges.before != message_named(of, "parameters"))
 
 

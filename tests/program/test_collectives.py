@@ -63,7 +63,7 @@ def own(k: int, parts: int) -> Held:
 
 
 def share(member: int) -> int:
-    """What one member contributes."""
+    """Return the data of one member."""
     return int(256**member)
 
 
@@ -281,7 +281,7 @@ def test_two_trees_take_two_steps_for_each_edge_and_block() -> None:
 
 
 def test_two_trees_share_the_work() -> None:
-    """Whoever has children in one tree has none in the other; edges of a member are coloured apart: in every size."""
+    """A member with children in one tree has none in the other; its edges have different colours: in every size."""
     for k in SIZES[1:]:
         check_two_trees(k)
 

@@ -46,7 +46,7 @@ def test_passes_are_read_from_their_tasks() -> None:
     assert program.first_pass.tolist() == [0, 5, 9]
     assert program.pass_step.tolist() == [0] * 5 + [1] * 4
     assert program.pass_micro_batch.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert program.pass_device.tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
+    assert program.tasks.device[: program.compute : program.phases].tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
     assert program.tasks_of_kind(Kind.F).tolist() == [[4 * k, 4 * k + 1] for k in range(9)]
     assert pipeline([[3, 3], [3, 3]]).m == 6
 

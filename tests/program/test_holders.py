@@ -6,7 +6,7 @@ import pytest
 
 from cdpsim import SCHEDULES
 from cdpsim.program import Kind
-from cdpsim.program.assembly.tables import Lanes, Passes, Tables, check_counts
+from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts
 from cdpsim.schedules.shape import Shape
 from tests.helpers.strategies import shapes
 
@@ -19,7 +19,7 @@ def tables(name: str) -> list[Tables]:
         widths = tuple(range(shape.n, 0, -1)) if schedule.placement.exclusive else ()
         sized = Shape(shape.n, shape.m, shape.chunks, shape.replicas, widths)
         passes = Passes(schedule, schedule.rule, sized, check_counts(None, sized, 2))
-        found += [Tables(passes, Lanes(passes, lanes)) for lanes in {1, 2, shape.m}]
+        found += [Tables(passes, DeviceLanes(passes, lanes)) for lanes in {1, 2, shape.m}]
     return found
 
 

@@ -81,7 +81,7 @@ def test_deferring_shortens_a_run_whose_streams_are_blocked() -> None:
 
 
 def test_a_device_sends_and_receives_at_once() -> None:
-    """What is posted at one moment is one batch: each by itself, a ring of devices would go round one by one.
+    """Messages posted at one moment are one batch: posted singly, a ring of devices would send one after another.
 
     In slots, device 1 has done micro-batch 1 at 2 + 6, whose gradient of stage 0 goes to device 2; and device 2 has
     done stage 2 of micro-batch 2 at 4 + 4, updates it, and sends it to device 0, which needs it first.
@@ -215,7 +215,7 @@ def vars_of(group: Devices) -> dict[str, Any]:
 @given(met_requests())
 @settings(max_examples=examples(100), deadline=None)
 def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict[str, Any]) -> None:
-    """What a task reads starts to arrive when its device has done what its lane has before."""
+    """The input of a task starts to arrive when its device has done the task before it in the lane."""
     request |= {"rendezvous": "megatron"}
     run = simulate(**request)
     program, messages = run.program, run.program.messages
@@ -252,7 +252,7 @@ def test_groups_of_devices_differ() -> None:
 
 @pytest.mark.parametrize("how", RENDEZVOUS)
 def test_a_buffer_is_there_while_its_message_is_on_its_way(how: Rendezvous) -> None:
-    """What a device receives weighs from the start of its message on, however late that is, until it is read."""
+    """Received data takes memory from the start of its message, however late that is, until it is read."""
     stage = Stage(forward=1.0, backward=2.0, boundary=10, activation=10)
     wanted: dict[str, Any] = {"model": Model(stages=(stage,) * 3), "cluster": on(), "steps": 2}
     trace = simulate("pp-cdp", 3, **wanted, rendezvous=how)

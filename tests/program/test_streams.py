@@ -1,4 +1,4 @@
-"""What messages take of their devices: small runs by hand, an independent player, laws, and what was published."""
+"""The time that messages take of their devices: small runs by hand, an independent player, laws, published figures."""
 
 from itertools import pairwise, product
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
 @given(streamed_requests())
 @settings(max_examples=examples(100), deadline=None)
 def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: dict[str, Any]) -> None:
-    """Full, then a stream beside the tasks, then all in the lanes: each only adds what is waited for.
+    """Full overlap, then a stream beside the tasks, then all in the lanes: each only adds waits.
 
     What is waited for besides data is the time of messages: where that is nothing, nothing is any later.
     """
@@ -228,7 +228,7 @@ def test_groups_of_devices_differ() -> None:
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_a_buffer_is_there_while_its_message_is_on_its_way(overlap: str) -> None:
-    """What a device receives weighs from the start of its message on, however late that is, until it is read."""
+    """Received data takes memory from the start of its message, however late that is, until it is read."""
     stage = Stage(forward=1.0, backward=2.0, boundary=10, activation=10)
     trace = simulate("pp-cdp", 3, model=Model(stages=(stage,) * 3), cluster=on(overlap), steps=2)
     curve, messages = trace.memory, trace.messages

@@ -240,7 +240,7 @@ def test_engines_agree_and_invariants_hold(
 def test_gpt2_has_as_many_parameters_as_published() -> None:
     gpt2 = presets.model("gpt2")
     assert GPT2 == 124_439_808
-    assert gpt2.bytes_of_parameters == 2 * GPT2
+    assert gpt2.parameter_bytes == 2 * GPT2
     assert gpt2.tied == (Tie(stages=(0, 13), parameters=50_257 * 768 * 2, factored=(50_257 + 768) * 2),)
 
 

@@ -1,4 +1,4 @@
-"""Updates that take time: where they stand, what waits for them, what is held meanwhile; by hand and recomputed."""
+"""Updates that take time: their starts, the tasks that wait for them, the memory meanwhile; by hand and recomputed."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -39,7 +39,7 @@ def updates(trace: Trace) -> list[tuple[int, int, int, float, float]]:
 
 
 def held(trace: Run, device: int, category: str) -> list[tuple[float, int]]:
-    """What a device holds of a category: time, size."""
+    """Return the times and bytes of a category on a device."""
     memory = trace.memory
     rows = np.flatnonzero((memory["device"] == device) & (memory["category"] == category))
     return list(zip(memory["time"][rows].tolist(), memory["size"][rows].tolist(), strict=True))
@@ -192,9 +192,9 @@ def walked(model: Model, steps: int, barrier: bool, latency: float) -> dict[tupl
         if kind == "U":
             ready = max(end("B", j, k, t) for k in range(n))
             ready = max(ready, end("B", 0, n - 1, t)) if barrier else ready
-            own = host if stage.on_host else free
+            own = host if stage.updated_on_host else free
             start = max(ready, own[j])
-            took = stage.host_update if stage.on_host else float(stage.update or 0)
+            took = stage.host_update if stage.updated_on_host else float(stage.update or 0)
             own[j] = start + took
         else:
             version = t if not barrier and i + j >= n - 1 else max(t - 1, 0)

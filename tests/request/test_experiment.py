@@ -1,4 +1,4 @@
-"""Requests as files: experiments that somebody writes, and what summaries record."""
+"""Requests as files: experiments that users write, and the requests that summaries record."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a folder has."""
+    """Return the names and bytes of a folder's files."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -90,7 +90,7 @@ def test_a_summary_asks_for_the_same_bytes(folder: Path, command: Command) -> No
 
 
 def test_a_record_is_an_experiment_file(folder: Path, command: Command) -> None:
-    """Whatever was asked for: the number of a run, too, which has the name of a table."""
+    """For all options: also for the number of a run, whose name is that of a table in the file."""
     run = simulate("multi-cdp", model=SMALL, jitter="uniform:0.2", run=3, seed=5)
     (folder / "record.json").write_text(json.dumps(run.request.to_builtins()))
     again = simulate(Request.load(folder / "record.json"))
@@ -155,7 +155,7 @@ def test_what_is_no_experiment_is_refused(folder: Path, command: Command) -> Non
 
 
 def test_files_and_options_do_not_contradict_each_other(folder: Path, command: Command) -> None:
-    """One file asks for one run; a run of a file is one run; what is null is not asked for; endings may be capitals."""
+    """One file asks for one run, also with a `run` table; null means unset; a name may end in capitals."""
     (folder / "own.TOML").write_text('[run]\nschedule = "multi-cdp"\nn = 4\n')
     (folder / "third.toml").write_text(
         'model = "small.toml"\n[run]\nschedule = "pp-cdp"\njitter = "uniform:0.1"\nrun = 3\n'

@@ -61,7 +61,7 @@ def again(trace: Trace) -> Trace:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_recorded_request_asked_again_is_the_same_run(name: str, tmp_path: Path) -> None:
-    """The same bytes in all files, for whatever the schedule takes: from memory, and from a file."""
+    """The same bytes in all files, for all options of the schedule: from memory, and from a file."""
     served = set()
     for asked in ASKED:
         try:

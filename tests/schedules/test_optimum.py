@@ -149,7 +149,7 @@ def tried(rows: Rows, memory: list[int], stay: bool) -> int:
 
 
 def next_states(state: State, rows: Rows, memory: list[int], slots: int, stay: bool) -> Iterator[State]:
-    """What a slot can lead to, but for states in which a device is late."""
+    """Return the states that can follow a slot, without those in which a device is late."""
     done, at_it = state
     left = [[task for task in row if task not in done] for row in rows]
     if any(slot + len(tasks) > slots for slot, tasks in zip(at_it, left, strict=True)):

@@ -1,4 +1,4 @@
-"""Orders of pipelines: what holds for each of them, what is published about each, and what each refuses."""
+"""Orders of pipelines: laws for each of them, published properties of each, and refusals."""
 
 from collections.abc import Callable
 from fractions import Fraction

@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[str, int, int, int]]:
 
 
 def is_refused(name: str, devices: int, m: int) -> bool:
-    """What torch refuses for a reason that lies in the schedule.
+    """Tell whether torch refuses a shape for a reason that lies in the schedule.
 
     That its 1F1B wants as many micro-batches as stages does not: its runtime is ready for fewer, and so is Megatron's.
     """

@@ -39,7 +39,7 @@ def in_rounds(devices: int, m: int) -> int:
 
 
 def bubble(actions: Actions, f: int = 1, i: int = 1, w: int = 1, pairs: bool = False) -> int:
-    """What the longest stay of a device has beyond its work, as Qi et al. count: who begins later may end later."""
+    """Return the longest stay of a device less its work, as Qi et al. count: late devices may end late."""
     times = {"F": f, "B": i + w, "I": i, "W": w}
     played = play(actions, times, pairs)
     return played.longest_stay - sum(times[kind] for kind, _, _ in played.order[0])

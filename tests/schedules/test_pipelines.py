@@ -203,7 +203,7 @@ def test_two_directions_share_a_stage() -> None:
 
 @given(requests(), st.data())
 def test_more_micro_batches_hold_no_more_in_1f1b(request: dict[str, Any], data: st.DataObject) -> None:
-    """What a device has in flight depends on what is behind it, not on M from there on."""
+    """The micro-batches in flight on a device depend on the stages behind it, not on M beyond that number."""
     n = data.draw(st.integers(1, 5))
     few, many = (simulate("1f1b", n, m=m, steps=1).summary()["peak_memory"] for m in (n, n + request["m"]))
     assert [row["activations"] for row in few] == [row["activations"] for row in many]

@@ -54,21 +54,21 @@ def test_a_rule_of_lag_two_is_recorded_and_asked_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALL_RULES))
 def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) -> None:
-    """Whatever somebody calls another one, and whether it has a barrier or backwards of their own."""
+    """Also where a user gives another rule this name, with a barrier or own backwards."""
     shape, rule = Shape(3, 3), ALL_RULES[name]
-    assert rule.recorded(shape) == name
+    assert rule.record(shape) == name
     assert recorded_rule(name) == rule
     borrowed = Rule(name, lambda i, j, shape: i + j)
-    assert borrowed.recorded(shape) == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
-    assert replace(borrowed, barrier=True).recorded(shape) == {
+    assert borrowed.record(shape) == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert replace(borrowed, barrier=True).record(shape) == {
         "lags": [[0, 1, 2], [1, 2, 3], [2, 3, 4]],
         "barrier": True,
     }
-    assert replace(rule, backward=lambda i, j, shape: 0 * i + 1).recorded(shape) != name
+    assert replace(rule, backward=lambda i, j, shape: 0 * i + 1).record(shape) != name
 
 
 def test_rules_are_found_by_their_names() -> None:
-    """What the paper's three read of three stages; in files and on the command line they are asked for by name."""
+    """The versions that the paper's three rules read at three stages; files and options name the rules."""
     lags = {"dp": [[0] * 3] * 3, "cdp-v1": [[1] * 3] * 3, "cdp-v2": [[1, 1, 0], [1, 0, 0], [0, 0, 0]]}
     assert {name: find_rule(name).lags(Shape(3, 3)).tolist() for name in lags} == lags
     assert [name for name in lags if find_rule(name).barrier] == ["cdp-v1"]

@@ -32,7 +32,7 @@ def test_what_is_written_is_read_again(
         path = tmp_path_factory.mktemp("orders") / "order.csv"
         actions = order(devices, m, chunks)
         beside = np.array(data.draw(st.lists(st.booleans(), min_size=len(actions), max_size=len(actions))))
-        beside[actions.place == 0] = False
+        beside[actions.index == 0] = False
         paired = Actions(actions.first, actions.kind, actions.stage, actions.micro_batch, beside)
         write_actions(paired, path)
         assert_same(read_actions(path), paired)
@@ -186,6 +186,6 @@ def test_a_long_cycle_is_cut_short() -> None:
 def test_files_that_are_too_large_or_no_csv_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"is no CSV file \(field larger than .*\); write cells, with commas"):
         read(tmp_path, '"' + "0F0," * 50_000)
-    monkeypatch.setattr(table, "LARGEST_BYTES", 2**20)
+    monkeypatch.setattr(table, "LARGEST_TABLE", 2**20)
     with pytest.raises(RequestError, match="is larger than 1 MiB; give a smaller file"):
         read(tmp_path, "0F0,0B0" + " " * 2**20)

@@ -1,4 +1,4 @@
-"""What torch's pipelining writes is read, and what is written torch's pipelining reads."""
+"""CSV files of torch's pipelining are read, and the CSV files written here are read by torch's pipelining."""
 
 from pathlib import Path
 from typing import Any

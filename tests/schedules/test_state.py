@@ -47,7 +47,7 @@ def count(run: Run, op: Op, content: Content) -> int:
 
 
 def test_zero_redundancy_reduces_and_broadcasts() -> None:
-    """Of each of 3 stages in 4 steps one reduction; of the versions that somebody reads, 3 of 4, one broadcast."""
+    """In each of 4 steps one reduction for each of 3 stages; one broadcast for each version that is read, 3 of 4."""
     run = sound(simulate(redundant, model=weighed(3), steps=4))
     assert count(run, Op.REDUCE, Content.GRADIENT) == 12
     assert count(run, Op.BROADCAST, Content.PARAMETERS) == 9
@@ -131,7 +131,7 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
     ],
 )
 def test_what_cannot_be_assembled_is_refused(schedule: str, state: State, problem: str) -> None:
-    """In one line, whatever has no effect or no meaning."""
+    """Policies without an effect or a meaning are refused in one line."""
     asked = replace(SCHEDULES[schedule], name="asked", state=state)
     with pytest.raises(RequestError, match=problem) as refused:
         simulate(asked, 4)
@@ -152,7 +152,7 @@ def test_travelling_states_need_no_message_to_stay() -> None:
 
 
 def test_memory_is_freed() -> None:
-    """What is held at the end of a run of any policy are its last versions and states."""
+    """At the end of a run of any policy devices hold the last versions and states, and nothing else."""
     run = sound(simulate(redundant, model=weighed(3), steps=4))
     begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()

@@ -1,4 +1,4 @@
-"""Versions that start from older ones and take several steps' gradients: ACCO's, counted by hand; what is refused."""
+"""Versions that start from older ones and take several steps' gradients: ACCO's, counted by hand; refusals."""
 
 import json
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_staleness_is_as_published(rule: Rule, stale: float) -> None:
 
 @pytest.mark.parametrize("name", ["multi-dp", "single-dp", "mp-dp", "gpipe", "zbv", "pipedream-2bw"])
 def test_versions_run_under_every_order_that_updates_together(name: str) -> None:
-    """Whatever the order: tasks run when they run by the same rule with a line of versions."""
+    """Under every order, tasks run at the times that they have under the same rule with one line of versions."""
     asked: dict[str, Any] = {"n": 4, "steps": 6} | ({"m": 8} if "m" in SCHEDULES[name].options else {})
     if name == "pipedream-2bw":
         asked["replicas"] = 2
@@ -100,21 +100,18 @@ def test_a_record_asks_for_the_schedule_s_own_rule(rule: Rule) -> None:
 
 def test_versions_are_recorded_by_what_repeats() -> None:
     """And read again they are the same."""
-    said = acco.recorded(Shape(2, 2))
+    said = acco.record(Shape(2, 2))
     assert said == {"lags": [[1, 1], [1, 1]], "back": [1, 2], "sums": [1, 2]}
-    line, again = (versions.line(7) for versions in (ACCO, recorded_rule(said).versions))
+    line, again = (versions.sources(7) for versions in (ACCO, recorded_rule(said).versions))
     assert line is not None and again is not None
     assert np.array_equal(line.base, again.base) and np.array_equal(line.first, again.first)
-    assert Versions().recorded() == {}
-    assert Versions().line(5) is None
+    assert Versions().record() == {}
+    assert Versions().sources(5) is None
 
 
 @pytest.mark.parametrize(
     ("versions", "problem"),
     [
-        (Versions(step=lambda v: (v - 1) // 2), "a step makes one version so far"),
-        (Versions(newest=lambda t: 2 * t), "a step makes one version so far"),
-        (Versions(own=lambda v: v > 3), "no device has versions of its own so far"),
         (Versions(base=lambda v: v), "starts from one that was made before it"),
         (Versions(base=lambda v: v - 2), "starts from one that was made before it"),
         (Versions(sums=lambda v: 0 * v), "takes the gradients of one step or more"),
@@ -124,7 +121,7 @@ def test_versions_are_recorded_by_what_repeats() -> None:
     ],
 )
 def test_versions_that_lose_or_repeat_gradients_are_refused(versions: Versions, problem: str) -> None:
-    """Every gradient is taken by one version that is kept; what nothing assembles so far says so."""
+    """One kept version must take every gradient; rules that cannot be assembled yet are refused as such."""
     with pytest.raises(RequestError, match=problem) as refused:
         simulate(replace(SCHEDULES["multi-dp"], name="ruled", rule=replace(dpu, versions=versions)), 2)
     assert "\n" not in str(refused.value)
@@ -144,7 +141,7 @@ def test_versions_that_never_repeat_are_not_recorded() -> None:
         return 2 ** np.floor(np.log2(np.maximum(version - 1, 1))).astype(np.int64) * (version > 1)
 
     with pytest.raises(RequestError, match="do not repeat within 64"):
-        replace(acco, versions=Versions(base=base, sums=lambda v: v - base(v))).recorded(Shape(1, 1))
+        replace(acco, versions=Versions(base=base, sums=lambda v: v - base(v))).record(Shape(1, 1))
 
 
 @pytest.mark.parametrize("said", [{"lags": [[1]], "back": [1]}, {"lags": [[1]], "back": [2], "sums": [1, 1]}])

@@ -81,7 +81,7 @@ def test_the_best_algorithm_takes_no_more_than_the_ring() -> None:
 
 
 def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
-    """What NCCL reached is not known; 2.3 GB/s would do: S / (k (4 c / 2(k-1) - latency))."""
+    """The bandwidth that NCCL reached is not known; 2.3 GB/s would do: S / (k (4 c / 2(k-1) - latency))."""
     alone = replicas("llama2-7b", 1).step or 0
 
     def run(cluster: object) -> object:

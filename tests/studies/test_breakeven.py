@@ -47,7 +47,7 @@ def near(value: float) -> object:
 
 
 def runner(name: str, model: Model | str, n: int | None = None, **asked: object) -> Runner:
-    """What runs a schedule on a cluster."""
+    """Return a function that runs a schedule on a cluster."""
 
     def run(cluster: Cluster) -> Run:
         return simulate(name, n, model=model, cluster=cluster, steps=12, ignore_memory=True, **asked)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_one_stage_on_k_devices_waits_for_a_ring(k: int, latency: float) -> None
 
 
 def test_what_goes_to_the_host_is_no_message() -> None:
-    """A pass takes the 2 x 3 s in which 6 GB cross each way, whatever messages take."""
+    """A pass takes the 2 x 3 s in which 6 GB cross each way, however long messages take."""
     model = Model(stages=(Stage(forward=1.0, backward=2.0, activation=6 * 10**9, parameters=10**9),))
     cluster = Cluster(link=Link(bandwidth=1e9), host=Link(bandwidth=2e9))
     one = find_break_even(runner("multi-dp", model, m=2, collective="ring", offload="activations"), cluster, SHARE)
@@ -257,7 +257,7 @@ def test_what_is_refused() -> None:
 
 
 def picture_of(names: list[str], numbers: list[int], model: Model) -> tuple[list[BreakEven], list[float], list[object]]:
-    """What is drawn of toy runs: break-evens, factors, the curves of the last N."""
+    """Return the figure of toy runs, with its break-evens, factors, and the curves of the last N."""
     cluster = Cluster(link=Link(latency=1e-3, bandwidth=1e6))
     made: list[tuple[BreakEven, Runner]] = []
     for n in numbers:

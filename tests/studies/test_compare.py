@@ -1,4 +1,4 @@
-"""Schedules side by side: what the specification says of each, in slots, and worked examples with real costs."""
+"""Schedules side by side: the specification's figures for each, in slots, and worked examples with real costs."""
 
 import csv
 import io
@@ -115,7 +115,7 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("model", ["unit", "gpt2"])
 def test_measuring_sorts_no_columns(model: str) -> None:
-    """Those of files are put in order when somebody asks for them, which costs more than the run."""
+    """Rows are sorted only when the tables for files are read, because sorting costs more than the run."""
     trace = simulate("1f1b", 4, m=8, model=model, cluster="unit" if model == "unit" else "a100-nodes")
     assert trace.in_slots == (model == "unit")
     measure(trace)
@@ -140,7 +140,7 @@ def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) 
 
 
 def test_an_option_is_for_those_that_take_it(command: Command) -> None:
-    """Chunks make fewer devices of whoever has any; pipelines without a number of micro-batches of their own have M."""
+    """Schedules with chunks need fewer devices; pipelines without a number of micro-batches get M."""
     done = command("compare", "-n", 4, "-m", 8, "--chunks", 2, "--format", "json")
     devices = {one["schedule"]: one["devices"] for one in json.loads(done.out)}
     assert {name: count for name, count in devices.items() if count == 2} == dict.fromkeys(
@@ -164,7 +164,7 @@ NAMED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("asked", NAMED)
 def test_an_option_is_for_those_of_the_named_that_take_it(asked: str, command: Command, here: Path) -> None:
-    """The others are as without it, and one line says who they are."""
+    """The others run without the option, and one line names them."""
     names, given = ("single-dp", "multi-dp", "multi-cdp", "zero-cdp", "pp-cdp"), "--model toy.toml --cluster box.toml"
     done = command("compare", *names, *given.split(), *asked.split(), "--format", "json")
     assert done.code == 0
@@ -212,7 +212,7 @@ def test_only_those_that_fit_are_shown(command: Command, here: Path) -> None:
 
 
 def test_points_show_bubble_over_memory(command: Command, here: Path) -> None:
-    """A point for each pair of the two, whatever has it; further right is more memory, further up more bubble."""
+    """One point for each different pair of memory (x) and bubble (y), also where several schedules share it."""
     line = "compare gpipe 1f1b zb-h1 zb-h2 chimera -n 4 -m 8 --format json --style points -o x.svg"
     found = json.loads(command(*line.split()).out)
     picture = read((here / "x.svg").read_bytes())
@@ -232,7 +232,7 @@ def test_points_show_bubble_over_memory(command: Command, here: Path) -> None:
 
 
 def test_an_order_from_a_file_is_timed_and_measured(command: Command, here: Path) -> None:
-    """What `timeline -o FILE.csv` writes is the schedule's order, and runs as the schedule does."""
+    """The order that `timeline -o FILE.csv` writes runs as the schedule itself does."""
     assert command(*["timeline", "zb-h1", "-n", "4", "-m", "8", "-o", "mine.csv"]).code == 0
     mine = json.loads(command("import-schedule", "mine.csv", "--format", "json", "-o", "traces").out)
     own = measure(simulate("zb-h1", 4, m=8)).to_builtins()

@@ -40,7 +40,7 @@ def rows_of(trace: Run) -> Occupancies:
 
 
 def staggered(offsets: list[int], n: int) -> Schedule:
-    """Micro-batch i starts at a slot of its own within the step, not at 2i; a device each, so that nobody waits."""
+    """Micro-batch i starts at a slot of its own within the step, not at 2i; on a device each, so that none waits."""
 
     def position(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
         start: Ints = 2 * n * t + np.array(offsets)[i] + phase
@@ -82,7 +82,7 @@ def check_lemma_1(rows: Occupancies, n: int) -> None:
 
 
 def check_round_robin(rows: Occupancies, n: int) -> None:
-    """The (tN + i)-th occupancy of stage j goes to device (tN + i) mod (N-j): nobody is asked twice at once."""
+    """The (tN + i)-th occupancy of stage j goes to device (tN + i) mod (N-j): no device gets two at once."""
     assert find_conflict(rows, (rows.step * n + rows.micro_batch) % (n - rows.stage)) is None
 
 
@@ -115,7 +115,7 @@ def later(rows: Occupancies, row: int, begin: int, end: int) -> Occupancies:
 def test_a_shifted_occupancy_breaks_each_check(
     check: Callable[[Occupancies], None], begin: int, end: int, row: int
 ) -> None:
-    """So none of them passes whatever it is given."""
+    """So none of the checks passes on every input."""
     rows = rows_of(simulate("mp-cdp", 4))
     check(rows)
     with pytest.raises(AssertionError):
@@ -143,7 +143,7 @@ def certificate(trace: Run, result: dict[str, Any]) -> tuple[Occupancies, Any]:
 
 @given(drawn_offsets())
 def test_no_drawn_schedule_needs_fewer_devices_than_the_bound(offsets: list[int]) -> None:
-    """Whatever the offsets; three derivations agree and the certificate holds."""
+    """For all offsets, three derivations agree and the certificate holds."""
     n = len(offsets)
     trace = simulate(staggered(offsets, n), n, steps=4)
     result = pyramid(trace)

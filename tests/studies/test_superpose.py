@@ -50,7 +50,7 @@ def curve_of(rows: list[tuple[int, int]], scale: int = 1) -> WorkerCurve:
 
 
 def mean_at(curve: WorkerCurve, n: int, share: Fraction) -> Fraction:
-    """What n workers hold on average when the first is at that share of its pass: each looked up by itself."""
+    """Return the mean of n workers' memory when the first is at that share of its pass, each looked up by itself."""
     begins = [0, *accumulate(map(int, curve.duration))]
     total = 0
     for i in range(n):
@@ -197,7 +197,7 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
 
 
 def assert_superposed(model: Model, n: int, axis: str) -> None:
-    """What n simulated workers hold together is the folded curve of one, at every moment of the steady state."""
+    """Check that n simulated workers together hold the folded curve of one, at every moment of the steady state."""
     span, time, size = workers(model, n, axis)
     position, total = fold(WorkerCurve(memory_by_task(model, "activations"), whole_ratios(task_costs(model, axis))), n)
     low, high, period = span * (n - 1) // n, 3 * span, span // n
@@ -235,7 +235,7 @@ def test_simulating_workers_of_any_model_gives_the_same_curve(model: Model, n: i
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_every_worker_of_dp_peaks_at_the_curve_s_height(name: str) -> None:
-    """What `simulate` says of each device of multi-dp; the input is a part of it."""
+    """The peak that `simulate` gives each device of multi-dp; the input is a part of it."""
     cluster = Cluster(devices=(Devices(speed=1e12),))
     trace = simulate("multi-dp", model=name, cluster=cluster, steps=1)
     rows = trace.memory["category"] == "activations"

@@ -81,7 +81,7 @@ def test_more_steps_change_no_cell(n: int, steps: int) -> None:
 
 
 def test_both_engines_measure_the_same_table() -> None:
-    """The table does not depend on who ran it."""
+    """The table does not depend on the engine."""
     assert table1(5, engine="simpy") == table1(5, engine="fast")
 
 
@@ -111,7 +111,7 @@ def test_a_table_needs_whole_numbers_and_three_steps(n: Any, steps: Any) -> None
 
 
 def test_only_a_size_that_cannot_run_is_sent_to_the_formulas() -> None:
-    """They help nobody who has asked for an engine that is none."""
+    """The formulas are no remedy for an unknown engine."""
     with pytest.raises(RequestError, match=r"^n: .*, or take --exact, which runs nothing$"):
         table1(10**6)
     with pytest.raises(RequestError, match=r"^engine: unknown engine 'quick'; known are auto, fast, simpy$"):

@@ -30,7 +30,7 @@ each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table
 
 
 def cells(table: Table1) -> dict[str, list[tuple[str, str]]]:
-    """What every form must show: (exact, simulated) of each row, by quantity."""
+    """Return the cells that every form must show: (exact, simulated) of each row, by quantity."""
     return {q: [(str(row[q]["exact"]), str(row[q]["simulated"])) for row in table.rows] for q in QUANTITIES}
 
 

@@ -1,4 +1,4 @@
-"""What a collective takes alone: against its messages carried by the engine, closed forms, and all other algorithms."""
+"""The time of a collective alone: against its messages carried by the engine, closed forms, and other algorithms."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
 from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_all_reduce
-from cdpsim.timing.collective_times import fair, fastest, laid_out
+from cdpsim.timing.collective_times import collective_on_links, fair_rates, fastest_algorithm
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.carrier import Carrier
 from cdpsim.timing.expand import unroll
@@ -92,9 +92,9 @@ class Played:
 def played(how: Algorithm, cluster: Cluster, members: np.ndarray, size: int) -> np.ndarray:
     """When each message ends, with the dependencies that expansion gives them and the routes of the cluster."""
     layout = unroll(how, len(members))
-    src, dst = members[layout.src], members[layout.dst]
+    src, dst = members[layout.rounds.src], members[layout.rounds.dst]
     latency, alone = cluster.link_costs(src, dst)
-    sizes = layout.parts / how.parts(len(members)) * size
+    sizes = layout.rounds.parts / how.parts(len(members)) * size
     edges, limit = cluster.shared_edges(src, dst)
     first = np.append(0, np.cumsum((edges >= 0).sum(axis=1)))
     wires = Wires("fair", latency, sizes, first, edges[edges >= 0], limit)
@@ -125,7 +125,7 @@ def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
     for members in groups(cluster.count or 0):
         for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE):
             for how in algorithms(op, cluster, members):
-                one = laid_out(how, cluster, members)
+                one = collective_on_links(how, cluster, members)
                 for size in SIZES:
                     end = played(how, cluster, members, size)
                     case = (members.tolist(), op, how, size)
@@ -141,8 +141,8 @@ def test_the_best_is_never_slower_than_another(name: str) -> None:
     for members in groups(cluster.count or 0):
         for op in (Op.ALL_REDUCE, Op.BROADCAST):
             for size in SIZES:
-                best = fastest(op, "best", cluster, members, size)[1]
-                others = [fastest(op, other, cluster, members, size)[1] for other in COLLECTIVES]
+                best = fastest_algorithm(op, "best", cluster, members, size)[1]
+                others = [fastest_algorithm(op, other, cluster, members, size)[1] for other in COLLECTIVES]
                 assert best == min(others), (members.tolist(), op, size)
 
 
@@ -206,7 +206,7 @@ def test_rails_are_three_phases(nodes: int, nics: int) -> None:
     """By hand: g-1 rounds of a g-th in a node, 2 (n-1) of an n-th of that along rails that share cards, g-1 again."""
     g, size, link, network = 4, 10**9, cable(1, 100), cable(5, 10)
     cluster = joined(g * nodes, kind="nodes", per_node=g, nics=nics, link=link, network=network)
-    seconds = fastest(Op.ALL_REDUCE, "hierarchical-rails", cluster, np.arange(g * nodes), size)[1]
+    seconds = fastest_algorithm(Op.ALL_REDUCE, "hierarchical-rails", cluster, np.arange(g * nodes), size)[1]
     inside = (g - 1) * (2 * US + size / g / (100 * GB))
     along = 2 * (nodes - 1) * (10 * US + size / g / nodes * (g / nics) / (10 * GB))
     assert seconds == pytest.approx(2 * inside + along, rel=1e-12)
@@ -215,7 +215,7 @@ def test_rails_are_three_phases(nodes: int, nics: int) -> None:
 def test_recursive_doubling_shares_a_card() -> None:
     """By hand: on nodes of eight with one card three rounds stay inside, and then all eight exchange at an eighth."""
     cluster = joined(16, kind="nodes", per_node=8, link=cable(1, 100), network=cable(5, 10))
-    seconds = fastest(Op.ALL_REDUCE, "recursive-doubling", cluster, np.arange(16), 10**9)[1]
+    seconds = fastest_algorithm(Op.ALL_REDUCE, "recursive-doubling", cluster, np.arange(16), 10**9)[1]
     assert seconds == pytest.approx(3 * (2 * US + 0.01) + 10 * US + 8 * 0.1, rel=1e-12)
 
 
@@ -230,8 +230,8 @@ def test_a_fat_tree_between_nodes_gives_every_card_its_own_way() -> None:
 def test_rates_are_fair_by_hand() -> None:
     """Bertsekas and Gallager's way: an edge of 3 for two flows, of which one shares another of 1 with a third."""
     edges = np.array([[0, -1], [0, 1], [1, -1]])
-    assert fair(edges, np.array([1, 1, 1]), np.array([3.0, 1.0])).tolist() == [2.5, 0.5, 0.5]
-    assert fair(edges, np.array([2, 1, 3]), np.array([3.0, 1.0])).tolist() == [1.375, 0.25, 0.25]
+    assert fair_rates(edges, np.array([1, 1, 1]), np.array([3.0, 1.0])).tolist() == [2.5, 0.5, 0.5]
+    assert fair_rates(edges, np.array([2, 1, 3]), np.array([3.0, 1.0])).tolist() == [1.375, 0.25, 0.25]
 
 
 def test_a_ring_s_messages_are_counted_in_all_channels() -> None:

@@ -1,4 +1,4 @@
-"""Contention in whole runs: what it changes, what it leaves alone, and what can be done with such a run."""
+"""Contention in whole runs: the times that it changes, the results that it leaves alone, and all uses of such a run."""
 
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def test_what_meets_nobody_has_the_same_bits(link: Link, contention: Contention)
 
 
 def test_exposed_communication_grows_with_it() -> None:
-    """All-reduces of four stages through two cards; what devices wait for is messages on their way."""
+    """All-reduces of four stages through two cards; devices wait for messages on their way."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
     wanted: dict[str, Any] = {"schedule": "multi-dp", "model": model, "cluster": NICS, "expand_collectives": True}
     free, fair = (measure(simulate(**wanted, contention=how)) for how in ("none", "fair"))

@@ -76,7 +76,7 @@ def test_an_all_reduce_takes_its_rounds(collective: CollectiveName, expected: fl
 
 
 def test_broadcasts_and_reductions_are_trees() -> None:
-    """Of three members: two rounds each, whatever all-reduces use."""
+    """Among three members they take two rounds each, with every algorithm of all-reduces."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=300, gradients=100),) * 3)
     for name in ("ring", "tree", "double-tree", "hierarchical"):
         with pytest.raises(RequestError, match="collective: zero-dp sums and broadcasts by trees, whatever"):

@@ -74,7 +74,7 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
 @settings(max_examples=examples(60))
 @given(disturbed_requests(), st.sampled_from([1, 2, 3]), st.integers(0, 30))
 def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]], factor: int, at: int) -> None:
-    """Neither with a slower device, nor with one more stop; whatever else disturbs the run, drawn alike."""
+    """A slower device or one more stop ends no run earlier, with all other disorder the same."""
     request, disorder = drawn
     before = simulate(**request, **disorder)
     unit = "" if "model" not in request else "s"
@@ -250,7 +250,7 @@ def test_one_gpu_four_times_slower_leaves_the_others_idle_three_quarters_of_the_
 
 
 def test_what_disturbs_is_recorded_and_served_again(tmp_path: Any) -> None:
-    """With the seed and the number of the run; what is not asked for is not there."""
+    """The record has the seed and the number of the run, and no option that was not asked for."""
     asked: dict[str, Any] = {"jitter": "lognormal:0.2", "slow": ["1:2.5"], "stop": ["2:3 s:1 s"], "seed": 5, "run": 3}
     trace = simulate("multi-cdp", model=SECONDS, cluster=LINKED, **asked)
     said: dict[str, Any] = {"jitter": "lognormal:0.2", "slow": ["1:2.5"], "stop": ["2:3 s:1 s"], "seed": 5, "run": 3}

@@ -28,7 +28,7 @@ COLLECTIVE = [
 
 
 def bytes_sent(trace: Trace) -> list[int]:
-    """What each device puts on the wire."""
+    """Return the bytes that each device puts on the wire."""
     return [row["bytes"] for row in trace.summary()["bytes_sent"]]
 
 
@@ -171,14 +171,14 @@ def test_messages_wait_for_what_they_carry_on() -> None:
     """In a ring each part comes by way of all members before."""
     layout = unroll(algorithm(Op.ALL_REDUCE, "ring"), 4)
     before, after = layout.data
-    assert (layout.dst[before] == layout.src[after]).all()
-    assert (layout.first[before] == layout.first[after]).all()
-    assert layout.begins.tolist() == layout.own.tolist() == [0, 1, 2, 3]
-    assert [len(some) for some in layout.receives] == [6] * 4
+    assert (layout.rounds.dst[before] == layout.rounds.src[after]).all()
+    assert (layout.rounds.first[before] == layout.rounds.first[after]).all()
+    assert layout.begins.tolist() == layout.original.tolist() == [0, 1, 2, 3]
+    assert [len(messages) for messages in layout.received] == [6] * 4
 
 
 def test_a_program_without_collectives_stays_as_it_is() -> None:
-    """Cyclic schedules have none, and one device has nobody to exchange with."""
+    """Cyclic schedules have none, and one device has no other to exchange with."""
     for name, n in (("multi-cdp", 3), ("multi-dp", 1)):
         run = simulate(name, n)
         assert expand(run.program, run.costs) is run.program

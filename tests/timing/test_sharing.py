@@ -104,7 +104,7 @@ def test_shares_by_hand() -> None:
 
 
 def test_what_is_fair_is_not_an_equal_share() -> None:
-    """Who is held up elsewhere leaves the rest of its share to the others: 10, then 90 of 100, not 50 and 50."""
+    """A flow that is slowed elsewhere leaves the rest of its share to the others: 10, then 90 of 100, not 50 and 50."""
     edges = [Edge(between=(0, "a"), bandwidth=10.0), Edge(between=(1, "a"), bandwidth=1000.0)]
     edges += [Edge(between=("a", "b"), bandwidth=100.0), Edge(between=("b", 2), bandwidth=1000.0)]
     cluster = Cluster(devices=(Devices(count=3),), edges=tuple(edges))
@@ -130,7 +130,7 @@ def test_latency_is_waited_out_before_bytes_flow() -> None:
 
 @given(traffics(), st.sampled_from(["fair", "queue"]))
 def test_nobody_is_faster_than_alone(drawn: tuple[Cluster, list[Sent]], contention: str) -> None:
-    """And who meets nobody has the same last bit."""
+    """A flow that meets no other has the same time to the last bit."""
     cluster, traffic = drawn
     alone = arrivals(traffic, cluster, "none")
     assert (arrivals(traffic, cluster, contention) >= alone).all()
@@ -177,7 +177,7 @@ def test_no_edge_carries_more_than_it_can(drawn: tuple[Cluster, list[Sent]], con
 
 
 def test_the_same_on_every_call() -> None:
-    """Whatever was shared before."""
+    """The answer does not depend on the calls before."""
     for name, cluster, traffic in PATTERNS[:12]:
         for contention in ("fair", "queue"):
             first = arrivals(traffic, cluster, contention)

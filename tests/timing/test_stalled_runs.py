@@ -1,4 +1,4 @@
-"""Runs that do not end: who waits for whom, by hand and on drawn programs."""
+"""Runs that do not end: the cycle of waits, by hand and on drawn programs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_the_answer_is_no_in_one_line_and_nothing_is_written(line: str, command:
 
 
 def test_waits_are_plain() -> None:
-    """What a program reads of them has names."""
+    """The fields of a wait have names for programs to read."""
     run, times = stopped("pp-cdp", 3, {1: 3})
     first = waits(run.program, *times["fast"])[0]
     assert first == Wait(device=0, task=5, for_node=first.for_node, holder=1)

@@ -40,7 +40,7 @@ def test_a_run_may_be_shorter_than_a_second() -> None:
 
 
 def test_the_period_is_a_training_step() -> None:
-    """2N slots at rest, and (N-1)/2N steps of staleness, whatever number of steps was asked for."""
+    """2N slots at rest, and (N-1)/2N steps of staleness, for every number of steps asked for."""
     for steps in (1, 2, 3, 7):
         summary = simulate("mp-cdp", 5, steps=steps).summary()
         assert (summary["period"], summary["period_is"], summary["mean_staleness"]) == (10, "certified", 0.4)
@@ -99,7 +99,7 @@ def test_a_message_is_held_at_both_ends() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_output_of_the_last_stage_goes_nowhere(name: str) -> None:
-    """So nothing holds it, whatever it would weigh."""
+    """So no device holds it, however many bytes it would have."""
     asked = fitting(name, 4)
     stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=4, boundary=3, parameters=1)
     cluster = Cluster(link=Link(latency=0.25))
@@ -271,7 +271,7 @@ def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any], at_once: i
     trace = simulate(**request)
     program, start, end = trace.program, trace.start, trace.end
     wanted = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
-    curve, total = memory.memory_by_category(program, start, end), memory.memory_by_device(program, start, end)
+    curve, total = memory.memory_by_category(program, start, end), memory.total_memory(program, start, end)
     for device, category, size in zip(curve["device"], curve["category"], curve["size"], strict=True):
         wanted[device, category] = max(wanted[device, category], size)
     for device, _, size in zip(*total, strict=True):

@@ -1,4 +1,4 @@
-"""What repeats: periods held against long runs, closed forms, and against runs that are not at rest yet."""
+"""Periods of the steady state, compared with long runs, closed forms, and runs that are not at rest yet."""
 
 from dataclasses import replace
 from fractions import Fraction

@@ -80,7 +80,7 @@ def test_streams_by_hand() -> None:
 
     A device that can compute meanwhile goes on at 8 with stage 0, and at 9 waits for stage 1 while that is on its way.
     One that cannot has all that it needs at 8, but its stream not before 10. At the end both reductions are done at
-    once with nobody waiting: there is nothing to do any more.
+    once and no task waits: there is nothing to do any more.
     """
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=1),) * 2)
     for overlap, parts in (
@@ -167,7 +167,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
 @settings(max_examples=examples(100))
 @given(requests() | streamed_requests())
 def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
-    """Walk back from each task, one node at a time: what ended last is what it waited for."""
+    """Walk back from each task, one node at a time: a task waited for the node that ended last."""
     run = simulate(**request)
     program, last = run.program, waiting.waits_for(run.program, run.start, run.end)
     parts = idle(run)
@@ -287,7 +287,7 @@ def test_a_ring_waits_for_messages_in_one_piece_and_as_its_messages() -> None:
 @settings(max_examples=50)
 @given(requests())
 def test_nobody_waits_for_messages_that_are_free(request: dict[str, Any]) -> None:
-    """What takes no time is not on its way at any time."""
+    """A message that takes no time is never on its way."""
     cluster = request.get("cluster", Cluster.unit())
     request["cluster"] = Cluster(devices=cluster.devices)
     assert not (idle(simulate(**request))["reason"] == MESSAGE).any()

@@ -32,7 +32,7 @@ def tolerance(schedule: str) -> float:
 
 
 def stages_of(case: Case) -> tuple[Stage, ...]:
-    """What a case's stages hold and do."""
+    """Return the profiled stages of a case."""
     model = known(case).stages
     assert model is not None
     return model.stages

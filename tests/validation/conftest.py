@@ -1,4 +1,4 @@
-"""What tests of the harness share."""
+"""Settings for all tests of the harness."""
 
 from collections.abc import Iterator
 

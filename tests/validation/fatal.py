@@ -1,4 +1,4 @@
-"""Models of one's own that do harm when they run with real tensors: to the process, or to one of several ranks."""
+"""User models that do harm when they run with real tensors: to the process, or to one of several ranks."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What ranks do in tests: replay until something goes wrong with one of them, or with messages carried otherwise."""
+"""Replays for ranks in tests: until one of them comes to harm, or with messages carried in another way."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from validation.replay.transport import Distributed, Pending
 
 
 def sleep() -> None:
-    """Say so first, to whoever reads what this process writes."""
+    """Announce it first on the output of this process."""
     print("asleep", flush=True)
     time.sleep(600)
 
@@ -75,7 +75,7 @@ class Landing(Distributed):
 
 
 class Through(dist.Work):
-    """What has been waited for."""
+    """A message that has been waited for."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs: one that has ended and whom nobody has asked about yet does not."""
+    """Tell whether a process still runs; one that has ended, but was not yet reaped by its parent, does not."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A battery of trials: each result is kept as soon as there is one, and one that goes wrong harms no other."""
+"""A battery of trials: each result is saved as soon as there is one, and a trial that fails harms no other."""
 
 import os
 import re
@@ -357,7 +357,7 @@ def test_only_what_fits_into_the_time_is_begun(
     these: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """First as long as is guessed, then as long as others of its group took; what is left out is named."""
+    """A trial counts first as long as guessed, then as long as others of its group took; skipped trials are named."""
     short = [Trial(Group("short", "", 5), Case(schedule, 2), True) for schedule in ("multi-dp", "multi-cdp", "pp-cdp")]
     more = [tiny("one", lasts=20), tiny("long", lasts=40), tiny("two", lasts=20)]
     these(*short, *more)

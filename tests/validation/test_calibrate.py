@@ -108,13 +108,13 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
         assert stage.backward == pytest.approx(seconds[j, "backward"], rel=1e-3)
         assert stage.activation > 0
         assert stage.weight_backward is not None
-        assert stage.hands_back == (j > 0)
+        assert stage.has_input_part == (j > 0)
     times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
     assert times.summary()["makespan"] > sum(stage.forward + stage.backward for stage in model.stages) / 2
 
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
-    """And whether somebody else was using the machine."""
+    """The summary also says whether other programs were using the machine."""
     quiet = calibration.transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
     busy = calibration.transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
     for messages, more in ((quiet, 0), (busy, 1)):
@@ -133,7 +133,7 @@ LATENCY, BANDWIDTH = 5e-5, 2e9
 
 
 def series(seconds: float) -> list[list[float]]:
-    """The second of three series is the one that nobody disturbed."""
+    """The second of three series is the undisturbed one."""
     return [[k * seconds for k in own] for own in ((2, 9, 9), (0.9, 1, 1.1), (1, 7, 8))]
 
 

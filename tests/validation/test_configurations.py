@@ -114,7 +114,7 @@ def written(folder: Path, content: object) -> str:
 def test_layers_compute_what_the_model_of_transformers_does(
     kind: str, fields: dict[str, Any], more: dict[str, Any], attention: str, tmp_path: Path
 ) -> None:
-    """Outputs bit by bit, whatever else the file says of ties, dropout and types; gradients but for rounding.
+    """Outputs agree bit by bit, for all ties, dropouts and types in the file; gradients agree but for rounding.
 
     In float32, to which several models round whatever they are in. A window makes transformers take another kernel,
     even where it hides nothing.

@@ -1,4 +1,4 @@
-"""What is said of a machine: enough to compare results, and nothing of whose it is."""
+"""The description of a machine: enough to compare results, without the names of users or hosts."""
 
 import socket
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of simulator and harness: another byte, name or file is another code; what is no code is not."""
+    """Of simulator and harness: another byte, name or file of code gives another hash; other files do not."""
     (tmp_path / "cdpsim" / "engine").mkdir(parents=True)
     (tmp_path / "validation").mkdir()
     code = tmp_path / "cdpsim" / "engine" / "fast.py"

@@ -127,7 +127,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    """It comes to all processes of a terminal; nobody but the launcher has anything to say."""
+    """All processes of a terminal receive the signal; only the launcher prints a line."""
     with launcher(tmp_path) as (process, below):
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)

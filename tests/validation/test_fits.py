@@ -1,4 +1,4 @@
-"""Fits of latency, bandwidth and speed: known ones are found again, whatever a few points say."""
+"""Fits of latency, bandwidth and speed: known values are found again, in spite of a few outliers."""
 
 from math import inf, isclose
 

@@ -44,13 +44,13 @@ def watched(case: Case) -> tuple[Prepared, list[list[Reading]]]:
 
 
 def both(case: Case) -> tuple[Held, Held]:
-    """What a case holds, simulated and measured."""
+    """Return the memory of a case, simulated and measured."""
     prepared, readings = watched(case)
     return memory.simulated(prepared.plan), memory.measured(prepared.plan, readings)
 
 
 def compared(case: Case) -> Memory:
-    """What a report says of it."""
+    """Return the memory section of its report."""
     prepared, readings = watched(case)
     return memory.compare(prepared.plan, readings, tolerance=TOLERANCE, method="storages")
 
@@ -137,17 +137,17 @@ def total(schedule: str, n: int, slot_order: str | None = None) -> int:
 
 
 def passes_of(stages: tuple[Stage, ...]) -> list[int]:
-    """What each stage adds to what a micro-batch holds: its input is the output that the stage before keeps."""
+    """Return the bytes that each stage adds to a micro-batch: its input is the output that the stage before keeps."""
     return [stage.activation - (stages[j - 1].kept_output if j else 0) for j, stage in enumerate(stages)]
 
 
 def stage_activation() -> int:
-    """What a stage adds that is neither the first nor the last."""
+    """Return the bytes that a stage adds that is neither the first nor the last."""
     return passes_of(stages_of(deep("single-cdp", 3)))[1]
 
 
 def cyclic_slot(stages: tuple[Stage, ...], parity: int) -> tuple[int, int]:
-    """What all micro-batches hold in an even or an odd steady slot, and their tasks' transients together.
+    """Return the bytes of all micro-batches in an even or an odd steady slot, with their tasks' transients.
 
     Every stage runs one task, so that stage j's activations are held by those of the n-j micro-batches that are in
     stage j or beyond; a boundary's gradient by each that goes back, but for the last stage.
@@ -215,7 +215,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("schedule", ["multi-cdp", "mp-cdp", "pp-cdp", "zero-dp"])
 def test_processes_hold_what_devices_in_one_do(schedule: str, ranks: Ranks) -> None:
-    """Slot by slot, in every category, though nobody waits for the end of a slot."""
+    """Slot by slot, in every category, though no process waits for the end of a slot."""
     case = Case(schedule, 3, steps=3, model="transformer", optimizer=OPTIMIZERS["adam"], watch="storages")
     plan, outcomes = prepare(known(case)).plan, ranks.run(case)
     assert np.array_equal(memory.simulated(plan), memory.measured(plan, [outcome.readings for outcome in outcomes]))

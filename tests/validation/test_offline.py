@@ -1,4 +1,4 @@
-"""The script that equips a machine without a network: what it fetches, what it installs, and what it refuses."""
+"""The script that equips a machine without a network: downloads, installations and refusals."""
 
 import os
 import re
@@ -17,7 +17,7 @@ COME_WITH_TORCH = {"matplotlib", "networkx", "numpy"}
 
 
 class Done(NamedTuple):
-    """What became of a call."""
+    """The exit code and outputs of a call."""
 
     code: int
     out: str
@@ -182,7 +182,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_wheels_are_installed_where_there_is_no_network(clone: Path, offline: Path, tmp_path: Path) -> None:
-    """What is lacking, once; without its wheel it is named."""
+    """Missing modules are installed once; one without a wheel is named."""
     pytest.importorskip("pip")
     wheels, module = tmp_path / "wheels", "cdpsim_tests_need_this"
     wheels.mkdir()

@@ -143,7 +143,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_two_parts_of_a_backward_do_what_one_does(stage: int) -> None:
-    """Bit for bit; what has no part in it keeps its gradient; and afterwards nothing of the pass is left."""
+    """Bit for bit; parameters without a part in it keep their gradients; afterwards nothing of the pass is left."""
     training = of_layers(Twice(), Twice(), Twice())
     theta, gradient = vectors(training, stage)
     gradient += 1
@@ -179,7 +179,7 @@ class Piece(nn.Module):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_what_is_sent_fills_its_storage(transposed: bool) -> None:
-    """And so does its gradient, whatever the stage makes of it."""
+    """Its gradient does, too, for every kind of stage."""
     training = of_layers(nn.Linear(4, 4), Piece(transposed), nn.Linear(4, 4))
     theta, gradient = vectors(training, 1)
     y, kept = forward(training, 1, theta, training.input(0, 0), None, 1)

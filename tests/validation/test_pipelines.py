@@ -81,7 +81,7 @@ def ranks() -> Iterator[Ranks]:
 
 @every_pipeline
 def test_so_do_ranks(schedule: str, ranks: Ranks) -> None:
-    """Parameters, calls and what is held, by two processes, or by two for each of two replicas."""
+    """Parameters, calls and memory, by two processes, or by two for each of two replicas."""
     for case in cases(schedule)[:2]:
         check(case, ranks.run)
 
@@ -101,7 +101,7 @@ def alternating(devices: int, m: int, chunks: int) -> Actions:
 
 @every_model
 def test_whole_backwards_go_with_split_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole one is both parts, one after another; what the first hands back waits for the end of the second."""
+    """A whole backward is both parts in turn; the gradient from the first part is sent at the end of the second."""
     monkeypatch.setitem(SCHEDULES, "by-turns", pipeline("by-turns", "whole and split backwards", alternating))
     check(Case("by-turns", 3, m=4, model=model))
 
@@ -118,7 +118,7 @@ def test_split_backwards_add_the_same_bits_as_whole_ones(model: str, monkeypatch
 
 
 def test_an_order_from_a_file_is_replayed(tmp_path: Path) -> None:
-    """A device has whatever stages it is given there, and splits what backwards it will."""
+    """The file may give a device any stages, and may split any backwards."""
     path = tmp_path / "order.csv"
     path.write_text("0F0,2F0,2I0,2W0,0F1,0B0,2F1,2B1,0B1\n1F0,1I0,1F1,1B1,1W0\n")
     check(Case(str(path), 3))

@@ -121,7 +121,7 @@ def small_layers() -> tuple[Stage, ...]:
 
 @pytest.mark.parametrize("partition", [*PARTITIONS, "1,2,5"])
 def test_stages_are_those_of_the_cuts(partition: str) -> None:
-    """Whatever makes them, they are all of the layers."""
+    """For every way of cutting, the stages together are all of the layers."""
     pytest.importorskip("transformers")
     found, layers = profile("gpt2-mini", 4, partition=partition), small_layers()
     ends = [0, *found.cuts, found.layers]
@@ -153,7 +153,7 @@ def test_partitions_balance_what_they_say() -> None:
 
 
 def test_memory_of_a_stage_is_what_its_layers_were_cut_by() -> None:
-    """What the partition adds up is what the stage then weighs, for layers that keep their input."""
+    """The bytes that the partition sums equal the bytes of the stage, for layers that keep their input."""
     pytest.importorskip("transformers")
     layers, stage = profile("resnet-mini").model.stages, profile("resnet-mini", 1).model.stages[0]
     assert sum(layer.activation for layer in layers) - sum(layer.kept_output for layer in layers) == stage.activation

@@ -30,7 +30,7 @@ CASES = [("resnet-mini", "float32"), ("gpt2-mini", "float32"), ("llama-mini", "b
 
 
 class Held(NamedTuple):
-    """What a stage keeps, and needs at most beyond that."""
+    """The bytes that a stage keeps, and the most that it needs beyond them."""
 
     activation: int
     forward: int
@@ -137,7 +137,7 @@ def test_grouped_stages_are_those_of_a_profile(name: str, batch: int) -> None:
         assert 0 <= (mine.weight_backward or 0) - (theirs.weight_backward or 0) <= 1
         inner = max(layer.boundary for layer in layers.stages)
         assert 0 <= mine.forward_transient - theirs.forward_transient <= inner
-        assert 0 <= mine.passing - theirs.passing <= inner
+        assert 0 <= mine.inference_bytes - theirs.inference_bytes <= inner
         for kind in ("backward_transient", "input_transient", "weight_transient"):
             assert -4 <= getattr(mine, kind) - getattr(theirs, kind) <= (inner if name == "resnet-mini" else 0)
 

@@ -52,7 +52,7 @@ def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_wrong_rule_is_noticed(schedule: str, n: int, model: str) -> None:
-    """A replay of v1 is not the equation of v2, nor the other way round."""
+    """A replay of v1 is not the equation of v2, and a replay of v2 is not the equation of v1."""
     v1, v2 = (prepare(known(Case(schedule, n, rule=rule, model=model))) for rule in ("cdp-v1", "cdp-v2"))
     assert difference(play_together(v1), expected(v2)) > 1e-6
     assert difference(play_together(v2), expected(v1)) > 1e-6
@@ -123,7 +123,7 @@ def test_a_message_that_a_device_skips_is_named(schedule: str, side: str, monkey
 
 
 def test_what_no_message_brings_is_named() -> None:
-    """A device lacks what it should have made itself; a message whose readers are gone is one that nobody needs."""
+    """A device lacks data that it should have made itself; a message without readers is superfluous."""
     plan = prepare(Case("multi-cdp", 2)).plan
     key = Content.ACTIVATION, 7, 0, 0
     assert str(plan.lack(1, key)) == "device 1 does not have activation(t=7,i=0,j=0), which it has not made"

@@ -1,4 +1,4 @@
-"""The command `replay`, from its options to the report; what it refuses, and that nothing is written then."""
+"""The command `replay`, from its options to the report; a refused request writes nothing."""
 
 import json
 import re

@@ -30,7 +30,7 @@ every_result = pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path 
 
 
 def case_of(report: Report, battery: Battery) -> Case:
-    """What a report's simulation was asked for."""
+    """Return the request of a report's simulation."""
     asked = report.request
     model = Model.from_builtins(battery.models[str(asked["model_sha256"])], "model")
     order = asked["slot_order"]

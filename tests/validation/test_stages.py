@@ -57,7 +57,7 @@ def test_it_equals_a_real_run(build: Callable[[], Training], granularity: int) -
         assert stage.forward == Work(max(1, real.forward_flops))
         assert stage.backward == Work(max(1, real.backward_flops))
         assert stage.weight_backward == Work(max(1, real.weight_flops))
-        assert stage.hands_back == (j > 0)
+        assert stage.has_input_part == (j > 0)
         assert stage.activation % granularity == stage.forward_transient % granularity == 0
 
 

@@ -32,7 +32,7 @@ def test_replays_under_torchrun_end_where_the_equation_does() -> None:
 
 
 def test_too_few_ranks_end_at_once() -> None:
-    """Each with its line: whoever goes first may take the others along."""
+    """Each rank prints the line, unless another rank that ends first takes it along."""
     found = torchrun("multi-cdp", 3, "", 60)
     lines = [line for line in found.stderr.splitlines() if line.startswith("error:")]
     assert found.returncode != 0
@@ -51,7 +51,7 @@ def test_what_goes_wrong_under_torchrun_is_told_once() -> None:
 
 
 def test_what_ranks_return_comes_out_the_same() -> None:
-    """Arrays, keys that are not strings, and whatever was seen meanwhile."""
+    """Arrays, keys that are not strings, and readings survive the way to another rank."""
     watches: tuple[Watched, ...] = ("storages", "time")
     for watch in watches:
         outcome = play_together(prepare(Case("zero-dp", 2, watch=watch)))[0]

@@ -112,14 +112,14 @@ def forward_and_backward(module: nn.Module, x: torch.Tensor) -> None:
 
 
 def changes_in(profiler: Any) -> list[int]:
-    """What the allocator gave and took back, in bytes, in order."""
+    """Return the bytes that the allocator gave and took back, in order."""
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
 @every_model
 def test_it_equals_the_counter_of_the_allocator(model: str) -> None:
-    """What is left, and the peak, of a forward and backward."""
+    """The remaining bytes and the peak of a forward and backward."""
     make, shape = MODELS[model]
     module, x = make(), torch.randn(shape)
     forward_and_backward(module, x)  # the first time, torch makes things that it keeps
@@ -184,7 +184,7 @@ def test_a_storage_that_a_graph_keeps_is_alive() -> None:
 
 @pytest.mark.parametrize("name", ["vit-b16", "resnet50"])
 def test_kernels_of_convolutions_take_more_than_storages(name: str) -> None:
-    """What oneDNN allocates inside an operation no tracker sees: some per cent of a large model's peak, not ten."""
+    """Scratch memory of oneDNN, unseen by trackers, is a few per cent of a large model's peak, and below ten."""
     pytest.importorskip("transformers")
     layers, inputs, targets, loss, _ = make_architecture(name, 1, batch=2, dtype=torch.float32)
     net, x, target = nn.Sequential(*layers), inputs(0), targets(1)

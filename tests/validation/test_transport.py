@@ -1,4 +1,4 @@
-"""What carries tensors: storages of one's own, buffers on the host, and one order in which nothing can be stuck."""
+"""Transport of tensors: separate storages, buffers on the host, and one order in which no message can be stuck."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def message(op: Op, *members: int) -> Message:
 
 
 def test_what_is_received_has_a_storage_of_its_own() -> None:
-    """And nobody keeps the sender's for it."""
+    """The receiver does not keep the sender's storage alive."""
     room, sent = Mailroom(), torch.arange(3.0, dtype=torch.float64)
     sending = InProcess(0, room).send(message(Op.P2P, 0, 1), sent)
     found = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM).wait()
@@ -47,7 +47,7 @@ def test_what_is_received_has_a_storage_of_its_own() -> None:
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.randoms())
 def test_a_sum_in_one_process_is_everybodys_and_takes_no_more_room(values: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
-    """Whoever asks first: every member's own tensor becomes the sum of all."""
+    """Every member's own tensor becomes the sum of all, in any order of asking."""
     room, together = Mailroom(), message(Op.ALL_REDUCE, *range(len(values)))
     tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
     total = torch.stack(tensors).sum(0)
@@ -87,7 +87,7 @@ def test_it_does_not_matter_how_messages_are_carried(ranks: Ranks, schedule: str
 
 
 def stuck(plan: Plan, queues: list[deque[int]]) -> list[int]:
-    """Who is left where a device does nothing before its message is through, as NCCL's queues may have it at worst."""
+    """Return the devices left stuck if each waits until its message is through, as NCCL's queues do at worst."""
     at_work = True
     while at_work:
         at_work = False

@@ -1,4 +1,4 @@
-"""One replay held against its simulation: what the report says, and what makes it one that is not within tolerance."""
+"""One replay compared with its simulation: the report, and the differences that exceed its tolerances."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -235,7 +235,7 @@ def test_devices_that_run_at_once_take_as_long_as_their_schedule(schedule: str, 
 
 
 def test_devices_in_one_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that ticks whenever somebody looks, every task takes a second; what is between them does not count."""
+    """On a clock that ticks at each reading, every task takes a second; time between tasks does not count."""
     ticks = count()
     monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     time = held(Case("pp-cdp", 2, steps=3), seconds(2, forward=1.0, backward=2.0), repeats=1).time

@@ -49,7 +49,7 @@ def test_the_equation_of_acco_is_its_recurrence() -> None:
         first, second = gradient(estimate if step else before, step), gradient(theta, step + 1)
         estimate, theta = theta - 0.1 * first, theta - 0.1 * (first + second) / 2
     torch.nn.utils.vector_to_parameters(before, parameters)
-    line = ACCO.versions.line(6)
+    line = ACCO.versions.sources(6)
     (found,) = evaluate(training, OPTIMIZERS["sgd"], ACCO.lags(Shape(1, 1)), 6, line=line)
     assert torch.allclose(found, theta, rtol=0, atol=1e-14)
 

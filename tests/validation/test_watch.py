@@ -1,4 +1,4 @@
-"""What is seen of a device that plays by hand: readings slot by slot, an allocator's account, and times of tasks."""
+"""Readings of a device that plays by hand: slot by slot, by the allocator's account, and times of tasks."""
 
 from types import SimpleNamespace
 

@@ -168,7 +168,7 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
     stages = []
     for j, stage in enumerate(model.stages):
         whole, for_input = seconds[j, "backward"], seconds[j, "input_backward"]
-        for_weights = max(whole - for_input, whole / 100) if stage.hands_back else whole
+        for_weights = max(whole - for_input, whole / 100) if stage.has_input_part else whole
         if split:
             for_weights = seconds[j, "weight_backward"]
             whole = for_input + for_weights

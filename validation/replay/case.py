@@ -204,7 +204,7 @@ def expected(prepared: Prepared) -> list[Tensor]:
     program, case = prepared.plan.program, prepared.case
     rule, shape = prepared.rule, case.shape
     lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
-    line = rule.versions.line(case.steps)
+    line = rule.versions.sources(case.steps)
     with one_thread():
         return evaluate(prepared.training, case.optimizer, lags, case.steps, grouping_of(program), backward_lags, line)
 

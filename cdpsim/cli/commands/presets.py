@@ -65,8 +65,8 @@ def _model_record(name: str) -> Record:
         "precision": found.precision,
         "forward_flop": sum(float(stage.forward) for stage in found.stages),
         "backward_flop": sum(float(stage.backward) for stage in found.stages),
-        "parameter_count": found.bytes_of_parameters // model.PRECISIONS[found.precision],
-        "parameters_bytes": found.bytes_of_parameters,
+        "parameter_count": found.parameter_bytes // model.PRECISIONS[found.precision],
+        "parameters_bytes": found.parameter_bytes,
         "activations_bytes": int(found.size("activation").sum()),
     }
 

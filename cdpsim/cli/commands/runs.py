@@ -23,7 +23,7 @@ from cdpsim.files.tables import format_table, noted
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
-from cdpsim.schedules import imported
+from cdpsim.schedules import schedule_from_csv
 from cdpsim.studies.compare import measure, table_notes
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import FILES, RUNS
@@ -89,7 +89,7 @@ def simulate_command(args: argparse.Namespace) -> int:
 def import_command(args: argparse.Namespace) -> int:
     """Run an order from a CSV file of torch.distributed.pipelining."""
     form = format_of(args)
-    options = options_of(args, imported(args.schedule))
+    options = options_of(args, schedule_from_csv(args.schedule))
     check = partial(check_writable, args.output, FILES, args.force)
     check_output(args.output, check, [partial(run_of, options)])
     run = run_of(options)

@@ -6,7 +6,8 @@ from cdpsim.cli.commands.options import FORMAT, format_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import Argument, argument, command
 from cdpsim.files.tables import format_table
-from cdpsim.studies.superpose import PAPER_CLAIMS, bytes_text, percent_text, superpose
+from cdpsim.files.units import short_text
+from cdpsim.studies.superpose import PAPER_CLAIMS, bytes_text, superpose
 
 
 def curve_arguments(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:
@@ -37,7 +38,7 @@ def superpose_command(args: argparse.Namespace) -> int:
     header, row = [*record], [*record.values()]
     if form == "text":
         header = ["model", "n", "axis", "contents", "DP per worker", "CDP per worker", "reduction"]
-        row[4:] = [bytes_text(result.dp), bytes_text(result.cdp), percent_text(result.reduction)]
+        row[4:] = [bytes_text(result.dp), bytes_text(result.cdp), short_text(float(result.reduction), "%")]
     write_stdout(format_table(form, record, header, [row]))
     if form == "text" and args.model in PAPER_CLAIMS:
         write_stdout(f"\nthe paper: {PAPER_CLAIMS[args.model]} (Fig. 4)\n")

@@ -27,7 +27,7 @@ def schedules_command(args: argparse.Namespace) -> int:
     form = format_of(args)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
-        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.word, s.options, s.about)
+        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.label, s.options, s.about)
         for s in SCHEDULES.values()
     ]
     records = [dict(zip(header, row, strict=True)) for row in rows]

@@ -15,7 +15,7 @@ from cdpsim.draw.curves.panels import (
     titles,
 )
 from cdpsim.draw.curves.stacks import curve_legend, draw_curves, layers_of, stacked_figure
-from cdpsim.draw.curves.step_functions import Series, memory_by_device, total_memory
+from cdpsim.draw.curves.step_functions import Series, memory_of_devices, total_memory
 from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
 from cdpsim.request.description import MEMORY_LEAVES_OUT
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The paper counts activations: they are the lowest layer, so that its lines can be compared with them.
-_ORDER = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.COMMUNICATION)
-_LAYERS = layers_of(_ORDER, CATEGORY_COLOURS)
+_MEMORY_LAYERS = layers_of(
+    (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.COMMUNICATION),
+    CATEGORY_COLOURS,
+)
 
 
 def memory_over_time(traces: Sequence[Trace]) -> "Figure":
@@ -41,8 +43,9 @@ def memory_over_time(traces: Sequence[Trace]) -> "Figure":
 
 
 def _memory_of_one(trace: Trace) -> "Figure":
-    scale, total, each = scale_of([trace]), total_memory(trace), memory_by_device(trace)
-    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _LAYERS, "held", "")
+    """Draw the total by category with the paper's levels, and each device."""
+    scale, total, each = scale_of([trace]), total_memory(trace), memory_of_devices(trace)
+    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
     heading = "Held by all devices together" if len(each) > 1 else "Held"
     _memory_panel(axes, _with_omissions(heading, scale), scale, [total], paper_levels([trace]))
     mark_peak(axes, peak(total), scale.peak(total), "peak")
@@ -50,6 +53,7 @@ def _memory_of_one(trace: Trace) -> "Figure":
 
 
 def _memory_of_several(traces: Sequence[Trace]) -> "Figure":
+    """Draw a curve for each trace, of activations in one panel and of everything in another."""
     title, names = titles(traces)
     scale, everything = scale_of(traces), list(map(total_memory, traces))
     activations = [Series(total.time, total.value[[Category.ACTIVATIONS]]) for total in everything]

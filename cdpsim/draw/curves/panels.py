@@ -1,4 +1,4 @@
-"""The panels of curves over time: axes with units, steps and boxes, marked peaks, legends, titles, refusals."""
+"""The panels of curves over time: axes with units, steps and draw_boxes, marked peaks, legends, titles, refusals."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -47,6 +47,18 @@ class Scale(NamedTuple):
         return f"peak {self.amount(value)} at {self.moment(time)}"
 
 
+<<<<<<< HEAD
+=======
+def _engineering(value: float, unit: str) -> str:
+    """Write a number with three digits and an SI prefix; without a unit, a whole number in full."""
+    from matplotlib.ticker import EngFormatter
+
+    if not unit:
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+    return str(EngFormatter(unit)(float(f"{value:.3g}")))
+
+
+>>>>>>> main
 def scale_of(traces: Sequence[Trace], unit: str = "B", *, at_once: bool = False) -> Scale:
     """Return the scale of one figure of several traces."""
     return Scale(max(map(end_of_run, traces)), traces[0].in_slots, unit, at_once)
@@ -110,7 +122,7 @@ def steps(
     return patch
 
 
-def boxes(axes: "Axes", left: Any, right: Any, low: Any, high: Any, **style: Any) -> "PolyCollection":
+def draw_boxes(axes: "Axes", left: Any, right: Any, low: Any, high: Any, **style: Any) -> "PolyCollection":
     """Draw boxes as one collection; the limits of the axes stay."""
     from matplotlib.collections import PolyCollection
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from cdpsim.draw.canvas import GREY, INK
-from cdpsim.draw.curves.panels import Scale, boxes, figure_of, legend, mark_peak, panel, peak, steps
+from cdpsim.draw.curves.panels import Scale, draw_boxes, figure_of, legend, mark_peak, panel, peak, steps
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, thinned
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.views import word_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_DEVICE_PANELS = 12  # more devices are a band
 _ACROSS = 4
 _DASHES = ("-", "--", "-.", ":")
-_MARKERS = "osD^vPX*"
+_HEADS = "osD^vPX*"
 _HATCHES = dict(zip(COLOURS, ("///", "", "....", "xxx", "\\\\\\", "", "", "\\\\\\"), strict=True))
 _BAND = "#bdbdbd"
 MOST_HEADS = 200  # stems whose heads can be told apart
@@ -82,7 +82,7 @@ def _stack(axes: "Axes", series: Series, layers: Mapping[int, Layer], scale: Sca
             name = f"{gid}-{layer.name.replace(' ', '-')}"
             if scale.at_once:
                 half, time = _bar_width(scale) / 2, few.time[seen]
-                part: Patch | PolyCollection = boxes(
+                part: Patch | PolyCollection = draw_boxes(
                     axes, time - half, time + half, below[seen], above[seen], clip_on=False
                 )
             else:
@@ -177,7 +177,7 @@ def _stems(axes: "Axes", few: Series, scale: Scale, number: int, among: int, gid
     stems = axes.vlines(few.time + shift, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
     stems.set(gid=gid, zorder=3 + 0.01 * number)
     if len(few.time) <= MOST_HEADS:
-        head = _distinct(_MARKERS, number)
+        head = _distinct(_HEADS, number)
         (heads,) = axes.plot(few.time + shift, few.total, head, color=colour(number), markersize=3)
         heads.set(gid=f"{gid}-heads", clip_on=False, zorder=4)
     return shift
@@ -189,7 +189,7 @@ def curve_legend(figure: "Figure", scale: Scale, texts: Sequence[str]) -> None:
 
     entries = []
     for number, text in enumerate(texts):
-        dashes, marker = ("-", _distinct(_MARKERS, number)) if scale.at_once else (_distinct(_DASHES, number), "")
+        dashes, marker = ("-", _distinct(_HEADS, number)) if scale.at_once else (_distinct(_DASHES, number), "")
         look: dict[str, Any] = {"color": colour(number), "linestyle": dashes, "marker": marker, "markersize": 4}
         entries.append(Line2D([], [], label=text, **look))
     legend(figure, entries, 1)

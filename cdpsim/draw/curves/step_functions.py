@@ -27,24 +27,6 @@ class Series(NamedTuple):
         return total
 
 
-class Changes(NamedTuple):
-    """The changes of a device's memory by category and time."""
-
-    device: Ints
-    category: Ints
-    time: Times
-    change: np.ndarray
-
-
-class Band(NamedTuple):
-    """The least, the median and the most of several step functions, from each time on."""
-
-    time: Times
-    least: np.ndarray
-    median: np.ndarray
-    most: np.ndarray
-
-
 def end_of_run(trace: Trace) -> float:
     """Return the latest time of a trace, or 1 if nothing takes time."""
     ends = (trace.tasks["end"], trace.messages["end"], trace.memory["time"])
@@ -57,10 +39,10 @@ def used_devices(trace: Trace) -> Ints:
     return np.unique(np.concatenate([trace.tasks["device"], trace.memory["device"]]).astype(np.int64))
 
 
-def memory_changes(trace: Trace) -> Changes:
-    """Return the change of each row of `trace.memory`."""
+def memory_changes(trace: Trace) -> tuple[Ints, Times, np.ndarray]:
+    """Return (category, time, change) of each row of `trace.memory`."""
     views = Views(trace)
-    return Changes(trace.memory["device"], views.category, trace.memory["time"], views.memory_change)
+    return views.category, trace.memory["time"], views.memory_change
 
 
 def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:
@@ -85,19 +67,20 @@ def sum_spans(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, 
 
 def total_memory(trace: Trace) -> Series:
     """Return the memory of all devices together, a function for each category in the order of its members."""
-    changes = memory_changes(trace)
-    several = len(used_devices(trace)) > 1
-    time = merge_close_times(changes.time, end_of_run(trace)) if several else changes.time
-    return sum_changes(changes.category, time, changes.change, len(Category))
+    category, time, change = memory_changes(trace)
+    if len(used_devices(trace)) > 1:
+        time = merge_close_times(time, end_of_run(trace))
+    return sum_changes(category, time, change, len(Category))
 
 
-def memory_by_device(trace: Trace) -> dict[int, Series]:
+def memory_of_devices(trace: Trace) -> dict[int, Series]:
     """Return the memory of each device, a function for each category in the order of its members."""
-    changes, devices = memory_changes(trace), used_devices(trace)
-    spans = zip(*(np.searchsorted(changes.device, devices, side=side) for side in ("left", "right")), strict=True)
-    each = (Changes(*(column[low:high] for column in changes)) for low, high in spans)
-    series = (sum_changes(own.category, own.time, own.change, len(Category)) for own in each)
-    return dict(zip(devices.tolist(), series, strict=True))
+    category, time, change = memory_changes(trace)
+    each = {}
+    for device in used_devices(trace).tolist():
+        rows = slice(*np.searchsorted(trace.memory["device"], [device, device + 1]))
+        each[device] = sum_changes(category[rows], time[rows], change[rows], len(Category))
+    return each
 
 
 def rates(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run: float) -> Series:
@@ -108,7 +91,7 @@ def rates(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run:
 
 
 def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
-    """Return what a page can show: of each column of pixels the first, last, least and largest total."""
+    """Keep the times that a page can show: those of the first, last, least and largest total of each pixel column."""
     if len(series.time) <= 4 * columns:
         return series
     column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)
@@ -119,10 +102,11 @@ def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
     return Series(series.time[rows], series.value[:, rows])
 
 
-def band_of(functions: list[Series], end: float, *, at_once: bool) -> Band:
-    """Return the band of several totals: at each time that one changes, or in each column of pixels if there are many.
+def band_of(functions: list[Series], end: float, *, at_once: bool) -> tuple[Times, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (time, least, median, most) of several totals, at each time that one changes.
 
-    With `at_once`, values are of single moments, and 0 at all others.
+    If there are many times, the result has one for each column of pixels. With `at_once`, values are of single moments,
+    and 0 at all others.
     """
     time = np.unique(np.concatenate([series.time for series in functions]))
     if len(time) > MOST_POINTS:
@@ -138,4 +122,4 @@ def band_of(functions: list[Series], end: float, *, at_once: bool) -> Band:
         low[k] = high[k] = at[k]
         np.minimum.at(low[k], column, series.total)
         np.maximum.at(high[k], column, series.total)
-    return Band(time, low.min(axis=0), np.median(at, axis=0), high.max(axis=0))
+    return time, low.min(axis=0), np.median(at, axis=0), high.max(axis=0)

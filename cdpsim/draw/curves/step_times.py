@@ -27,8 +27,8 @@ _STEADY: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 1.5))}
 def step_durations(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
     """Draw the time of each training step, from the end of one to the end of the next.
 
-    With `runs`, of so many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to 95 %,
-    the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
+    With `runs`, draw this many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to
+    95 %, the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
     """
     refuse_undrawable(traces)
     if len(traces) > MOST_PANELS:
@@ -42,7 +42,7 @@ def step_durations(traces: Sequence[Trace], runs: int | None = None) -> "Figure"
         words = [names[k]] * (len(traces) > 1)
         if sample is None:
             axes = part.subplots()
-            _steps(axes, durations(trace), f"step-times-{k}", edgecolor=COLOURS[0], zorder=3, **_MEDIAN)
+            _steps(axes, durations_of_steps(trace), f"step-times-{k}", edgecolor=COLOURS[0], zorder=3, **_MEDIAN)
         else:
             axes, side = part.subplots(1, 2, sharey=True, width_ratios=(5, 1))
             words.append(_quantiles_text(sample, scale))
@@ -54,7 +54,7 @@ def step_durations(traces: Sequence[Trace], runs: int | None = None) -> "Figure"
     return figure
 
 
-def durations(trace: Trace) -> Floats:
+def durations_of_steps(trace: Trace) -> Floats:
     """Return the time of each step, between the ends of all tasks and updates of two steps."""
     tasks = trace.tasks
     ends = np.zeros(int(tasks["step"].max()) + 1)
@@ -69,7 +69,7 @@ def _between(ends: Floats) -> Floats:
 
 def _limits(traces: Sequence[Trace], samples: Sequence[SampledRuns | None]) -> tuple[float, float]:
     """Return the least and the most that is drawn, with some room."""
-    drawn = [] if samples[0] else [durations(trace) for trace in traces]
+    drawn = [] if samples[0] else [durations_of_steps(trace) for trace in traces]
     for sample in filter(None, samples):
         outer = np.quantile(_between(sample.ends), [QUANTILE_SHARES[name] for name in ("5%", "95%")], axis=0)
         drawn += [outer.ravel(), _between(sample.steady), np.quantile(sample.period, [0.005, 0.995])]

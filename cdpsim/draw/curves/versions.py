@@ -1,4 +1,4 @@
-"""Versions of parameters over time: how many of each stage each device keeps, and how old what tasks read is."""
+"""Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.canvas import GREY
 from cdpsim.draw.curves.panels import (
     Scale,
-    boxes,
+    draw_boxes,
     figure_of,
     legend,
     level,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_ROWS = 128  # more would be thinner than can be told apart
-_LABELLED_ROWS = 32  # up to so many, each row has its name beside it
-_EDGED_SPANS = 500  # up to so many, spans have white edges
+MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
+_LABELLED_ROWS = 32  # with at most so many rows, each has its name beside it
+_EDGED_SPANS = 500  # at most so many spans have white edges
 MOST_SPANS = 5_000  # more are widened to columns of pixels
 
 
@@ -49,8 +49,8 @@ class Spans(NamedTuple):
 def versions_over_time(traces: Sequence[Trace]) -> "Figure":
     """Draw how many versions of parameters devices keep.
 
-    Of one trace those of each stage on each device, and the mean age of what tasks read; of several the most that a
-    device keeps of a stage.
+    Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
+    most that a device keeps of a stage.
     """
     refuse_undrawable(traces)
     runs = [trace for trace in traces if isinstance(trace, Run)]
@@ -111,16 +111,17 @@ def mean_age(trace: Trace) -> Series:
 
 
 def _versions_of_one(run: Run) -> "Figure":
+    """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
     spans, device, stage = version_spans(run)
     scale = scale_of([run])
     labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
     heading = "Versions kept of each stage on each device"
-    if len(labels) > MOST_ROWS:
+    if len(labels) > MOST_VERSION_ROWS:
         spans, labels = most_versions(spans, stage), [f"stage {j}" for j in range(int(stage.max()) + 1)]
         heading = "Versions kept of each stage: the most on any device"
-    if len(labels) > MOST_ROWS:
-        problem = f"{len(labels)} stages are more than the {MOST_ROWS} rows of a picture; give fewer stages (-n)"
-        raise RequestError("versions", problem)
+    if len(labels) > MOST_VERSION_ROWS:
+        problem = f"{len(labels)} stages are more than the {MOST_VERSION_ROWS} rows of a picture"
+        raise RequestError("versions", f"{problem}; give fewer stages (-n)")
     row_height = max(0.055, min(0.24, 6.4 / len(labels)))
     heights = 0.9 + len(labels) * row_height, 1.3
     figure, (part,) = figure_of(titles([run])[0], [sum(heights)])
@@ -133,6 +134,7 @@ def _versions_of_one(run: Run) -> "Figure":
 
 
 def _versions_of_several(runs: Sequence[Run]) -> "Figure":
+    """Draw a strip for each run, with the mean age beside it."""
     title, names = titles(runs)
     parts = []
     for k, run in enumerate(runs):
@@ -164,7 +166,7 @@ def _strips(axes: "Axes", heading: str, spans: Spans, labels: Sequence[str], sca
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
         look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
-        boxes(axes, left, right, row + half, row - half, **look)
+        draw_boxes(axes, left, right, row + half, row - half, **look)
     if len(labels) > _LABELLED_ROWS:
         return
     for row, begin, end, count in zip(*(column.tolist() for column in spans), strict=True):
@@ -190,7 +192,7 @@ def shade(count: int, largest: int) -> str:
 
 
 def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
-    """Draw the mean age of what tasks read over time, and its mean at rest."""
+    """Draw the mean age of the versions that tasks read over time, and its mean at rest."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     series = mean_age(run)
@@ -205,6 +207,7 @@ def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
 
 
 def _legend_of_counts(figure: "Figure", spans: Spans) -> None:
+    """Add a legend with the colour of each number of versions."""
     from matplotlib.patches import Patch
 
     largest = _largest(spans)

@@ -1,4 +1,4 @@
-"""Schedule x model x steps -> program: messages, buffers and dependencies follow from who needs what where."""
+"""Assembly of programs: messages, buffers and dependencies follow from which task needs what where."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -9,14 +9,14 @@ from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Kind, Program, Tasks
+from cdpsim.program import Buffers, Edges, Kind, Messages, Program, Tasks
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.causal import check_causal
 from cdpsim.program.assembly.data_axis import data_axis
 from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.passes import pass_through_stages
-from cdpsim.program.assembly.tables import Lanes, Passes, Tables, check_counts, releases
-from cdpsim.program.assembly.tied import counted_once, hold_from_the_first, shares
+from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, releases
+from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import pyramid_widths
@@ -51,44 +51,53 @@ def derive(
         shape = replace(shape, widths=pyramid_of(model, shape.m))
     passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
     check_causal(schedule, passes.rule, shape)
-    tables = Tables(passes, Lanes(passes, min(lanes, shape.m), forward_first))
+    tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.m), forward_first))
     _check_homes(tables)
+    return _assemble(tables, model, prefetch, once)
+
+
+def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]) -> Program:
+    """Derive messages, edges and buffers, and write down the columns of the program."""
+    passes, schedule = tables.passes, tables.passes.schedule
     updates = place_updates(tables, in_lanes=model.updates_in_lanes)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(passes, model, build)
-    (data_axis if passes.together else in_turn)(tables, updates, model, build, prefetch)
+    (data_axis if passes.together else in_turn)(updates, model, build, prefetch)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not updates.in_lanes:
-        take_turns(tables, updates, build)
-    lane_tasks, lane_start = lanes_with(tables, updates)
+        take_turns(updates, build)
+    lane_tasks, lane_start = lanes_with(updates)
     return Program(
         n=passes.n,
         counts=np.diff(passes.first),
         phases=passes.phases,
         devices=passes.devices,
         tasks=_tasks(tables, updates),
-        messages=build.messages(),
+        messages=Messages(*build.messages.columns()),
         groups=tuple(build.groups),
-        edges=build.edges(),
-        buffers=build.buffers(),
+        edges=Edges(*build.edges.columns()),
+        buffers=Buffers(*build.buffers.columns(), *build.kept.columns()),
         lane_tasks=lane_tasks,
         lane_start=lane_start,
         releases=tuple(releases(passes)),
         versions_differ=passes.rule.backward is not None,
-        fill=passes.rule.fill(shape),
+        fill=passes.rule.fill(passes.shape),
         together=schedule.order.together,
         state=schedule.state,
         barrier=passes.rule.barrier,
         base=passes.base[updates.step],
         first_step=passes.first_step[updates.step],
-        untied=() if shares(schedule) else tuple(tie.stages for tie in model.tied),
-        undivided=passes.of_micro_batch(passes.listing.whole) if passes.listing and passes.splits else None,
+        untied=() if can_share_tensors(schedule) else tuple(tie.stages for tie in model.tied),
+        undivided=passes.of_micro_batch(passes.listing.undivided) if passes.listing and passes.splits else None,
     )
 
 
 def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
-    """Say how many devices each stage needs where a device ends one pass before the next; `speed` makes work times."""
+    """Return how many devices each stage needs where a device ends one pass before the next.
+
+    Work takes time at `speed`; without one, the model's times are slots.
+    """
     times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
     return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
@@ -100,7 +109,7 @@ def _check_homes(tables: Tables) -> None:
     alone = together or state.travels or bool((tables.holders.count == 1).all())
     once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
     state.check(Holding(together, passes.schedule.order.together, alone, once, passes.lagging))
-    if passes.line and not (together and state.optimizer is Home.COPIED):
+    if passes.sources and not (together and state.optimizer is Home.COPIED):
         problem = "start from one another in a line, where a stage's holders do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")
     if together and not passes.even and not tables.holders.stay:
@@ -109,6 +118,8 @@ def _check_homes(tables: Tables) -> None:
 
 
 def _tasks(tables: Tables, updates: Updates) -> Tasks:
+    """Write down the columns of the compute tasks, then of the updates."""
+
     def column(of_tasks: Ints, of_updates: Ints | int) -> Ints:
         return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))]).astype(np.int32, copy=False)
 
@@ -119,6 +130,6 @@ def _tasks(tables: Tables, updates: Updates) -> Tasks:
         micro_batch=column(np.repeat(passes.micro_batch, passes.phases), -1),
         step=column(np.repeat(passes.step, passes.phases), updates.step),
         device=column(passes.task_device, updates.device),
-        lane=column(tables.lanes.lane, updates.lane(tables)),
+        lane=column(tables.lanes.lane, updates.lane),
         version=column(passes.by_task(passes.version, passes.backward_version), updates.step + 1),
     )

@@ -1,47 +1,53 @@
-"""Collects the columns of a program piece by piece."""
+"""Columns of a program, collected piece by piece."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, concatenate_columns
-from cdpsim.program import Buffers, Category, Content, EdgeKind, Edges, Messages, Op
+from cdpsim.program import Category, Content, EdgeKind, Op
 
 
 def start(node: Ints) -> Ints:
-    """The moment at which a node starts."""
+    """Return the moments at which nodes start."""
     return 2 * node
 
 
 def end(node: Ints) -> Ints:
-    """The moment at which a node ends; the start of the run for node -1."""
+    """Return the moments at which nodes end; the start of the run for node -1."""
     moment = 2 * node + 1
     return np.maximum(moment, -1, out=moment)
 
 
-class _Table:
+class Location(NamedTuple):
+    """Where buffers lie and what they are of: columns of one row for each."""
+
+    device: Ints
+    stage: Ints
+    version: Ints  # of parameters, the version; else the step
+
+    def take(self, rows: Ints) -> "Location":
+        """Return some of the rows."""
+        return Location(*(column[rows] for column in self))
+
+
+class _GrowingColumns:
     """Columns that grow piece by piece, each kept as narrow as it is meant to be."""
 
     def __init__(self, *types: type[np.signedinteger[Any]]) -> None:
         self.rows = 0
         self._types = types
-        self._parts: list[list[Ints]] = [[] for _ in types]
+        self._pieces: list[list[Ints]] = [[] for _ in types]
 
     def add(self, rows: int, *columns: Ints | int) -> None:
         """Add rows; a number stands in all of them."""
-        for parts, column, kind in zip(self._parts, columns, self._types, strict=True):
-            part = np.asarray(column, dtype=kind)
-            parts.append(part if part.ndim else np.ndarray(rows, kind, part, strides=0))
-            assert len(parts[-1]) == rows
+        for pieces, column, kind in zip(self._pieces, columns, self._types, strict=True):
+            pieces.append(np.broadcast_to(np.asarray(column, dtype=kind), rows))
         self.rows += rows
 
     def columns(self) -> list[Ints]:
-        """Give the whole columns, once: the pieces are let go as they are joined."""
-        whole = []
-        for parts, kind in zip(self._parts, self._types, strict=True):
-            whole.append(concatenate_columns(parts, np.dtype(kind)))
-            parts.clear()
-        return whole
+        """Return the whole columns, once: the pieces are let go as they are joined."""
+        return [concatenate_columns(self._pieces.pop(0), np.dtype(kind)) for kind in self._types]
 
 
 class Builder:
@@ -51,13 +57,13 @@ class Builder:
         self.groups: list[Ints] = []
         self._group_numbers: dict[bytes, int] = {}
         self._tasks = tasks
-        self._messages = _Table(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
-        self._edges = _Table(np.int32, np.int32, np.int8)
-        self._buffers = _Table(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
-        self._kept = _Table(np.int32, np.int32)
+        self.messages = _GrowingColumns(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
+        self.edges = _GrowingColumns(np.int32, np.int32, np.int8)
+        self.buffers = _GrowingColumns(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
+        self.kept = _GrowingColumns(np.int32, np.int32)
 
     def group(self, members: Ints) -> int:
-        """The number of the group of these devices."""
+        """Return the number of the group of these devices."""
         number = self._group_numbers.setdefault(members.tobytes(), len(self.groups))
         if number == len(self.groups):
             self.groups.append(members)
@@ -71,64 +77,36 @@ class Builder:
         stage: Ints,
         step: Ints,
         src: Ints | int,
-        dst: Ints,
-        size: Ints,
+        dst: Ints | int,
+        size: Ints | int,
         micro_batch: Ints | int = -1,
         versions: Ints | int = 0,
     ) -> Ints:
-        """Add messages and return their nodes."""
-        first = self._tasks + self._messages.rows
-        self._messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
+        """Add messages, one for each row of `stage`, and return their nodes."""
+        first = self._tasks + self.messages.rows
+        self.messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
         return np.arange(first, first + len(stage), dtype=np.int32)
 
     def link(self, before: Ints, after: Ints, kind: EdgeKind = EdgeKind.DATA) -> None:
         """Add edges."""
-        self._edges.add(len(before), before, after, kind)
+        self.edges.add(len(before), before, after, kind)
 
     def hold(
-        self, category: Category, *, device: Ints, stage: Ints, version: Ints, size: Ints, begin: Ints, end: Ints
+        self, category: Category, where: Location, size: Ints, begin: Ints, end: Ints, *, even_empty: bool = False
     ) -> Ints:
-        """Add buffers and return their numbers; empty ones are left out, and -1."""
-        columns = (device, stage, version, size, begin, end)
-        if size.all():
-            return self._add_buffers(category, *columns)
-        some = np.flatnonzero(size)
-        number = np.full(len(size), -1, dtype=np.int32)
-        number[some] = self._add_buffers(category, *(column[some] for column in columns))
+        """Add buffers and return their numbers; empty ones are left out, and -1, but for those a replay must find."""
+        columns = (*where, size, begin, end)
+        first, number = self.buffers.rows, np.full(len(size), -1, dtype=np.int32)
+        rows = slice(None) if even_empty or size.all() else np.flatnonzero(size)
+        number[rows] = np.arange(first, first + len(size[rows]), dtype=np.int32)
+        self.buffers.add(len(size[rows]), category, *(column[rows] for column in columns))
         return number
 
-    def hold_even_empty(
-        self, category: Category, *, device: Ints, stage: Ints, version: Ints, size: Ints, begin: Ints, end: Ints
-    ) -> None:
-        """Add buffers, of which a replay must find even those that weigh nothing."""
-        self._add_buffers(category, device, stage, version, size, begin, end)
-
-    def _add_buffers(self, category: Category, *columns: Ints) -> Ints:
-        first, count = self._buffers.rows, len(columns[0])
-        self._buffers.add(count, category, *columns)
-        return np.arange(first, first + count, dtype=np.int32)
-
-    def land(
-        self, message: Ints, *, device: Ints, stage: Ints, version: Ints, size: Ints, until: Ints | None = None
-    ) -> None:
-        """Hold what messages carry at their receivers, until they have arrived or a later moment."""
-        until = end(message) if until is None else until
-        of = {"device": device, "stage": stage, "version": version, "size": size}
-        self.hold(Category.COMMUNICATION, begin=start(message), end=until, **of)
+    def land(self, message: Ints, where: Location, size: Ints, until: Ints | None = None) -> None:
+        """Hold the content of messages at their receivers, until they have arrived or a later moment."""
+        self.hold(Category.COMMUNICATION, where, size, start(message), end(message) if until is None else until)
 
     def keep(self, number: Ints, until: Ints) -> None:
         """Hold buffers at least until further moments."""
-        some = np.flatnonzero(number >= 0)
-        self._kept.add(len(some), number[some], until[some])
-
-    def messages(self) -> Messages:
-        """The columns of all messages."""
-        return Messages(*self._messages.columns())
-
-    def edges(self) -> Edges:
-        """The columns of all edges."""
-        return Edges(*self._edges.columns())
-
-    def buffers(self) -> Buffers:
-        """The columns of all buffers."""
-        return Buffers(*self._buffers.columns(), *self._kept.columns())
+        rows = np.flatnonzero(number >= 0)
+        self.kept.add(len(rows), number[rows], until[rows])

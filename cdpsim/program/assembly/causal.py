@@ -1,4 +1,4 @@
-"""What a rule must not do: let a task read parameters before they exist."""
+"""Causality of rules: no task reads parameters before they exist."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
 
 
 def _too_early(schedule: Schedule, rule: Rule, shape: Shape, *, backward: bool = False) -> Ints:
-    """The (i, j) whose forward, or backward, comes in the order before the update that makes what it reads."""
+    """Return the (i, j) whose forward, or backward, comes in the order before the update that makes what it reads."""
     order, lags = schedule.order, rule.backward_lags(shape) if backward else rule.lags(shape)
     i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
     t = int(lags.max()) + 1  # in which all versions that are read have been made in the run

@@ -1,32 +1,27 @@
-"""What the holders of a stage exchange where all of them come to an update at one moment: collectives.
-
-A home says where a value is between its uses. Gradients are summed in the optimizer's home, where updates are made; new
-versions go from there to the parameters' home, and to every use where they are not copied.
-"""
+"""Exchanges between holders that come to a stage together: collectives that sum gradients and bring new versions."""
 
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cdpsim.model import Model
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, end, start
-from cdpsim.program.assembly.tables import Tables
-from cdpsim.program.assembly.tied import Sizes, give_shared, own_gradients, sizes_of, sum_shared
+from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.tied import give_shared, holder_sizes, sum_shared, unshared_gradients
 from cdpsim.program.assembly.update import Updates, beside_old, pull
 from cdpsim.schedules.state import Home, When
 
 
-def data_axis(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def data_axis(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Sum gradients where updates are made, and bring new versions to their readers."""
-    axis = _Axis(tables, updates, model, build)
-    stays = axis.state.parameters is Home.COPIED or not axis.several.any()
+    axis = _Axis(updates, model, build)
+    copied = axis.state.parameters is Home.COPIED
+    stays = copied or not axis.several.any()
     if not stays:
         axis.hand_out(prefetch)
     taker = axis.reduce()
-    provider = axis.spread() if axis.state.parameters is Home.COPIED else axis.node
+    provider = axis.spread() if copied and axis.owned else axis.node
     axis.follow(provider, stays=stays)
     axis.hold_gradients(taker, provider)
     copies = axis.hold_parameters(taker, provider)
@@ -41,15 +36,20 @@ class _Axis:
     `node` is the update that takes each holder's gradients: its own, or where optimizer states are owned the owner's.
     """
 
-    def __init__(self, tables: Tables, updates: Updates, model: Model, build: Builder) -> None:
-        self.tables, self.updates, self.model, self.build = tables, updates, model, build
-        self.passes, self.holders = tables.passes, tables.holders
+    def __init__(self, updates: Updates, model: Model, build: Builder) -> None:
+        self.tables, self.updates, self.model, self.build = updates.tables, updates, model, build
+        self.passes, self.holders = self.tables.passes, self.tables.holders
         self.state = self.passes.schedule.state
         self.owned = self.state.optimizer is Home.OWNED
-        self.node = updates.node[self.holders.of] if self.owned else updates.node
+        self.node = self.by_holder(updates.node)
+        self.sizes = holder_sizes(self.tables, model)
+
+    def by_holder(self, of_updates: Ints) -> Ints:
+        """Return, for each holder, the value of the update that takes its gradients."""
+        return of_updates[self.holders.of] if self.owned else of_updates
 
     @cached_property
-    def several(self) -> NDArray[np.bool_]:
+    def several(self) -> Flags:
         """Whether each group has several members."""
         return self.holders.count > 1
 
@@ -57,11 +57,11 @@ class _Axis:
     def group(self) -> Ints:
         """The number of each group among those that exchange something."""
         holders, in_step = self.holders, self.passes.n
-        found = np.full(in_step, -1, dtype=np.int32)
+        numbers = np.full(in_step, -1, dtype=np.int32)
         for j in np.flatnonzero(self.several[:in_step]).tolist():
             first = holders.first[j]
-            found[j] = self.build.group(holders.device[first : first + holders.count[j]])
-        return np.tile(found, self.passes.steps)
+            numbers[j] = self.build.group(holders.device[first : first + holders.count[j]])
+        return np.tile(numbers, self.passes.steps)
 
     @cached_property
     def root(self) -> Ints:
@@ -69,68 +69,61 @@ class _Axis:
         return self.updates.device if self.owned else np.full(len(self.holders.first), -1)
 
     @cached_property
-    def sizes(self) -> Sizes:
-        """What each holder has; of owned values each owner has its own, of copied ones a device has a tensor once."""
-        if self.state.parameters is Home.COPIED:
-            return sizes_of(self.tables, self.model)
-        stage = self.holders.stage
-        return Sizes(*(self.model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer")))
-
-    @property
-    def bases(self) -> Ints:
-        """The version that the updates of each step start from."""
-        return self.passes.line.base if self.passes.line else np.arange(self.passes.steps)
-
-    @cached_property
-    def at_owner(self) -> NDArray[np.bool_]:
+    def at_owner(self) -> Flags:
         """Whether each holder makes the update that takes its gradients."""
-        return (
-            self.holders.device == self.root[self.holders.of] if self.owned else np.ones(len(self.holders), dtype=bool)
+        if not self.owned:
+            return np.ones(len(self.holders), dtype=bool)
+        at_owner: Flags = self.holders.device == self.root[self.holders.of]
+        return at_owner
+
+    def exchange(self, op: Op, content: Content, groups: Flags, size: Ints, versions: int) -> tuple[Ints, Ints, Ints]:
+        """Send a message in each of these groups, of a size that each stage has.
+
+        Return the numbers of the groups, the rows of their members, and for each holder its message, or its update
+        where it has none.
+        """
+        holders = self.holders
+        at, rows = np.flatnonzero(groups), np.flatnonzero(groups[holders.of])
+        _, stage, step = holders.where.take(holders.first[at])
+        src, dst = self.root[at], self.group[at]
+        message = self.build.send(
+            op, content, stage=stage, step=step, src=src, dst=dst, size=size[stage], versions=versions
         )
+        carrier = self.node.copy()
+        carrier[rows] = np.repeat(message, holders.count[at])
+        return at, rows, carrier
 
     def reduce(self) -> Ints:
-        """Sum gradients over each group, and give what takes those of each holder: a message, or its update itself."""
+        """Sum gradients over each group, and return what takes those of each holder: a message or its update."""
         holders, build, node = self.holders, self.build, self.node
-        at, rows = np.flatnonzero(self.several), np.flatnonzero(self.several[holders.of])
-        step, stage = holders.step[holders.first[at]], holders.stage[holders.first[at]]
-        size = own_gradients(self.tables, self.model) if not self.owned else self.model.size("gradients")
-        message = build.send(
-            Op.REDUCE if self.owned else Op.ALL_REDUCE,
-            Content.GRADIENT,
-            stage=stage,
-            step=step,
-            src=self.root[at],
-            dst=self.group[at],
-            size=size[stage],
-        )
-        taker = node.copy()
-        taker[rows] = np.repeat(message, holders.count[at])
+        size = self.model.size("gradients") if self.owned else unshared_gradients(self.tables, self.model)
+        op = Op.REDUCE if self.owned else Op.ALL_REDUCE
+        at, rows, taker = self.exchange(op, Content.GRADIENT, self.several, size, 0)
         if self.waits_for_end:
             ends = self.tables.lanes.last_in_step(holders.device[rows], holders.step[rows])
             build.link(ends, taker[rows], EdgeKind.BARRIER)
         makers = holders.owners[at] if self.owned else rows
         build.link(taker[makers], node[makers])
         build.link(self.passes.last.ravel(), taker[holders.row.ravel()])
-        for given, into in self.more_sums():
+        for given, into in self.earlier_sums():
             build.link(*self.given_to(given, into, taker))
         if not self.owned:
-            sum_shared(self.tables, self.updates, self.model, build, wait=self.waits_for_end)
+            sum_shared(self.updates, self.model, build, wait=self.waits_for_end)
         return taker
 
-    def more_sums(self) -> list[tuple[int, int]]:
-        """Earlier steps whose gradients an update takes, too: (that step, the update's)."""
-        first = self.passes.line.first.tolist() if self.passes.line else ()
-        return [(given, into) for into, low in enumerate(first) for given in range(low, into)]
+    def earlier_sums(self) -> list[tuple[int, int]]:
+        """Return the earlier steps whose gradients an update takes, too, in pairs: that step, and the update's."""
+        return [(given, into) for into, low in enumerate(self.passes.first_step.tolist()) for given in range(low, into)]
 
     def given_to(self, given: int, into: int, taker: Ints) -> tuple[Ints, Ints]:
-        """What updates of a step wait for to take an earlier one's gradients: messages, or the tasks that gave."""
+        """Link updates of a step to what they wait for to take an earlier one's gradients: messages, or tasks."""
         in_step = self.holders.in_step
-        own, apart = np.arange(in_step), taker != self.node
-        summed = own[apart[given * in_step : (given + 1) * in_step]]
+        row_taker = taker[given * in_step : (given + 1) * in_step]
+        summed = np.flatnonzero(row_taker != self.node[given * in_step : (given + 1) * in_step])
         passes = slice(*self.passes.first[given : given + 2].tolist())
         row, task = self.holders.row[passes].ravel() % in_step, self.passes.last[passes].ravel()
         alone = ~np.isin(row, summed)
-        before = np.concatenate([taker[given * in_step + summed], task[alone]])
+        before = np.concatenate([row_taker[summed], task[alone]])
         return before, self.node[into * in_step + np.concatenate([summed, row[alone]])]
 
     @property
@@ -139,152 +132,113 @@ class _Axis:
         return self.passes.schedule.order.together and self.state.reduce is When.END
 
     def spread(self) -> Ints:
-        """Bring new versions to all holders, and give what the readers of each holder wait for.
+        """Bring new versions from owners to all holders, and return what the readers of each holder wait for.
 
         One that only its maker reads is not sent. The maker takes part until all have it, too.
         """
-        holders, provider = self.holders, self.node.copy()
-        if not self.owned:
-            return provider
-        read = np.zeros(len(holders.first), dtype=bool)
-        for version in {id(v): v for v in (self.passes.version, self.passes.backward_version)}.values():
-            made = version.ravel() > 0
-            row = (holders.row % holders.in_step + (version - 1) * holders.in_step).ravel()[made]
-            read[holders.of[row[~self.at_owner[row]]]] = True
-        at, rows = np.flatnonzero(read), np.flatnonzero(read[holders.of])
-        step, stage = holders.step[holders.first[at]], holders.stage[holders.first[at]]
+        holders, read = self.holders, np.zeros(len(self.holders.first), dtype=bool)
+        for _, _, row in self.readers():
+            made = row[row >= holders.in_step] - holders.in_step
+            read[holders.of[made[~self.at_owner[made]]]] = True
         size = self.model.size("parameters")
-        message = self.build.send(
-            Op.BROADCAST,
-            Content.PARAMETERS,
-            stage=stage,
-            step=step,
-            src=self.root[at],
-            dst=self.group[at],
-            size=size[stage],
-            versions=1,
-        )
-        self.build.link(self.updates.node[at], message)
-        provider[rows] = np.repeat(message, holders.count[at])
+        at, rows, provider = self.exchange(Op.BROADCAST, Content.PARAMETERS, read, size, 1)
+        self.build.link(self.updates.node[at], provider[holders.first[at]])
         rows = rows[~self.at_owner[rows]]
-        of = {"device": holders.device[rows], "stage": holders.stage[rows], "version": holders.step[rows] + 1}
-        self.build.land(provider[rows], size=size[of["stage"]], **of)
+        where = Location(holders.device[rows], holders.stage[rows], holders.step[rows] + 1)
+        self.build.land(provider[rows], where, size[where.stage])
         return provider
 
     def hand_out(self, prefetch: int) -> None:
         """Broadcast owned parameters before each use, which all micro-batches of a step share; drop them after it."""
-        passes, lanes, n = self.passes, self.tables.lanes, self.passes.n
+        passes, lanes, build, n = self.passes, self.tables.lanes, self.build, self.passes.n
         step, phase = (index.ravel() for index in np.indices((passes.steps, passes.phases), dtype=np.int32))
-        third, stage = np.divmod(phase, n)
-        stage = np.where(third == 0, stage, n - 1 - stage)
-        group = step * n + stage
-        columns = {"stage": stage, "size": self.model.size("parameters")[stage]}
-        message = self.build.send(
-            Op.BROADCAST,
-            Content.PARAMETERS,
-            step=step - 1,
-            src=self.root[group],
-            dst=self.group[group],
-            versions=1,
-            **columns,
+        stage = passes.stage_of(phase)
+        group, size = step * n + stage, self.model.size("parameters")[stage]
+        root, dst = self.root[group], self.group[group]
+        message = build.send(
+            Op.BROADCAST, Content.PARAMETERS, stage=stage, step=step - 1, src=root, dst=dst, size=size, versions=1
         )
         later = step > 0
-        self.build.link(self.updates.node[group[later] - n], message[later])
+        build.link(self.updates.node[group[later] - n], message[later])
         reader = passes.by_columns(np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases))
         each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
-        self.build.link(message[each], reader)
-        pull(lanes, self.build, message[each], lanes.rank[reader], 1 + prefetch)
+        build.link(message[each], reader)
+        pull(lanes, build, message[each], lanes.rank[reader], 1 + prefetch)
         # Every device but the owner holds a copy from its arrival to the end of its use.
-        copies = np.flatnonzero(passes.task_device[reader] != self.root[group][each])
+        copies = np.flatnonzero(passes.task_device[reader] != root[each])
         each, reader = each[copies], reader[copies]
-        of = {"device": passes.task_device[reader], "version": step[each]} | {k: c[each] for k, c in columns.items()}
-        self.build.hold(Category.PARAMETERS, begin=end(message[each]), end=end(reader), **of)
-        self.build.land(message[each], **of)
+        where = Location(passes.task_device[reader], stage[each], step[each])
+        build.hold(Category.PARAMETERS, where, size[each], end(message[each]), end(reader))
+        build.land(message[each], where, size[each])
 
     def follow(self, provider: Ints, *, stays: bool) -> None:
         """Let updates wait for barriers and for what they replace, and readers for what their device has."""
         updates, build, in_step = self.updates, self.build, self.updates.in_step
         if self.passes.lagging:  # without lags a version's readers see to it that it is there before the next
-            step = np.flatnonzero(self.bases > 0)
-            rows = [column[:, None] * in_step + np.arange(in_step) for column in (self.bases[step] - 1, step)]
-            build.link(*(updates.node[row.ravel()] for row in rows))
+            node, base = updates.node.reshape(-1, in_step), self.passes.base
+            step = np.flatnonzero(base > 0)
+            build.link(node[base[step] - 1].ravel(), node[step].ravel())
         if updates.barrier is not None:
             build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
-        for reader, _, row in self._readers() if stays else ():
+        for reader, _, row in self.readers() if stays else ():
             made = row >= self.holders.in_step
             build.link(provider[row[made] - self.holders.in_step], reader[made])
 
-    def _readers(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Tasks that read a version, the last that use it, and of each the row of the holder that replaces it."""
+    def readers(self) -> list[tuple[Ints, Ints, Ints]]:
+        """Return tasks that read a version, the last that use it, and the rows of the holders that replace it."""
         passes, in_step = self.passes, self.holders.in_step
-        own, forward, backward = self.holders.row % in_step, passes.forward.ravel(), passes.backward.ravel()
-        last = passes.last.ravel()
-        rows = [(own + version * in_step).ravel() for version in (passes.version, passes.backward_version)]
+        forward, backward, last = (tasks.ravel() for tasks in (passes.forward, passes.backward, passes.last))
+        in_its_step = self.holders.row % in_step
+        row = (in_its_step + passes.version * in_step).ravel()
         if passes.rule.backward is None:
-            return [(forward, last, rows[0])]
-        return [(forward, forward, rows[0]), (backward, last, rows[1])]
+            return [(forward, last, row)]
+        return [(forward, forward, row), (backward, last, (in_its_step + passes.backward_version * in_step).ravel())]
 
     def hold_gradients(self, taker: Ints, provider: Ints) -> None:
         """Hold each sum until it is applied; elsewhere, if copied, until the update comes, else until it has left."""
-        holders, tables, model = self.holders, self.tables, self.model
+        holders, tables, model, in_step = self.holders, self.tables, self.model, self.holders.in_step
         until = end(self.node)
         if self.owned:
             comes = (provider != self.node) & (self.state.gradients is Home.COPIED)
             until = np.where(self.at_owner, until, end(np.where(comes, provider, taker)))
         shares = self.state.parameters is Home.OWNED
-        size = own_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
-        of = {"device": holders.device, "stage": holders.stage, "version": holders.step}
-        sums = self.build.hold(Category.GRADIENTS, size=size, begin=start(holders.first_task), end=until, **of)
-        for given, into in self.more_sums():
-            rows = np.arange(holders.in_step)
-            self.build.keep(sums[given * len(rows) + rows], end(self.node[into * len(rows) + rows]))
+        size = unshared_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
+        sums = self.build.hold(Category.GRADIENTS, holders.where, size, start(holders.first_task), until)
+        for given, into in self.earlier_sums():
+            rows = np.arange(in_step)
+            self.build.keep(sums[given * in_step + rows], end(self.node[into * in_step + rows]))
         if shares:
             give_shared(tables, model, taker[holders.first], until, self.build)
 
     def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
-        """Hold versions where they live, from when they are made or have come until the next is; give their numbers."""
+        """Hold versions where they live, from when they are made or have come until the next is. Return the buffers."""
         holders, in_step, steps = self.holders, self.holders.in_step, self.holders.steps
-        old = slice(-in_step)
+        old, size = slice(-in_step), self.sizes.parameters
         made, until = np.full(len(holders), -1), end(self.node)
         made[in_step:] = end(self.node[old])
         if self.model.updates_take_time:
-            beside = beside_old(self.tables, self.updates)
-            made[in_step:] -= (beside[holders.of] if self.owned else beside)[old]
-        if self.passes.line:  # to the last update that starts from it; where none does, it is there to be read
+            made[in_step:] -= self.by_holder(beside_old(self.updates))[old]
+        if self.passes.sources:  # to the last update that starts from it; where none does, it is there to be read
             last = np.arange(-1, steps - 1)
-            np.maximum.at(last, self.bases, np.arange(steps))
-            until = end(np.where(last < 0, -1, self.node.reshape(steps, -1).T[:, last]).T.ravel())
-        there: slice | Ints = slice(None)
+            np.maximum.at(last, self.passes.base, np.arange(steps))
+            until = end(np.where(last[:, None] < 0, -1, self.node.reshape(steps, -1)[last]).ravel())
         if self.owned:  # what comes to others is written in its place; what nobody reads there does not come
             comes = provider != self.node
             made[in_step:] = np.where(self.at_owner[old], made[in_step:], end(provider[old]))
             until = np.where(self.at_owner, until, np.where(comes, start(provider), end(taker)))
-            has = self.at_owner.copy()
-            if self.state.parameters is Home.COPIED:
-                has |= np.append(np.ones(in_step, dtype=bool), comes[old])
-            there = np.flatnonzero(has)
-        device, stage, version = (column[there] for column in (holders.device, holders.stage, holders.step))
-        copies = np.full(len(holders), -1, dtype=np.int32)
-        copies[there] = self.build.hold(
-            Category.PARAMETERS,
-            device=device,
-            stage=stage,
-            version=version,
-            size=self.sizes.parameters[there],
-            begin=made[there],
-            end=until[there],
-        )
-        return copies
+            arrives = np.append(np.ones(in_step, dtype=bool), comes[old])
+            size = np.where(self.at_owner | (arrives & (self.state.parameters is Home.COPIED)), size, 0)
+        return self.build.hold(Category.PARAMETERS, holders.where, size, made, until)
 
     def hold_until_read(self, copies: Ints) -> None:
         """Hold versions until they have been read, which may be after the next one is there."""
-        for _, last_use, row in self._readers():
+        for _, last_use, row in self.readers():
             self.build.keep(copies[row], end(last_use))
 
     def hold_optimizers(self) -> None:
         """Hold optimizer states where updates are made, always."""
         updates, last = self.updates, slice(-self.updates.in_step, None)
         size = self.model.size("optimizer")[updates.stage] if self.owned else self.sizes.optimizer
-        of = {"device": updates.device[last], "stage": updates.stage[last], "version": updates.step[last]}
+        where = Location(updates.device[last], updates.stage[last], updates.step[last])
         always = np.full(updates.in_step, -1)
-        self.build.hold(Category.OPTIMIZER, size=size[last], begin=always, end=end(updates.node[last]), **of)
+        self.build.hold(Category.OPTIMIZER, where, size[last], always, end(updates.node[last]))

@@ -1,40 +1,37 @@
-"""What the holders of a stage exchange where they come to it one after another: messages from one to the next."""
+"""Exchanges between holders that come to a stage one after another: messages from one to the next."""
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cdpsim.model import Model
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, end, start
+from cdpsim.program.assembly.build import Builder, Location, end, start
 from cdpsim.program.assembly.carried import carry
-from cdpsim.program.assembly.tables import Tables
 from cdpsim.program.assembly.update import Updates, beside_old, pull
 
 
-def in_turn(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def in_turn(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
     """Pass sums, optimizer states and new versions along, or carry all of a stage from user to user."""
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
-    if tables.passes.schedule.state.travels:
-        carry(tables, updates, model, build, prefetch)
+    if updates.tables.passes.schedule.state.travels:
+        carry(updates, model, build, prefetch)
         return
-    _sum_gradients(tables, updates, model, build)
-    _move_optimizer(tables, updates, model, build, prefetch)
-    _hand_on_parameters(tables, updates, model, build, prefetch)
+    _sum_gradients(updates, model, build)
+    _move_optimizer(updates, model, build, prefetch)
+    _hand_on_parameters(updates, model, build, prefetch)
 
 
-def _sum_gradients(tables: Tables, updates: Updates, model: Model, build: Builder) -> None:
-    """Each holder sums its own micro-batches, adds what it received, and passes the sum on in micro-batch order."""
-    holders, n = tables.holders, tables.passes.n
+def _sum_gradients(updates: Updates, model: Model, build: Builder) -> None:
+    """Let each holder sum its own micro-batches, add what it received, and pass the sum on in micro-batch order."""
+    passes, holders = updates.tables.passes, updates.tables.holders
     order = sort_by(holders.step, holders.stage, holders.last)
-    step, stage, device = holders.step[order], holders.stage[order], holders.device[order]
+    where = holders.where.take(order)
+    device, stage, step = where
     final = np.append(group_starts(step, stage)[1:], len(order)) - 1
-    sends = np.ones(len(order), dtype=bool)
-    sends[final] = False
-    sends = np.flatnonzero(sends)
+    sends = np.delete(np.arange(len(order)), final)
     size = model.size("gradients")[stage]
     message = build.send(
         Op.P2P,
@@ -47,45 +44,35 @@ def _sum_gradients(tables: Tables, updates: Updates, model: Model, build: Builde
     )
     taker = np.empty(len(order), dtype=np.int32)
     taker[sends] = message
-    taker[final] = updates.node[step[final] * n + stage[final]]
+    taker[final] = updates.node[step[final] * passes.n + stage[final]]
     build.link(message, taker[sends + 1])
     taker_of_row = np.empty_like(taker)
     taker_of_row[order] = taker
-    build.link(tables.passes.last.ravel(), taker_of_row[holders.row.ravel()])
-    columns = {"device": device, "stage": stage, "version": step, "size": size}
-    build.hold(Category.GRADIENTS, begin=start(holders.first_task[order]), end=end(taker), **columns)
-    arriving = {name: column[sends + (name == "device")] for name, column in columns.items()}
-    build.land(message, until=start(taker[sends + 1]), **arriving)
+    build.link(passes.last.ravel(), taker_of_row[holders.row.ravel()])
+    build.hold(Category.GRADIENTS, where, size, start(holders.first_task[order]), end(taker))
+    arriving = where.take(sends)._replace(device=device[sends + 1])
+    build.land(message, arriving, size[sends], start(taker[sends + 1]))
 
 
-def _move_optimizer(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
-    """The optimizer state follows the updates of its stage from device to device."""
-    n, node = tables.passes.n, updates.node
-    moved, size = model.moved_optimizer[updates.stage], model.size("optimizer")[updates.stage]
+def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """Let the optimizer state follow the updates of its stage from device to device."""
+    n, node, where = updates.in_step, updates.node, Location(updates.device, updates.stage, updates.step)
+    moved, size = model.optimizer_as_message[where.stage], model.size("optimizer")[where.stage]
     now = np.arange(len(updates) - n)
-    travels = (updates.device[now] != updates.device[now + n]) & (moved[now] > 0)
+    travels = (where.device[now] != where.device[now + n]) & (moved[now] > 0)
     stays, goes = now[~travels], now[travels]
-    message = build.send(
-        Op.P2P,
-        Content.STATE,
-        stage=updates.stage[goes],
-        step=updates.step[goes],
-        src=updates.device[goes],
-        dst=updates.device[goes + n],
-        size=moved[goes],
-    )
+    device, stage, step = where.take(goes)
+    receiver = where.device[goes + n]
+    message = build.send(Op.P2P, Content.STATE, stage=stage, step=step, src=device, dst=receiver, size=moved[goes])
     build.link(node[goes], message)
     build.link(message, node[goes + n])
-    pull(tables.lanes, build, message, updates.place(tables)[goes + n], prefetch)
+    pull(updates.tables.lanes, build, message, updates.lane_place[goes + n], prefetch)
     # A state is on its device from its arrival, or from where it was before, until it leaves or is last used.
     arrival, leaving = np.full(len(updates), -1), end(node)
     arrival[stays + n] = end(node[stays])
-    arrival[goes + n] = end(message)
-    leaving[goes] = end(message)
-    columns = {"stage": updates.stage, "version": updates.step}
-    build.hold(Category.OPTIMIZER, device=updates.device, size=size, begin=arrival, end=leaving, **columns)
-    arriving = {name: column[goes] for name, column in columns.items()}
-    build.land(message, device=updates.device[goes + n], size=size[goes], **arriving)
+    arrival[goes + n] = leaving[goes] = end(message)
+    build.hold(Category.OPTIMIZER, where, size, arrival, leaving)
+    build.land(message, Location(receiver, stage, step), size[goes])
 
 
 class _Uses(NamedTuple):
@@ -110,83 +97,77 @@ class _Uses(NamedTuple):
     device: Ints
     turn: Ints  # where it stands among the uses of its version
     node: Ints  # that uses it
-    waits: NDArray[np.bool_]  # whether the node waits for the version: all but its maker do
     until: Ints  # the moment until which the version is needed
     place: Ints  # in the lanes, of the task that reads, or that the update follows
+    waits: Flags  # whether the node waits for the version: all but its maker do
     ahead: Ints  # how many tasks before that place there is room for the version
 
-    def first_of_copies(self) -> Ints:
-        """The first row of each copy: of a version of a stage on a device."""
-        return group_starts(self.version, self.stage, self.device)
 
-
-def _uses(tables: Tables, updates: Updates) -> _Uses:
+def _uses(updates: Updates) -> _Uses:
     """Gather readers, updates that replace versions, and makers."""
-    passes, n, position = tables.passes, tables.passes.n, tables.passes.position
-    behind = 2 * int(position.max()) + 2
-    forward, backward, last = (task.ravel() for task in (passes.forward, passes.backward, passes.last))
-    apart = passes.rule.backward is not None
-    kinds = [(passes.version.ravel(), forward, forward if apart else last)]
-    kinds += [(passes.backward_version.ravel(), backward, last)] * apart
-    version, reader, last_use = (np.concatenate(column) for column in zip(*kinds, strict=True))
-    stage = np.broadcast_to(passes.tij[2], passes.device.shape).ravel()
-    # Who replaces what it has made itself does so behind all readers, wherever they stand.
+    passes, n, rank = updates.tables.passes, updates.in_step, updates.tables.lanes.rank
+    position, behind = passes.position, 2 * int(passes.position.max()) + 2
+    stage, device = passes.stage, passes.device.ravel()
+    # An update that replaces what its device has made does so behind all readers, wherever they stand.
     made_here = np.append(np.zeros(n, dtype=bool), updates.device[n:] == updates.device[:-n])
-    replaces = np.where(made_here, behind, 2 * updates.position(tables) + 1)
-    made, place = slice(len(updates) - n), updates.place(tables)
-    count = len(reader), len(updates), len(updates) - n
-    rows = (
-        (version, updates.step, updates.step[made] + 1),
-        (np.tile(stage, len(kinds)), updates.stage, updates.stage[made]),
-        (np.tile(passes.device.ravel(), len(kinds)), updates.device, updates.device[made]),
-        (2 * position[reader], replaces, np.full(count[2], behind)),
-        (reader, updates.node, updates.node[made]),
-        (end(last_use), end(updates.node), end(updates.node[made])),
-        (tables.lanes.rank[reader], place, place[made]),
-    )
-    columns = [np.concatenate(parts) for parts in rows]
-    columns.insert(5, np.repeat([True, True, False], count))
-    columns.append(np.repeat([1, 0, 0], count))
+    replaces = np.where(made_here, behind, 2 * updates.order_position + 1)
+    place, made = updates.lane_place, slice(len(updates) - n)
+
+    def readers(version: Ints, task: Ints, last_use: Ints) -> tuple[Ints, ...]:
+        """Return the first seven columns of the tasks that read a version, until their last use of it."""
+        reader = task.ravel()
+        return version.ravel(), stage, device, 2 * position[reader], reader, end(last_use.ravel()), rank[reader]
+
+    if passes.rule.backward is None:
+        parts = [readers(passes.version, passes.forward, passes.last)]
+    else:
+        parts = [readers(passes.version, passes.forward, passes.forward)]
+        parts += [readers(passes.backward_version, passes.backward, passes.last)]
+    count = len(parts) * len(stage), len(updates), len(updates) - n
+    replacing = (updates.step, updates.stage, updates.device, replaces, updates.node, end(updates.node), place)
+    making = [column[made] for column in replacing]
+    making[0], making[3] = making[0] + 1, np.full(count[2], behind)
+    columns = [np.concatenate(column) for column in zip(*parts, replacing, making, strict=True)]
+    columns += [np.repeat([True, True, False], count), np.repeat([1, 0, 0], count)]
     order = sort_by(*columns[:4])
     return _Uses(*(column[order] for column in columns))
 
 
-def _hand_on_parameters(tables: Tables, updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
-    """A new version goes from its maker to the first reader and from reader to reader; a device reads it once."""
-    n, use = tables.passes.n, _uses(tables, updates)
-    first = use.first_of_copies()
+def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+    """Send a new version from its maker to the first reader and from reader to reader; a device reads it once."""
+    n, use = updates.in_step, _uses(updates)
+    first = group_starts(use.version, use.stage, use.device)  # the first use of each copy of a version on a device
     copy_of = group_numbers(first, len(use.version))
     v, j, d = use.version[first], use.stage[first], use.device[first]
-    maker_node = updates.node[np.maximum(v - 1, 0) * n + j]
-    is_made = (v > 0) & (d == updates.device[maker_node - updates.first_node])
-    provider = np.where(is_made, maker_node, -1)
+    made_by = np.maximum(v - 1, 0) * n + j  # the number of the update
+    is_made = (v > 0) & (d == updates.device[made_by])
+    provider = np.where(is_made, updates.node[made_by], -1)
 
     chain = sort_by(v, j, use.turn[first])
     follows = np.zeros(len(chain), dtype=bool)  # in the chain, comes after another reader of its version
     follows[1:] = (v[chain][1:] == v[chain][:-1]) & (j[chain][1:] == j[chain][:-1])
-    maker = np.full((tables.passes.steps + 1) * n, -1, dtype=np.int32)
+    maker = np.full(len(updates) + n, -1, dtype=np.int32)
     maker[v[is_made] * n + j[is_made]] = np.flatnonzero(is_made)
     source = np.where(follows, np.roll(chain, 1), maker[v[chain] * n + j[chain]])
     needs = (v[chain] > 0) & ~is_made[chain]
     receiver, sender = chain[needs], source[needs]
 
-    size = model.size("parameters")[j]
-    arriving = {"stage": j[receiver], "version": v[receiver], "size": size[receiver]}
-    of = {"stage": arriving["stage"], "step": arriving["version"] - 1, "size": arriving["size"]}
-    message = build.send(Op.P2P, Content.PARAMETERS, src=d[sender], dst=d[receiver], versions=1, **of)
+    where, size = Location(d, j, v), model.size("parameters")[j]
+    arriving = where.take(receiver)
+    of = {"stage": arriving.stage, "step": arriving.version - 1, "size": size[receiver]}
+    message = build.send(Op.P2P, Content.PARAMETERS, src=d[sender], dst=arriving.device, versions=1, **of)
     provider[receiver] = message
     build.link(provider[sender], message)
     reader = first[receiver]
-    pull(tables.lanes, build, message, use.place[reader], use.ahead[reader] + prefetch)
+    pull(updates.tables.lanes, build, message, use.place[reader], use.ahead[reader] + prefetch)
     reads = np.flatnonzero(use.waits & (provider[copy_of] >= 0))
     build.link(provider[copy_of[reads]], use.node[reads])
 
     begin = end(provider)
     if model.updates_take_time:  # what is written beside the old version is there from the start of the update
-        begin[is_made] -= beside_old(tables, updates)[provider[is_made] - updates.first_node]
-    columns = {"device": d, "stage": j, "version": v, "size": size}
-    copies = build.hold(Category.PARAMETERS, begin=begin, end=use.until[first], **columns)
+        begin[is_made] -= beside_old(updates)[made_by[is_made]]
+    copies = build.hold(Category.PARAMETERS, where, size, begin, use.until[first])
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.keep(copies[copy_of[others]], use.until[others])
     build.keep(copies[sender], end(message))
-    build.land(message, device=d[receiver], **arriving)
+    build.land(message, arriving, size[receiver])

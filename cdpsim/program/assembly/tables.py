@@ -1,7 +1,7 @@
 """The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, holders of stages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_and_group, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, slice_rows, sort_and_group, sort_by
 from cdpsim.program import Kind
+from cdpsim.program.assembly.build import Location
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.listing import Listing
 from cdpsim.schedules.rule import Rule, UpdateSources
@@ -48,19 +49,19 @@ class Passes:
         return len(self.counts)
 
     @cached_property
-    def line(self) -> UpdateSources | None:
+    def sources(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
-        return self.rule.versions.line(self.steps)
+        return self.rule.versions.sources(self.steps)
 
     @property
     def base(self) -> Ints:
         """The version that the updates of each step start from."""
-        return self.line.base if self.line else np.arange(self.steps)
+        return self.sources.base if self.sources else np.arange(self.steps)
 
     @property
     def first_step(self) -> Ints:
         """The first step whose gradients the updates of each step take; the last is their own."""
-        return self.line.first if self.line else np.arange(self.steps)
+        return self.sources.first if self.sources else np.arange(self.steps)
 
     @cached_property
     def even(self) -> bool:
@@ -70,7 +71,7 @@ class Passes:
     @property
     def regular(self) -> bool:
         """Whether devices do all of their lists, step after step."""
-        return self.listing is not None and self.even and self.listing.back is None
+        return self.listing is not None and self.even and self.listing.delay is None
 
     @cached_property
     def first(self) -> Ints:
@@ -94,17 +95,20 @@ class Passes:
         return np.repeat(number, self.counts.ravel())
 
     @cached_property
-    def own(self) -> Ints:
+    def local(self) -> Ints:
         """The micro-batch of each pass in the order of its replica: its number in its step and replica."""
-        if self.shape.replicas == 1:
-            return self.micro_batch
         count = self.counts.ravel()
-        return (np.arange(len(self)) - np.repeat(np.cumsum(count) - count, count)).astype(np.int32)
+        return slice_rows(np.zeros_like(count), count).astype(np.int32)
 
     @cached_property
     def tij(self) -> tuple[Ints, Ints, Ints]:
         """Step, micro-batch in its replica, and stage, which broadcast against each other."""
-        return self.step[:, None], self.own[:, None], np.arange(self.n, dtype=np.int32)[None]
+        return self.step[:, None], self.local[:, None], np.arange(self.n, dtype=np.int32)[None]
+
+    @property
+    def stage(self) -> Ints:
+        """The stage of each pass and stage, in one row."""
+        return np.tile(np.arange(self.n, dtype=np.int32), len(self))
 
     @cached_property
     def listing(self) -> Listing | None:
@@ -118,22 +122,22 @@ class Passes:
 
     @property
     def phases(self) -> int:
-        """How many tasks a pass has."""
+        """The number of tasks of a pass."""
         return (3 if self.splits else 2) * self.n
 
     @property
     def tasks(self) -> int:
-        """How many compute tasks there are."""
+        """The number of compute tasks."""
         return len(self) * self.phases
 
     @property
     def devices(self) -> int:
-        """How many devices there are, of all replicas."""
-        return self.own_devices * self.shape.replicas
+        """The number of devices of all replicas."""
+        return self.replica_devices * self.shape.replicas
 
     @property
-    def own_devices(self) -> int:
-        """How many devices a replica has."""
+    def replica_devices(self) -> int:
+        """The number of devices of a replica."""
         return self.listing.devices if self.listing else self.schedule.placement.devices(self.shape)
 
     @property
@@ -144,42 +148,47 @@ class Passes:
     @cached_property
     def lagging(self) -> bool:
         """Whether a version may be read, or started from, when the next one is there."""
-        return self.rule.fill(self.shape) > 0 or self.line is not None
+        return self.rule.fill(self.shape) > 0 or self.sources is not None
 
     @cached_property
     def forward(self) -> Ints:
         """The forward of each pass and stage, as the number of its task."""
-        return self._task(self.tij[2])
+        return self._tasks_of(self.tij[2])
 
     @cached_property
     def backward(self) -> Ints:
         """The backward of each pass and stage."""
-        return self._task(2 * self.n - 1 - self.tij[2])
+        return self._tasks_of(2 * self.n - 1 - self.tij[2])
 
     @cached_property
     def last(self) -> Ints:
         """The task that ends a pass's way through a stage and gives its gradient: a backward, or its weights' part."""
-        return self._task(self.phases - 1 - self.tij[2])
+        return self._tasks_of(self.phases - 1 - self.tij[2])
 
-    def _task(self, phase: Ints) -> Ints:
+    def _tasks_of(self, phase: Ints) -> Ints:
         task: Ints = np.arange(len(self), dtype=np.int32)[:, None] * np.int32(self.phases) + phase
         return task
 
+    def stage_of(self, task: Ints) -> Ints:
+        """Return the stage of tasks, or of phases."""
+        third, stage = np.divmod(task % self.phases, self.n)
+        return np.where(third == 0, stage, self.n - 1 - stage)
+
     def step_of(self, row: Ints) -> Ints:
-        """Give the step of passes; where all are alike, a division takes less time than looking it up."""
+        """Return the step of passes; where all are alike, a division takes less time than looking it up."""
         return row // self.first[1] if self.even else self.step[row]
 
     def of_micro_batch(self, table: NDArray[Any]) -> NDArray[Any]:
-        """Give each pass the row of its micro-batch in a table of the schedule's."""
-        return np.tile(table, (self.counts.size, 1)) if self.even else table[self.own]
+        """Return, for each pass, the row of its micro-batch in a table of the schedule's."""
+        return np.tile(table, (self.counts.size, 1)) if self.even else table[self.local]
 
     def last_of(self, step: Ints, replica: Ints) -> Ints:
-        """The last pass of replicas in steps."""
+        """Return the last pass of replicas in steps."""
         last: Ints = self.first[step] + np.cumsum(self.counts, axis=1)[step, replica] - 1
         return last
 
     def by_columns(self, values: Ints) -> Ints:
-        """Give what has a row for each pass as one row: step after step, in a step column after column."""
+        """Return a table with a row for each pass as one row: step after step, in a step column after column."""
         return np.concatenate([values[low:high].T.ravel() for low, high in pairwise(self.first.tolist())])
 
     @cached_property
@@ -191,7 +200,7 @@ class Passes:
         else:
             device = self.schedule.placement.device(i, j, t, self.shape)
         if self.shape.replicas > 1:
-            device = device + (self.replica * np.int32(self.own_devices))[:, None]
+            device = device + (self.replica * np.int32(self.replica_devices))[:, None]
         return np.ascontiguousarray(np.broadcast_to(device, (len(self), self.n)))
 
     @cached_property
@@ -209,35 +218,35 @@ class Passes:
         return version
 
     def by_task(self, forward: Ints, backward: Ints | None = None) -> Ints:
-        """Turn values of passes and stages into values of tasks: of the forwards, then back for the backwards."""
+        """Return values of tasks, given those of passes and stages: of the forwards, then back for the backwards."""
         there = np.broadcast_to(forward, (len(self), self.n))
         back = there if backward is None else np.broadcast_to(backward, there.shape)
         return np.concatenate([there, *[back[:, ::-1]] * (self.phases // self.n - 1)], axis=1).ravel()
 
     @cached_property
     def position(self) -> Ints:
-        """Each task's position in the schedule's order."""
+        """The position of each task in the schedule's order."""
         t, i, _ = self.tij
         if self.listing:
-            position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.place)
+            position = t * np.int32(self.listing.longest) + self.of_micro_batch(self.listing.position)
         else:
             position = self.schedule.order.position(t, i, np.arange(self.phases, dtype=np.int32)[None], self.shape)
         return np.broadcast_to(position, (len(self), self.phases)).ravel()
 
     @cached_property
     def kind(self) -> Ints:
-        """Each task's kind."""
-        one = np.repeat(np.array([Kind.F, Kind.B, Kind.W], dtype=np.int8), self.n)[: self.phases]
-        return np.tile(one, len(self))
+        """The kind of each task."""
+        of_pass = np.repeat(np.array([Kind.F, Kind.B, Kind.W], dtype=np.int8), self.n)[: self.phases]
+        return np.tile(of_pass, len(self))
 
     @cached_property
     def task_device(self) -> Ints:
-        """Each task's device."""
+        """The device of each task."""
         return self.by_task(self.device)
 
 
 @dataclass(frozen=True, eq=False)
-class Lanes:
+class DeviceLanes:
     """The tasks of passes in the lanes of devices."""
 
     passes: Passes
@@ -246,7 +255,7 @@ class Lanes:
 
     @cached_property
     def lane(self) -> Ints:
-        """Each task's lane on its device."""
+        """The lane of each task on its device."""
         passes = self.passes
         if not passes.schedule.placement.lanes:
             return np.zeros(passes.tasks, dtype=np.int32)
@@ -256,9 +265,9 @@ class Lanes:
     def tasks(self) -> Ints:
         """Tasks, lane after lane, each in its order."""
         passes = self.passes
+        if passes.listing and passes.regular:
+            return passes.listing.lane_tasks(passes.steps)
         if passes.listing:
-            if passes.regular:
-                return passes.listing.lane_tasks(passes.steps)
             return sort_by(passes.task_device, passes.position)
         exclusive = passes.schedule.placement.exclusive
         order = np.arange(passes.tasks, dtype=np.int32) if exclusive else passes.position
@@ -271,7 +280,7 @@ class Lanes:
 
     @cached_property
     def step_heads(self) -> Ints:
-        """Where each lane begins each step in `tasks`."""
+        """The rows of `tasks` at which lanes begin steps."""
         passes, tasks = self.passes, self.tasks
         if passes.listing and passes.regular:
             count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
@@ -280,7 +289,7 @@ class Lanes:
 
     @cached_property
     def heads(self) -> Ints:
-        """Where each lane begins in `tasks`."""
+        """The rows of `tasks` at which lanes begin."""
         first = self.tasks[self.step_heads]
         return self.step_heads[group_starts(self.passes.task_device[first], self.lane[first])]
 
@@ -291,26 +300,29 @@ class Lanes:
 
     @cached_property
     def rank(self) -> Ints:
-        """Each task's place in `tasks`."""
+        """The place of each task in `tasks`."""
         rank = np.empty(len(self.tasks), dtype=np.int32)
         rank[self.tasks] = np.arange(len(rank), dtype=np.int32)
         return rank
 
     def before(self, place: Ints, distance: Ints | int) -> tuple[Ints, Ints]:
-        """For tasks by place in `tasks`: which have one `distance` ahead of them in their lane, and that one."""
+        """Return the tasks that stand `distance` before these places of `tasks` in their lanes.
+
+        The result is which of the places have such a task, and the task of each of those.
+        """
         earlier = place - distance
-        some = np.flatnonzero(earlier >= self.heads[self.number[place]])
-        return some, self.tasks[earlier[some]]
+        rows = np.flatnonzero(earlier >= self.heads[self.number[place]])
+        return rows, self.tasks[earlier[rows]]
 
     def last_until(self, place: Ints, position: Ints) -> Ints:
-        """The places of the last tasks in the same lanes as these, at or before a position in the schedule's order."""
+        """Return the places of the last tasks in the same lanes, at or before a position in the schedule's order."""
         span = int(self.passes.position.max()) + 1
         lane = self.number.astype(np.int64)
         key = np.maximum.accumulate(lane * span + self.passes.position[self.tasks])
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
     def last_in_step(self, device: Ints, step: Ints) -> Ints:
-        """The last tasks that devices do in steps; of a device with several lanes, that of its last one."""
+        """Return the last tasks that devices do in steps; of a device with several lanes, that of its last one."""
         task: Ints = self._ends[step, device]
         return task
 
@@ -329,28 +341,26 @@ class Holders:
     last one; `row` is the row of each pass and stage.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: DeviceLanes) -> None:
         passes = lanes.passes
         gives = lanes.tasks[lanes.tasks % passes.phases >= passes.phases - passes.n]
         passed, phase = np.divmod(gives, passes.phases)
-        t = passes.step_of(passed)
-        i = passed - passes.first[1] * t if passes.even else passes.micro_batch[passed]
-        j, device = passes.phases - 1 - phase, passes.task_device[gives]
+        t, j, device = passes.step_of(passed), passes.phases - 1 - phase, passes.task_device[gives]
         # Where a device has one lane, its tasks are in the order of positions already.
         if passes.schedule.placement.lanes or passes.schedule.placement.exclusive:
-            sorted_ = sort_by(t, j, device, passes.position[gives], i)
-            first = group_starts(t[sorted_], j[sorted_], device[sorted_])
+            order = sort_by(t, j, device, passes.position[gives], passes.micro_batch[passed])
+            first = group_starts(t[order], j[order], device[order])
         else:
-            sorted_, first = sort_and_group(t, j, device)
-        head, last = sorted_[first], sorted_[np.append(first[1:], len(sorted_)) - 1]
+            order, first = sort_and_group(t, j, device)
+        head, last = order[first], order[np.append(first[1:], len(order)) - 1]
         self.steps = passes.steps
         self.step: Ints = t[head]
         self.stage: Ints = j[head]
         self.device: Ints = device[head]
-        self.last = i[last]
+        self.last = passes.micro_batch[passed[last]]
         self.first_task, self.last_task = gives[head], gives[last]
         self.row = np.empty(passes.device.shape, dtype=np.int32)
-        self.row.ravel()[passed[sorted_] * passes.n + j[sorted_]] = group_numbers(first, len(sorted_))
+        self.row.ravel()[passed[order] * passes.n + j[order]] = group_numbers(first, len(order))
 
     def __len__(self) -> int:
         return len(self.step)
@@ -362,6 +372,11 @@ class Holders:
         columns = (self.stage, self.device) if (each == each[0]).all() else ()
         return bool(columns) and all((c.reshape(self.steps, -1) == c[: each[0]]).all() for c in columns)
 
+    @property
+    def where(self) -> Location:
+        """The device, stage and step of each row."""
+        return Location(self.device, self.stage, self.step)
+
     @cached_property
     def first(self) -> Ints:
         """The first row of each step and stage."""
@@ -369,7 +384,7 @@ class Holders:
 
     @cached_property
     def count(self) -> Ints:
-        """How many devices hold each stage in each step."""
+        """The number of devices that hold each stage in each step."""
         return np.diff(np.append(self.first, len(self)))
 
     @cached_property
@@ -385,7 +400,7 @@ class Holders:
 
     @property
     def in_step(self) -> int:
-        """How many rows each step has, where stages stay on their devices."""
+        """The number of rows of each step, where stages stay on their devices."""
         return len(self) // self.steps
 
 
@@ -394,38 +409,36 @@ class Tables:
     """The three tables."""
 
     passes: Passes
-    lanes: Lanes
-    known: dict[object, Any] = field(default_factory=dict)  # what has been derived of them, by what it is of
+    lanes: DeviceLanes
 
     @cached_property
     def holders(self) -> Holders:
-        """Which devices hold a stage in a step, and the micro-batches that they process."""
+        """The devices that hold a stage in a step, and the micro-batches that they process."""
         return Holders(self.lanes)
 
 
 def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
-    """Give the passes of each step and replica, all of them m where nothing is said; refuse what are none."""
+    """Return the number of passes of each step and replica, m by default; refuse a table that has no such numbers."""
     if counts is None:
         return np.full((steps, shape.replicas), shape.m, dtype=np.int32)
     try:
-        found = np.asarray(counts)
+        table = np.asarray(counts)
     except ValueError:  # numpy has no table whose rows are of unlike lengths
-        found = np.array(None)
-    problem = ""
-    if found.shape != (steps, shape.replicas):
-        problem = f"have shape {found.shape} instead of {(steps, shape.replicas)}, steps by replicas"
-    elif found.dtype.kind not in "iu":
-        problem = f"are of type {found.dtype}, which are no whole numbers"
-    elif ((found < 1) | (found > shape.m)).any():
-        problem = f"go from {found.min()} to {found.max()}"
-    if problem:
-        raise RequestError("counts", f"{problem}; give each replica from 1 to m={shape.m} passes in each step")
-    return found.astype(np.int32)
+        table = np.array(None)
+    if table.shape != (steps, shape.replicas):
+        problem = f"have shape {table.shape} instead of {(steps, shape.replicas)}, steps by replicas"
+    elif table.dtype.kind not in "iu":
+        problem = f"are of type {table.dtype}, which are no whole numbers"
+    elif ((table < 1) | (table > shape.m)).any():
+        problem = f"go from {table.min()} to {table.max()}"
+    else:
+        return table.astype(np.int32)
+    raise RequestError("counts", f"{problem}; give each replica from 1 to m={shape.m} passes in each step")
 
 
 def releases(passes: Passes) -> Iterable[tuple[int, Fraction]]:
-    """The first tasks of step 0 that may not start at once."""
+    """Yield the first tasks of step 0 that may not start at once, each with its release."""
     for row in range(passes.first[1]):
-        share = passes.schedule.order.release(int(passes.own[row]), passes.shape)
+        share = passes.schedule.order.release(int(passes.local[row]), passes.shape)
         if share:
             yield int(passes.forward[row, 0]), share

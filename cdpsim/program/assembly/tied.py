@@ -32,13 +32,16 @@ from cdpsim.schedules.state import Home
 
 
 def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> tuple[Model, tuple[Tie, ...]]:
-    """Count tied tensors in their first stages where passes have all their stages on one device, and say which."""
+    """Count tied tensors in their first stages where passes have all their stages on one device.
+
+    Return the model with these counted once, and their ties.
+    """
     apart = schedule.placement.exclusive or schedule.state.parameters is Home.OWNED or rule.backward is not None
     if apart or not model.tied:
         return model, ()
     device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-    return model.once(ties) if ties else model, ties
+    return model.with_ties_counted_once(ties) if ties else model, ties
 
 
 class _Copies(NamedTuple):
@@ -51,19 +54,12 @@ class _Copies(NamedTuple):
     @property
     def again(self) -> tuple[Ints, Ints]:
         """Rows that another one counts, and that one."""
-        some = self.row != self.counted
-        return self.row[some], self.counted[some]
+        others = self.row != self.counted
+        return self.row[others], self.counted[others]
 
 
-def _copies(tables: Tables, tie: Tie) -> _Copies:
-    """Find them, once for all that ask."""
-    if tie not in tables.known:
-        tables.known[tie] = _found(tables, tie)
-    copies: _Copies = tables.known[tie]
-    return copies
-
-
-def _found(tables: Tables, tie: Tie) -> _Copies:
+def _find_copies(tables: Tables, tie: Tie) -> _Copies:
+    """Return the copies of a tied tensor; of the stages that one device has, the first counts it."""
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
@@ -79,20 +75,20 @@ def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> 
 
     From its first backward on that stage holds it.
     """
-    holders = tables.holders
+    holders, position = tables.holders, tables.passes.position
     for tie in ties:
-        row, counted, earliest = _copies(tables, tie)
-        some = np.flatnonzero(
-            (row == counted) & (tables.passes.position[earliest] < tables.passes.position[holders.first_task[row]])
-        )
-        row = row[some]
-        of = {"device": holders.device[row], "stage": holders.stage[row], "version": holders.step[row]}
-        begin, until = start(earliest[some]), start(holders.first_task[row])
-        build.hold(Category.GRADIENTS, size=np.full(len(row), tie.summed), begin=begin, end=until, **of)
+        row, counted, earliest = _find_copies(tables, tie)
+        later = (row == counted) & (position[earliest] < position[holders.first_task[row]])
+        row = row[later]
+        size, until = np.full(len(row), tie.gradient_bytes), start(holders.first_task[row])
+        build.hold(Category.GRADIENTS, holders.where.take(row), size, start(earliest[later]), until)
 
 
-def shares(schedule: Schedule) -> bool:
-    """Whether stages on several devices can have a tensor in common: steps end, and each holder or owner has a copy."""
+def can_share_tensors(schedule: Schedule) -> bool:
+    """Return whether stages on several devices can have a tensor in common.
+
+    They can where steps end, and each holder or owner has a copy.
+    """
     state = schedule.state
     return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is Home.COPIED)
 
@@ -105,52 +101,56 @@ class Sizes(NamedTuple):
     optimizer: Ints
 
 
-def sizes_of(tables: Tables, model: Model) -> Sizes:
-    """Weigh what holders have; of a tensor that tied stages share a device has one copy."""
-    stage = tables.holders.stage
-    sizes = Sizes(*(model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer")))
-    for tie in _shared(tables, model):
-        again, _ = _copies(tables, tie).again
-        for column, less in zip(sizes, (tie.parameters, tie.summed, tie.optimizer), strict=True):
+def holder_sizes(tables: Tables, model: Model) -> Sizes:
+    """Return the bytes of each holder: of owned values each owner has its own, of copied ones a device has one copy."""
+    sizes = Sizes(*(model.size(kind)[tables.holders.stage] for kind in Sizes._fields))
+    copied = tables.passes.schedule.state.parameters is Home.COPIED
+    for tie in _shared_ties(tables, model) if copied else ():
+        again, _ = _find_copies(tables, tie).again
+        for column, less in zip(sizes, (tie.parameters, tie.gradient_bytes, tie.optimizer), strict=True):
             column[again] -= less
     return sizes
 
 
-def own_gradients(tables: Tables, model: Model) -> Ints:
-    """Weigh the gradients that each stage has for itself: all but those of tensors that it shares."""
+def unshared_gradients(tables: Tables, model: Model) -> Ints:
+    """Return the bytes of the gradients that each stage has for itself: all but those of tensors that it shares."""
     gradients = model.size("gradients")
-    for tie in _shared(tables, model):
-        gradients[list(tie.stages)] -= tie.summed
+    for tie in _shared_ties(tables, model):
+        gradients[list(tie.stages)] -= tie.gradient_bytes
     return gradients
 
 
-def _shared(tables: Tables, model: Model) -> tuple[Tie, ...]:
-    return model.tied if shares(tables.passes.schedule) else ()
+def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
+    return model.tied if can_share_tensors(tables.passes.schedule) else ()
 
 
-def sum_shared(tables: Tables, updates: Updates, model: Model, build: Builder, *, wait: bool) -> None:
-    """Sum the gradient of each shared tensor over all devices that have it, before they update its stages."""
-    for k, tie in enumerate(_shared(tables, model)):
-        copies = _copies(tables, tie)
-        message = _all_reduce(tables, k, tie, copies, build, wait=wait)
-        build.link(message[updates.step[copies.row]], updates.node[copies.row])
+def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) -> None:
+    """Sum the gradient of each shared tensor over all devices that have it, before they update its stages.
+
+    One message a step follows all backwards of the tied stages and, if it is to `wait`, the step's end on each device.
+    """
+    tables, holders = updates.tables, updates.tables.holders
+    for number, tie in enumerate(_shared_ties(tables, model)):
+        copies, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
+        group = build.group(np.unique(holders.device[copies.row]))
+        stage = np.full(len(steps), -1 - number)
+        message = build.send(
+            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=steps, src=-1, dst=group, size=tie.gradient_bytes
+        )
+        _give_gradients(tables, tie.stages, message[tables.passes.step], build)
+        step = holders.step[copies.row]
+        if wait:
+            build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
+        build.link(message[step], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
         hold_from_the_first(tables, [tie], build)
 
 
-def _all_reduce(tables: Tables, number: int, tie: Tie, copies: _Copies, build: Builder, *, wait: bool) -> Ints:
-    """One message a step, after all backwards of the tied stages; if it is to `wait`, after the step."""
-    holders, steps = tables.holders, np.arange(tables.passes.steps)
-    group = build.group(np.unique(holders.device[copies.row]))
-    columns = {"stage": -1 - number + 0 * steps, "dst": group + 0 * steps, "size": tie.summed + 0 * steps}
-    message = build.send(Op.ALL_REDUCE, Content.GRADIENT, step=steps, src=-1, **columns)
-    gives = tables.passes.last[:, list(tie.stages)]
-    build.link(gives.ravel(), np.repeat(message[tables.passes.step], gives.shape[1]))
-    if wait:
-        step = holders.step[copies.row]
-        build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
-    return message
+def _give_gradients(tables: Tables, stages: Sequence[int], taker: Ints, build: Builder) -> None:
+    """Let the taker of each pass wait for its gradients of these stages."""
+    gives = tables.passes.last[:, list(stages)]
+    build.link(gives.ravel(), np.repeat(taker, gives.shape[1]))
 
 
 def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: Builder) -> None:
@@ -158,16 +158,16 @@ def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: 
 
     `taker` is what takes gradients, by step and stage; `summed` the moment at which each holder's are taken.
     """
-    by_step = taker.reshape(tables.passes.steps, tables.passes.n)
-    for tie in _shared(tables, model):
+    passes, holders = tables.passes, tables.holders
+    for tie in _shared_ties(tables, model):
         for stage in tie.stages:
-            gives = tables.passes.last[:, [other for other in tie.stages if other != stage]]
-            build.link(gives.ravel(), np.repeat(by_step[tables.passes.step, stage], gives.shape[1]))
-        row, counted, earliest = _copies(tables, tie)
-        first = np.flatnonzero(row == counted)
-        of = {name: getattr(tables.holders, name)[row[first]] for name in ("device", "stage")}
-        of |= {"version": tables.holders.step[row[first]], "size": np.full(len(first), tie.summed)}
-        sums = build.hold(Category.GRADIENTS, begin=start(earliest[first]), end=summed[row[first]], **of)
-        number = np.zeros(len(tables.holders), dtype=np.int64)
-        number[row[first]] = sums
+            others = [other for other in tie.stages if other != stage]
+            _give_gradients(tables, others, taker.reshape(passes.steps, passes.n)[passes.step, stage], build)
+        row, counted, earliest = _find_copies(tables, tie)
+        first = row == counted
+        mine, size = row[first], np.full(np.count_nonzero(first), tie.gradient_bytes)
+        number = np.zeros(len(holders), dtype=np.int64)
+        number[mine] = build.hold(
+            Category.GRADIENTS, holders.where.take(mine), size, start(earliest[first]), summed[mine]
+        )
         build.keep(number[counted], summed[row])

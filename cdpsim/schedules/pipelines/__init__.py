@@ -1,1 +1,1 @@
-"""Pipelines' orders, by the papers."""
+"""The orders of pipelines, by the papers: the actions of each device in a step."""

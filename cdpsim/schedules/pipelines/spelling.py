@@ -1,4 +1,4 @@
-"""Orders spelt out: a word for each device, a letter for each action."""
+"""Orders as texts: a word for each device, a letter for each action."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ _KINDS = np.zeros(128, dtype=np.int32)
 _KINDS[[ord(kind.name) for kind in Action]] = list(Action)
 
 
-def spelt(words: Sequence[str]) -> Actions:
-    """Actions by their letters: capital ones are of a device's first stage, small ones of its second.
+def actions_from_letters(words: Sequence[str]) -> Actions:
+    """Return actions by their letters: capital ones are of a device's first stage, small ones of its second.
 
-    They are stages 0 and 1 on every device, with as many micro-batches each, which follow one another in order:
+    These are stages 0 and 1 on every device, with equally many micro-batches, which follow one another in order:
     forwards, backwards (whole or not), and Ws as their Is did. & joins two that are meant to overlap.
 
-    >>> actions = spelt(["FfF&ifwIbW"])
+    >>> actions = actions_from_letters(["FfF&ifwIbW"])
     >>> actions.stage.tolist(), actions.micro_batch.tolist()
     ([0, 1, 0, 1, 1, 1, 0, 1, 0], [0, 0, 1, 0, 1, 0, 0, 1, 0])
     """
@@ -27,8 +27,8 @@ def spelt(words: Sequence[str]) -> Actions:
     kind = _KINDS[letters & ~np.uint8(32)]
     number = np.empty(len(kind), dtype=np.int32)
     for stage in (~second, second):
-        for some in ((Action.F,), (Action.B, Action.I)):
-            rows = np.flatnonzero(stage & np.isin(kind, some))
+        for kinds in ((Action.F,), (Action.B, Action.I)):
+            rows = np.flatnonzero(stage & np.isin(kind, kinds))
             number[rows] = np.arange(len(rows)) % max(len(rows) // len(words), 1)
         number[stage & (kind == Action.W)] = number[stage & (kind == Action.I)]
     first = np.cumsum([0, *(len(word) - word.count("&") for word in words)], dtype=np.int32)

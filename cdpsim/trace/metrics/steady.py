@@ -135,7 +135,7 @@ def _by_identity(identity: Ints, end: Times) -> tuple[Ints, Times]:
 
 
 def _identities(program: Program, step: Ints) -> Ints:
-    """Number what each node is, whatever its step and its device; messages differ by the age of their content, too."""
+    """Number nodes alike that differ only in step and device; messages differ by the age of their content, too."""
     tasks, messages, count = program.tasks, program.messages, program.message_nodes.stop
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
@@ -150,17 +150,19 @@ def _identities(program: Program, step: Ints) -> Ints:
     return np.concatenate([3 * identity, parts])
 
 
-def find_rest(program: Program, step: Ints, found: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
+def find_rest(
+    program: Program, step: Ints, certificate: Certificate, start: Times, end: Times
+) -> tuple[Any, Any] | None:
     """Return a time in which a run is at rest, one repetition long: (low, high); None where the run is too short.
 
     It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
     then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update is
     made after which a step beyond the run would begin.
     """
-    low = end[step < max(found.first, program.fill + 1)].max(initial=0).item()
-    high = low + found.later
+    low = end[step < max(certificate.first, program.fill + 1)].max(initial=0).item()
+    high = low + certificate.later
     nodes = program.message_nodes.stop  # a device's part begins when there is room for it, and has no memory
-    begins = start[:nodes][step[:nodes] > found.last].min(initial=high)
+    begins = start[:nodes][step[:nodes] > certificate.last].min(initial=high)
     tasks = program.tasks
     made = (tasks.kind == Kind.U) & (tasks.step == program.steps - 1 - program.fill)
     if begins < high or not made.any() or end[: len(tasks)][made].min() < high:
