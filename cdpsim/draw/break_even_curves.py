@@ -139,10 +139,6 @@ def _entry(one: BreakEven, name: str, number: int) -> "Line2D":
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"
     elif one.break_even:
-<<<<<<< HEAD
-        words = f"{short_text(one.break_even, 'B/s', digits=3)}, {one.factor:.3g} times this cluster's"
-=======
         bandwidth = short_text(one.break_even, "B/s", 3)
         words = f"{bandwidth}, {one.factor:.3g} times this cluster's"
->>>>>>> main
     return Line2D([], [], label=f"{label(name, 40)}: {words}", **_style(number))

@@ -96,12 +96,6 @@ def _bar_text(value: float | None, unit: str) -> str:
     """Return the number at the end of a bar; `-` for None."""
     if value is None:
         return "-"
-<<<<<<< HEAD
-    if not unit:
-        return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
-    return short_text(value, unit, digits=3)
-=======
     if unit:
         return short_text(value, unit, 3)
     return f"{value:.10g}" if value == int(value) else f"{value:.4g}"
->>>>>>> main

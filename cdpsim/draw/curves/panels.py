@@ -47,18 +47,6 @@ class Scale(NamedTuple):
         return f"peak {self.amount(value)} at {self.moment(time)}"
 
 
-<<<<<<< HEAD
-=======
-def _engineering(value: float, unit: str) -> str:
-    """Write a number with three digits and an SI prefix; without a unit, a whole number in full."""
-    from matplotlib.ticker import EngFormatter
-
-    if not unit:
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
-    return str(EngFormatter(unit)(float(f"{value:.3g}")))
-
-
->>>>>>> main
 def scale_of(traces: Sequence[Trace], unit: str = "B", *, at_once: bool = False) -> Scale:
     """Return the scale of one figure of several traces."""
     return Scale(max(map(end_of_run, traces)), traces[0].in_slots, unit, at_once)
