@@ -58,9 +58,9 @@ def _parts_of_gaps(program: Program, start: Times, end: Times) -> tuple[Ints, In
     lane, begin = np.append(lane, lanes), np.append(begin, ends)
     until = np.append(start[task], np.full(len(lanes), end.max(initial=0), dtype=end.dtype))
     behind = len(task) + lanes  # the gaps behind lanes' last tasks
-    parts = [*_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)]
-    gap, low, high = (np.concatenate([part[k] for part in parts]) for k in range(3))
-    reason = np.repeat(np.array([part[3] for part in parts], dtype=np.int8), [len(part[0]) for part in parts])
+    parts = *_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)
+    spans = [(gap, low, high, np.full(len(gap), reason, dtype=np.int8)) for gap, low, high, reason in parts]
+    gap, low, high, reason = (np.concatenate(column) for column in zip(*spans, strict=True))
     low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
     rows = np.flatnonzero(low < high)
     return lane, gap[rows], low[rows], high[rows], reason[rows]
