@@ -116,7 +116,7 @@ def _without_rounding(share: float) -> float:
 
 def step_time(run: Run) -> float:
     """Return the time of a training step at rest."""
-    return float(run.at_rest.period)
+    return float(run.steady_state.period)
 
 
 def scale_links(part: AnyStruct, bandwidth: float, latency: float = 1) -> AnyStruct:

@@ -96,7 +96,7 @@ def rule_word(request: Request) -> str:
 
 def measure(run: Run, runs: int | None = None) -> Measured:
     """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
-    request, rest = run.request, run.at_rest
+    request, rest = run.request, run.steady_state
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
@@ -112,7 +112,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         bubble=rest.bubble,
         exposed=_exposed(rest),
         memory=peaks[-1],
-        fits=bool((rest.run.peaks[:, -1] <= run.room).all()),
+        fits=bool((rest.run.peaks[:, -1] <= run.device_memory).all()),
         **{category.name.lower(): peaks[category] for category in Category},
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,

@@ -85,7 +85,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _refuse_endless(makespan)
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    return SampledRuns(makespan, ends, steady_ends[0], float(rested.at_rest.period), run.at_rest.steps)
+    return SampledRuns(makespan, ends, steady_ends[0], float(rested.steady_state.period), run.steady_state.steps)
 
 
 def _random_run(trace: Trace) -> Run:

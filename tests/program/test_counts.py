@@ -185,15 +185,15 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
     fast.save(tmp_path / "run")
     again = reopen(tmp_path / "run")
     assert isinstance(again, Run) and np.array_equal(again.end, fast.end)
-    steps = fast.at_rest.steps
+    steps = fast.steady_state.steps
     done = sum(sum(counts[step]) for step in steps)
-    assert measure(fast).micro_batch_rate == pytest.approx(done / (len(steps) * float(fast.at_rest.period)))
+    assert measure(fast).micro_batch_rate == pytest.approx(done / (len(steps) * float(fast.steady_state.period)))
 
 
 def test_counts_of_m_are_no_counts() -> None:
     """All of them: nothing is recorded, and the run is at rest as ever."""
     run = simulate("1f1b", 2, m=3, counts=[[3], [3], [3], [3]])
-    assert "counts" not in run.request and run.at_rest.certified
+    assert "counts" not in run.request and run.steady_state.certified
     with pytest.raises(RequestError, match=r"^counts: have shape \(2, 1\) instead of \(3, 1\), steps by replicas"):
         simulate("1f1b", 2, m=3, steps=3, counts=[[3], [2]])
     with pytest.raises(RequestError, match=r"^counts: leave a device without a micro-batch"):
@@ -203,8 +203,8 @@ def test_counts_of_m_are_no_counts() -> None:
 def test_rates_of_uneven_steps_are_those_of_the_steps_looked_at() -> None:
     """Three steps of four micro-batches, then three of one: in the last half, one each in a step of its own length."""
     run = simulate("gpipe", 2, m=4, counts=[[4]] * 3 + [[1]] * 3)
-    assert run.at_rest.steps == range(3, 6)
-    assert (run.at_rest.period, measure(run).micro_batch_rate) == (
+    assert run.steady_state.steps == range(3, 6)
+    assert (run.steady_state.period, measure(run).micro_batch_rate) == (
         4,
         1 / 4,
     )  # one micro-batch passes two stages there and back

@@ -82,9 +82,8 @@ def _stack(axes: "Axes", series: Series, layers: Mapping[int, Layer], scale: Sca
             name = f"{gid}-{layer.name.replace(' ', '-')}"
             if scale.at_once:
                 half, time = _bar_width(scale) / 2, few.time[seen]
-                part: Patch | PolyCollection = draw_boxes(
-                    axes, time - half, time + half, below[seen], above[seen], clip_on=False
-                )
+                bounds = time - half, time + half, below[seen], above[seen]
+                part: Patch | PolyCollection = draw_boxes(axes, *bounds, clip_on=False)
             else:
                 part = steps(axes, few.time, np.where(seen, above, np.nan), scale.end, name, below)
             part.set(gid=name, hatch=layer.hatch, hatchcolor="white", zorder=2)

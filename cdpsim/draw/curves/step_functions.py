@@ -45,7 +45,8 @@ def memory_changes(trace: Trace) -> tuple[Ints, Times, np.ndarray]:
     change = np.diff(size, prepend=0)
     first = group_starts(memory["device"], memory["category"])
     change[first] = size[first]
-    return np.searchsorted(names_of(Category), memory["category"]), memory["time"], change
+    category = np.searchsorted(names_of(Category), memory["category"])  # whose members are in alphabetical order
+    return category, memory["time"], change
 
 
 def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:

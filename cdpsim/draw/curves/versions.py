@@ -145,7 +145,7 @@ def _versions_of_several(runs: Sequence[Run]) -> "Figure":
     axes = part.subplots()
     _strips(axes, "Versions kept: the most of a stage on a device", spans, names, scale_of(runs))
     for k, run in enumerate(runs):
-        write_beside(axes, k, f"mean age read {run.at_rest.staleness:.3g}", 5)
+        write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}", 5)
     _legend_of_counts(figure, spans)
     return figure
 
@@ -202,7 +202,7 @@ def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
     axes.yaxis.set_major_formatter(ScalarFormatter())
     few = thinned(series, scale.end)
     steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
-    mean = run.at_rest.staleness
+    mean = run.steady_state.staleness
     level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
 
 

@@ -92,7 +92,7 @@ def _move(updates: Updates, model: Model, build: Builder, prefetch: int, route: 
     build.link(message, reader)
     pull(lanes, build, message, lanes.rank[reader], 1 + prefetch)
 
-    # What waits for a use: the message that takes the state on, or the next use.
+    # The message that takes the state on waits for a use, or the next use does.
     taker = np.full(count, -1, dtype=np.int32)
     taker[now] = user[now + 1]
     taker[moves] = message

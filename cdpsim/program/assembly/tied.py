@@ -140,7 +140,7 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) ->
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = holders.step[copies.row]
         if wait:
-            build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
+            build.link(tables.lanes.step_ends[step, holders.device[copies.row]], message[step], EdgeKind.BARRIER)
         build.link(message[step], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
