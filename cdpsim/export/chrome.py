@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from cdpsim.draw.views import KIND_WORDS, Views, plain_title
-from cdpsim.export.tracks import SLOT, Counters, Tracks, lay_out, memory_counters
+from cdpsim.export.tracks import SLOT, Counters, Tracks, lay_out_tracks, memory_counters
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
@@ -83,7 +83,7 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
 def chrome(trace: Trace) -> Iterator[bytes]:
     """Return a trace as the content of a .json file, some events at a time."""
     views = Views(trace)
-    return _encode_trace(views, lay_out(views), memory_counters(views))
+    return _encode_trace(views, lay_out_tracks(views), memory_counters(views))
 
 
 def _encode_trace(views: Views, tracks: Tracks, counters: Counters) -> Iterator[bytes]:

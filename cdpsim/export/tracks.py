@@ -53,7 +53,7 @@ class Counters(NamedTuple):
     size: Ints
 
 
-def lay_out(views: Views) -> Tracks:
+def lay_out_tracks(views: Views) -> Tracks:
     """Lay out all tasks and messages of a trace."""
     start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
     count, devices = len(views.kind), views.devices
