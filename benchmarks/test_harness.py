@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from cdpsim.schedules import TABLE_1
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
-from validation.trial.hold import hold
+from validation.trial.comparison import compare_replay
 
 N = 4
 
@@ -19,7 +19,7 @@ def test_nine_schedules_by_ranks(benchmark: Any) -> None:
 
     def replay() -> list[bool]:
         with Ranks(N * N) as ranks:
-            reports = [hold(Case(schedule, N), ranks, repeats=0) for schedule in TABLE_1]
+            reports = [compare_replay(Case(schedule, N), ranks, repeats=0) for schedule in TABLE_1]
         return [report is not None and report.ok for report in reports]
 
     assert all(benchmark.pedantic(replay, rounds=1))

@@ -12,7 +12,7 @@ from cdpsim.cluster.disorder import Disorder
 from cdpsim.numeric.paths import sort_into_levels
 from cdpsim.runs import Run
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.timing.disturbed_costs import jittered
+from cdpsim.timing.disturbed_costs import jittered_durations
 from cdpsim.timing.engine import ENGINES
 
 RUNS = 1000
@@ -51,7 +51,7 @@ def test_sweep_alone(name: str, benchmark: Any) -> None:
 def test_one_after_another(name: str, engine: str, benchmark: Any) -> None:
     """Run a twentieth of them, with durations drawn before; `extra_info` has the time of a thousand."""
     run = run_of(name)
-    drawn = jittered(run.program, run.costs.duration, Disorder(jitter="lognormal:0.1"), 0, range(RUNS // 20))
+    drawn = jittered_durations(run.program, run.costs.duration, Disorder(jitter="lognormal:0.1"), 0, range(RUNS // 20))
     several = [replace(run.costs, duration=row) for row in drawn]
 
     def loop() -> None:

@@ -1,4 +1,4 @@
-"""The front door: a request's program, what that costs, and when all of it happens; and traces from files.
+"""The front door: the program of a request, its costs, its run, many runs at once; and runs behind saved traces.
 
 request = Request("multi-cdp", n=8, model="gpt2", cluster="a100-nodes")
 program = assemble(request)
@@ -24,7 +24,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.progress import ticker
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
-from cdpsim.numeric.columns import Columns, Times
+from cdpsim.numeric.columns import Times
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
@@ -38,164 +38,147 @@ from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.disturbed_costs import disturbed
+from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 
-SWEPT = 2**20  # nodes of all runs that are swept at once
-_CHECKING: ContextVar[str | None] = ContextVar("checking", default=None)
+NODES_AT_ONCE = 2**20  # of all runs that are swept together
+_CHECK_UNTIL: ContextVar[str | None] = ContextVar("check_until", default=None)
 
 
 class CheckEnded(Exception):
-    """Nothing is wrong with a request, as far as that was to be checked; there is no run."""
+    """The end of a check that found nothing wrong with a request; there is no run."""
 
 
 @contextmanager
-def check_until(what: str) -> Iterator[None]:
-    """End each simulation inside with `Checked`, as soon as its `request` is read, or its `program` made and costed."""
-    token = _CHECKING.set(what)
+def check_until(stage: str) -> Iterator[None]:
+    """End each simulation inside with `CheckEnded`: when its "request" is read, or when its "program" is priced."""
+    token = _CHECK_UNTIL.set(stage)
     try:
         yield
     finally:
-        _CHECKING.reset(token)
+        _CHECK_UNTIL.reset(token)
 
 
-def _checked(what: str) -> None:
-    if _CHECKING.get() == what:
+def _end_check_at(stage: str) -> None:
+    if _CHECK_UNTIL.get() == stage:
         raise CheckEnded
 
 
-def simulate(schedule: str | Schedule | Request, n: int | None = None, **words: Unpack[Options]) -> Run:
-    """Run a request, or what one is made of: a schedule, its stages, and words as on the command line.
+def simulate(schedule: str | Schedule | Request, n: int | None = None, **options: Unpack[Options]) -> Run:
+    """Return the run of a request, or of a schedule, its number of stages, and options as on the command line.
 
-    A run that does not end raises `errors.Stalled`. The `request` of a run, asked again, gives the same.
+    A run that never ends raises `errors.Stalled`. The `request` of a run makes the same run again.
 
     >>> int(simulate("multi-cdp", 4).end.max())
     30
     """
     if not isinstance(schedule, Request):
-        return _simulated(Request(schedule, n, **words))
-    if n is not None or words:
+        request = Request(schedule, n, **options)
+    elif n is not None or options:
         raise RequestError("request", "says all of itself; leave out what is given beside it")
-    return _simulated(schedule)
+    else:
+        request = schedule
+    _end_check_at("request")
+    done = ticker(3, "simulate")
+    program = assemble(request)
+    done(1)
+    costs = _price(program, _request_of(program))
+    done(1)
+    _end_check_at("program")
+    completed = run(program, costs, request.engine)
+    if not request.ignore_memory:
+        refuse_overflow(completed)
+    done(0)
+    return completed
 
 
 simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
 
 def assemble(request: Request) -> Program:
-    """Derive the tasks, messages, dependencies and buffers of a request; it says nothing of when they happen."""
-    program = _whole(request)
-    settled = _settled(request, program)
-    whole, origin = program, unchanged_origins(program)
+    """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
+    program = whole = _assemble_unexpanded(request)
+    request = _resolve(request, program)
+    origin = unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
-    if settled.expands:
-        costs = node_costs(program, settled.timed_model, settled.cluster, settled.collective or DEFAULT)
-        refuse_large_expansion(program, costs, settled.memory_engine, settled.max_memory, slots=settled.in_slots)
-        origin, algorithms = expanded_origins(program, costs), _run_by(costs)
+    if request.expands:
+        costs = _unexpanded_costs(program, request)
+        refuse_large_expansion(program, costs, request.memory_engine, request.max_memory, slots=request.in_slots)
+        origin, algorithms = expanded_origins(program, costs), _algorithms(costs)
         program = expand(program, costs)
         check_columns(program)
-    overlaps = settled.cluster.overlaps(program.devices)
-    if settled.rendezvous:
+    overlaps = request.cluster.overlaps(program.devices)
+    if request.rendezvous:
         program = meet_in_turns(program, overlaps, posting_turns(whole)[origin.node])
     else:
         program = occupy_streams(program, overlaps, whole, *origin)
-    made_for = partial(_key, settled, program.devices, algorithms)
-    return replace(program, request=settled, unexpanded=whole if settled.expands else None, made_for=made_for)
+    made_for = partial(_program_key, request, program.devices, algorithms)
+    return replace(program, request=request, unexpanded=whole if request.expands else None, made_for=made_for)
 
 
-def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
-    """Say what a program's tasks and messages take of a model on a cluster, as its request disturbs them.
-
-    Refuses a model or a cluster of which another program would be assembled.
-    """
-    own = _request_of(program)
-    if model is own.model and cluster is own.cluster:
-        return _priced(program, own)
-    request, algorithms = _settled(own.of(model, cluster), program.unexpanded or program), program.key["algorithms"]
-    if program.unexpanded is not None:
-        whole = node_costs(program.unexpanded, request.timed_model, request.cluster, request.collective or DEFAULT)
-        algorithms = _run_by(whole)
-    other = _key(request, program.devices, algorithms)
-    for fact, (subject, said) in _FACTS.items():
-        if other[fact] != program.key[fact]:
-            problem = f"has {said} than the program was assembled for; assemble one for it"
-            raise RequestError(subject, problem)
-    return _priced(program, request)
-
-
-def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
-    """Run a program: start each task and message when all that it waits for has ended."""
-    _refuse_other(program, costs)
-    request = _request_of(program if costs.request is None else costs)
-    start, end = find_engine(engine, request.contention)(program, costs)
-    refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
-    longer = None if request.counts else partial(_of_steps, program, request)  # whose steps are those that are given
-    return Run(request, program, costs, start, end, longer)
+def _assemble_unexpanded(request: Request) -> Program:
+    """Return the program of a request with each collective in one piece; refuse options that change nothing in it."""
+    program = derive(
+        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
+        request.timed_model,
+        request.steps,
+        shape=replace(request.shape, widths=request.widths),
+        rule=request.rule,
+        prefetch=request.prefetch,
+        forward_first=request.slot_order != "backward-first",
+        lanes=int(request.cluster.lanes(1)[0]),
+        once=request.local_ties,
+        counts=None if request.counts is None else np.array(request.counts),
+    )
+    for option, problem in _ineffective_options(request, program):
+        raise InapplicableOption(option, problem)
+    if request.rendezvous == MEGATRON:
+        program = defer_receives(program)
+    check_columns(program)
+    return program
 
 
-def sweep(program: Program, costs: Iterable[Costs]) -> Times:
-    """Say when all tasks end under each of many costs: a row for each of these, a column for each task.
-
-    To the last bit what `run` gives. Costs of a cluster whose messages share links are refused, as many runs at once do
-    not know who shares links with whom.
-    """
-    each, tasks = list(costs), len(program.tasks)
-    for one in each:
-        _refuse_other(program, one)
-    if any(one.wires is not None for one in each):
-        raise RequestError("contention", "many runs at once do not know who shares links with whom; run one by one")
-    ends = np.empty((len(each), tasks), dtype=np.result_type(*(one.duration for one in each)) if each else np.int64)
-    at_once = max(8, SWEPT // max(program.nodes, 1))
-    for low in range(0, len(each), at_once):
-        some = each[low : low + at_once]
-        if any(one.calendar is not None for one in some):
-            ends[low : low + at_once] = [run(program, one).end[:tasks] for one in some]
-        else:
-            ends[low : low + at_once] = _swept(program, some)[:tasks].T
-    return ends
-
-
-def _swept(program: Program, costs: Sequence[Costs]) -> Times:
-    """The ends of all nodes, a column for each of some costs."""
-    graph = program.levels
-    earliest = np.zeros((program.nodes, len(costs)), dtype=costs[0].duration.dtype)
-    earliest[[task for task, _ in program.releases]] = np.array([one.release for one in costs]).T
-    ends = graph.sweep(np.array([one.duration for one in costs]).T[graph.order], earliest[graph.order])
-    found = np.empty_like(ends)
-    found[graph.order] = ends
-    return found
+def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[str, str]]:
+    """Yield options of messages that change nothing in a program, each with its problem."""
+    name, sends = request.schedule.name, _sends(program)
+    ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
+    if request.overlap_all_reduce:
+        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
+            yield "overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas"
+        if not _mixes_stages(program):
+            problem = "each device has one stage, with whose last backward its training step ends"
+            yield "overlap-all-reduce", f"{problem}; leave it out, or give devices more stages"
+    collective = request.collective or DEFAULT
+    if collective != DEFAULT and not any(differs_from_default(op, collective) for op in ops):
+        problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
+        yield "collective", f"{name} {problem}; leave it out"
+    for option, given in (("contention", request.contends), ("rendezvous", request.rendezvous)):
+        if given and not sends:
+            yield option, f"{name} sends no message; leave it out"
+    if request.rendezvous and NONE not in request.cluster.overlaps(program.devices):
+        problem = "devices that overlap messages with tasks do not wait for each other's"
+        yield "rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"'
+    if request.expand_collectives and not request.contends and not ops:
+        yield "expand-collectives", f"{name} has no collective; leave it out"
 
 
-def runner_on_clusters(request: Request) -> Callable[[Cluster], Run]:
-    """Give what runs a request on other clusters: its program is assembled once, as long as these change nothing in it.
-
-    Where one does, another program is assembled.
-    """
-    program = assemble(request)
-
-    def on(cluster: Cluster) -> Run:
-        try:
-            return run(program, price(program, request.model, cluster))
-        except RequestError:
-            other = assemble(request.of(request.model, cluster))
-            return run(other, _priced(other, _request_of(other)))
-
-    return on
+def _sends(program: Program) -> bool:
+    """Return whether any message leaves its device."""
+    return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
 
 
-def _refuse_other(program: Program, costs: Costs) -> None:
-    """Refuse the costs of another program."""
-    if len(costs.duration) != program.nodes:
-        problem = f"are of {len(costs.duration):,} nodes, and the program has {program.nodes:,}; price that program"
-        raise RequestError("costs", problem)
+def _mixes_stages(program: Program) -> bool:
+    """Return whether a device runs several stages."""
+    device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]
+    return len(np.unique(device.astype(np.int64) * program.n + stage)) > program.devices
 
 
-def _settled(request: Request, program: Program) -> Request:
-    """Settle a request by the program whose collectives are in one piece; refuse devices that are not there."""
+def _resolve(request: Request, program: Program) -> Request:
+    """Return a request with its collective chosen for an unexpanded program; refuse devices that are not there."""
     cluster, name = request.cluster, request.schedule.name
     cluster.require(program.devices, name)
     request.disorder.require(max(program.devices, cluster.count or 0), name)
@@ -203,37 +186,52 @@ def _settled(request: Request, program: Program) -> Request:
     return request.resolved(sends=_sends(program), sums=sums, devices=program.devices)
 
 
-def _simulated(request: Request) -> Run:
-    _checked("request")
-    done = ticker(3, "simulate")
-    program = assemble(request)
-    done(1)
-    costs = _priced(program, _request_of(program))
-    done(1)
-    _checked("program")
-    found = run(program, costs, request.engine)
-    if not request.ignore_memory:
-        refuse_overflow(found)
-    done(0)
-    return found
+def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
+    """Return the costs of a program's tasks and messages by a model on a cluster, disturbed as its request says.
+
+    A model or a cluster for which another program would be assembled is refused.
+    """
+    request = _request_of(program)
+    if model is request.model and cluster is request.cluster:
+        return _price(program, request)
+    request = _resolve(request.of(model, cluster), program.unexpanded or program)
+    collapsed = None if program.unexpanded is None else _unexpanded_costs(program.unexpanded, request)
+    algorithms = program.key["algorithms"] if collapsed is None else _algorithms(collapsed)
+    key = _program_key(request, program.devices, algorithms)
+    for fact, (subject, difference) in _PROGRAM_FACTS.items():
+        if key[fact] != program.key[fact]:
+            problem = f"has {difference} than the program was assembled for; assemble one for it"
+            raise RequestError(subject, problem)
+    return _price(program, request, collapsed)
 
 
-def _of_steps(program: Program, request: Request, steps: int) -> Run:
-    """Do what is asked with another number of steps, by the engine that is faster; its program serves all costs."""
-    longer = program.lengthened.get(steps)
-    if longer is None:
-        longer = program.lengthened[steps] = assemble(_request_of(program).with_steps(steps, ignore_memory=True))
-    return run(longer, _priced(longer, request.with_steps(steps, ignore_memory=True)))
+def _price(program: Program, request: Request, collapsed: Costs | None = None) -> Costs:
+    """Return the disturbed costs of a program; `collapsed` are those of its unexpanded one, if they are known."""
+    cluster = request.cluster
+    costs = node_costs(program, request.timed_model, cluster, request.collective or DEFAULT, request.contention)
+    costs = replace(costs, request=request)
+    if program.unexpanded is not None and not request.contends:
+        collapsed = collapsed or _unexpanded_costs(program.unexpanded, request)
+        pieces = piece_times(program.unexpanded, collapsed, cluster)
+        nodes = program.message_nodes
+        costs.duration[nodes.stop - len(pieces) : nodes.stop] = pieces
+        costs.duration[nodes.stop :] = program.parts.times(costs.duration[nodes])
+    if request.disorder == Disorder():
+        return costs
+    return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
 
 
-def _request_of(made: Program | Costs) -> Request:
-    if not isinstance(made.request, Request):
-        raise RequestError("program", "does not say what it was assembled for; assemble a request")
-    return made.request
+def _unexpanded_costs(program: Program, request: Request) -> Costs:
+    return node_costs(program, request.timed_model, request.cluster, request.collective or DEFAULT)
 
 
-# The facts of a model and a cluster that a program depends on, beside its schedule: whose each is, and its name.
-_FACTS = {
+def _algorithms(costs: Costs) -> tuple[Any, ...]:
+    """Return the algorithm of each collective, in the program's order."""
+    return tuple(costs.algorithms[number].identity for number in costs.runs_by[costs.runs_by >= 0].tolist())
+
+
+# The facts of a model and a cluster on which a program depends: the option that gives each, and how it can differ.
+_PROGRAM_FACTS = {
     "sizes": ("model", "other sizes"),
     "ties": ("model", "other tied tensors on one device"),
     "updates": ("model", "updates elsewhere, or of other times,"),
@@ -244,13 +242,8 @@ _FACTS = {
 }
 
 
-def _run_by(costs: Costs) -> tuple[Any, ...]:
-    """Give the algorithm of each collective, as the program has them."""
-    return tuple(costs.algorithms[number].identity for number in costs.runs_by[costs.runs_by >= 0].tolist())
-
-
-def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[str, Any]:
-    """Say what a program is made for."""
+def _program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[str, Any]:
+    """Return all facts on which the program of a request depends."""
     model, cluster = request.timed_model, request.cluster
     return {
         "schedule": request.schedule.name,
@@ -266,116 +259,116 @@ def _key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> dict[st
     }
 
 
-def _priced(program: Program, request: Request) -> Costs:
-    """Cost a program as a request of its kind has it, and disturb it."""
-    model, cluster, collective = request.timed_model, request.cluster, request.collective or DEFAULT
-    costs = replace(node_costs(program, model, cluster, collective, request.contention), request=request)
-    if program.unexpanded is not None and not request.contends:
-        pieces = piece_times(program.unexpanded, node_costs(program.unexpanded, model, cluster, collective), cluster)
-        sent = program.message_nodes
-        costs.duration[sent.stop - len(pieces) : sent.stop] = pieces
-        costs.duration[sent.stop :] = program.parts.times(costs.duration[sent])
-    if request.disorder == Disorder():
-        return costs
-    return replace(disturbed(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
+def _request_of(made: Program | Costs) -> Request:
+    if not isinstance(made.request, Request):
+        raise RequestError("program", "does not say what it was assembled for; assemble a request")
+    return made.request
 
 
-def _whole(request: Request) -> Program:
-    """The program of what is asked, with collectives in one piece, for devices that are there."""
-    cluster = request.cluster
-    program = derive(
-        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
-        request.timed_model,
-        request.steps,
-        shape=replace(request.shape, widths=request.widths),
-        rule=request.rule,
-        prefetch=request.prefetch,
-        forward_first=request.slot_order != "backward-first",
-        lanes=int(cluster.lanes(1)[0]),
-        once=request.local_ties,
-        counts=None if request.counts is None else np.array(request.counts),
-    )
-    _refuse_idle(request, program)
-    if request.rendezvous == MEGATRON:
-        program = defer_receives(program)
-    check_columns(program)
-    return program
+def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
+    """Return the run of a program: each task and message starts when all that it waits for has ended."""
+    _refuse_other_costs(program, costs)
+    request = _request_of(program if costs.request is None else costs)
+    start, end = find_engine(engine, request.contention)(program, costs)
+    refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
+    rerun = None if request.counts else partial(_run_of_steps, program, request)  # counts are for the given steps
+    return Run(request, program, costs, start, end, rerun)
 
 
-def _refuse_idle(request: Request, program: Program) -> None:
-    """Refuse what is asked of messages where it changes nothing."""
-    ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
-    if request.overlap_all_reduce:
-        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
-            raise InapplicableOption(
-                "overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas"
-            )
-        if not _mixes_stages(program):
-            problem = "each device has one stage, with whose last backward its training step ends"
-            raise InapplicableOption("overlap-all-reduce", f"{problem}; leave it out, or give devices more stages")
-    asked = request.collective or DEFAULT
-    if asked != DEFAULT and not any(differs_from_default(op, asked) for op in ops):
-        problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
-        raise InapplicableOption("collective", f"{request.schedule.name} {problem}; leave it out")
-    if request.contends and not _sends(program):
-        raise InapplicableOption("contention", f"{request.schedule.name} sends no message; leave it out")
-    if request.rendezvous and not _sends(program):
-        raise InapplicableOption("rendezvous", f"{request.schedule.name} sends no message; leave it out")
-    if request.rendezvous and NONE not in request.cluster.overlaps(program.devices):
-        problem = "devices that overlap messages with tasks do not wait for each other's"
-        raise InapplicableOption("rendezvous", f'{problem}; leave it out, or give a --cluster with overlap = "none"')
-    if request.expand_collectives and not request.contends and not ops:
-        raise InapplicableOption("expand-collectives", f"{request.schedule.name} has no collective; leave it out")
+def _run_of_steps(program: Program, request: Request, steps: int) -> Run:
+    """Return the run of a request with another number of steps, by the faster engine; its program serves all costs."""
+    longer = program.lengthened.get(steps)
+    if longer is None:
+        longer = program.lengthened[steps] = assemble(_request_of(program).with_steps(steps, ignore_memory=True))
+    return run(longer, _price(longer, request.with_steps(steps, ignore_memory=True)))
 
 
-def _sends(program: Program) -> bool:
-    """Whether any message leaves its device."""
-    return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
+def _refuse_other_costs(program: Program, costs: Costs) -> None:
+    if len(costs.duration) != program.nodes:
+        problem = f"are of {len(costs.duration):,} nodes, and the program has {program.nodes:,}; price that program"
+        raise RequestError("costs", problem)
 
 
-def _mixes_stages(program: Program) -> bool:
-    """Whether a device runs several stages."""
-    device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]
-    return len(np.unique(device.astype(np.int64) * program.n + stage)) > program.devices
+def sweep(program: Program, costs: Iterable[Costs]) -> Times:
+    """Return when all tasks end under each of many costs: a row for each of these, a column for each task.
+
+    The times are those of `run`, to the last bit. Costs of a cluster whose messages share links are refused: runs that
+    are swept together do not know which messages share a link.
+    """
+    many, tasks = list(costs), len(program.tasks)
+    for each in many:
+        _refuse_other_costs(program, each)
+    if any(each.wires is not None for each in many):
+        raise RequestError("contention", "many runs at once do not know who shares links with whom; run one by one")
+    ends = np.empty((len(many), tasks), dtype=np.result_type(*(each.duration for each in many)) if many else np.int64)
+    at_once = max(8, NODES_AT_ONCE // max(program.nodes, 1))
+    for low in range(0, len(many), at_once):
+        batch = many[low : low + at_once]
+        if any(each.calendar is not None for each in batch):
+            ends[low : low + at_once] = [run(program, each).end[:tasks] for each in batch]
+        else:
+            ends[low : low + at_once] = _sweep_batch(program, batch)[:tasks].T
+    return ends
+
+
+def _sweep_batch(program: Program, costs: Sequence[Costs]) -> Times:
+    """Return the ends of all nodes, a column for each of the costs."""
+    graph = program.levels
+    earliest = np.zeros((program.nodes, len(costs)), dtype=costs[0].duration.dtype)
+    earliest[[task for task, _ in program.releases]] = np.array([each.release for each in costs]).T
+    swept = graph.sweep(np.array([each.duration for each in costs]).T[graph.order], earliest[graph.order])
+    ends = np.empty_like(swept)
+    ends[graph.order] = swept
+    return ends
+
+
+def runner_on_clusters(request: Request) -> Callable[[Cluster], Run]:
+    """Return a function that runs a request on other clusters, by one program as long as that serves them."""
+    program = assemble(request)
+
+    def run_on(cluster: Cluster) -> Run:
+        try:
+            return run(program, price(program, request.model, cluster))
+        except RequestError:
+            other = assemble(request.of(request.model, cluster))
+            return run(other, _price(other, _request_of(other)))
+
+    return run_on
 
 
 def step_actions(trace: Trace) -> Actions:
-    """Give the actions of each device of a replica in a training step; refuse a schedule that has no such list."""
-    asked = trace.request
-    schedule = find_schedule(asked["schedule"])
-    if asked.get("counts"):
+    """Return the actions of each device of a replica in a training step; refuse a schedule without such lists."""
+    request = trace.request
+    schedule = find_schedule(request["schedule"])
+    if request.get("counts"):
         raise RequestError("timeline", "its steps have unlike numbers of micro-batches; a .csv is of one step alone")
     if schedule.order.lists is None or not schedule.order.together:
-        raise RequestError(
-            "timeline", f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
-        )
-    return schedule.actions(Shape(asked["n"], asked["m"], asked.get("chunks", 1)))
+        problem = f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
+        raise RequestError("timeline", problem)
+    return schedule.actions(Shape(request["n"], request["m"], request.get("chunks", 1)))
 
 
 def reopen(directory: str | Path) -> Trace:
-    """Load what `Trace.save` wrote, and the run behind it where its request, served again, gives the same columns.
+    """Load what `Trace.save` wrote: return the run behind it where its request, run again, gives the same columns.
 
-    Files do not say who waits for whom; the run does. Edited or measured columns are given as they are, without a run.
+    Files do not say which task waits for which; a run does. Edited or measured columns are returned without a run.
     """
     loaded = load(directory)
     try:
         again = simulate(Request.from_builtins(loaded.request))
     except (ValueError, TypeError, KeyError, AttributeError):  # the file is unchecked: its request may be anything
         return loaded
-    same = all(_equal(getattr(loaded, table), getattr(again, table)) for table in TABLES)
+    tables = [(getattr(loaded, table), getattr(again, table)) for table in TABLES]
+    same = all(np.array_equal(old[name], new[name]) for old, new in tables for name in old)
     return again if same else loaded
 
 
-def _equal(left: Columns, right: Columns) -> bool:
-    return all(np.array_equal(left[name], right[name]) for name in left)
-
-
 def refuse_overflow(run: Run) -> None:
-    """Refuse a run whose devices hold more than they have, by how much, where and when."""
-    program, limit = run.program, run.room
+    """Refuse a run whose devices need more memory than they have: say how much more, where and from when on."""
+    program, limit = run.program, run.device_memory
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.total_memory(program, run.start, run.end)
+    device, time, size = memory.device_memory(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

@@ -34,12 +34,12 @@ from IPython.display import Image
 from cdpsim.draw import canvas
 from validation.replay.case import Case, profiled
 from validation.report import command as report
-from validation.trial.hold import Alone, hold
+from validation.trial.comparison import SingleProcess, compare_replay
 
 
-def shown(found: list[report.Found]) -> Image:
+def shown(found: list[report.StoredReport]) -> Image:
     """Draw reports."""
-    return Image(canvas.rendered(report.figure(found), "figure.png"), width=1100)
+    return Image(canvas.rendered(report.reports_figure(found), "figure.png"), width=1100)
 
 
 # %% [markdown]
@@ -53,9 +53,9 @@ def shown(found: list[report.Found]) -> Image:
 played = []
 for schedule in ("single-dp", "single-cdp", "multi-cdp", "mp-cdp"):
     case = Case(schedule, n=4, steps=3, model="transformer", sizes=(("width", 64), ("length", 32)))
-    outcome = hold(profiled(case), Alone())
-    played.append(report.Found("just now", outcome))
-print(report.as_table(played, "text"))
+    outcome = compare_replay(profiled(case), SingleProcess())
+    played.append(report.StoredReport("just now", outcome))
+print(report.reports_table(played, "text"))
 
 # %% [markdown]
 # The lines are simulated, the dots measured: a storage counts from when torch allocates it until torch frees it.
@@ -87,8 +87,8 @@ for name, ratio in (
 
 # %%
 results = root / "validation" / "results"
-kept = report.find(results).found
-print(report.as_table(kept, "text"))
+kept = report.find_reports(results).found
+print(report.reports_table(kept, "text"))
 
 # %%
 shown(kept)

@@ -65,7 +65,7 @@ def test_a_program_serves_all_clusters_of_its_structure(name: str) -> None:
     for cluster, one, end in zip(LINKS, costs, ends, strict=True):
         expected, found = simulate(real(name, cluster, **words)), run(program, one)
         assert np.array_equal(found.end, expected.end) and np.array_equal(end, expected.end[: len(program.tasks)])
-        assert (found.at_rest.period, found.request) == (expected.at_rest.period, expected.request)
+        assert (found.steady_state.period, found.request) == (expected.steady_state.period, expected.request)
 
 
 def test_the_other_model_is_priced_in_as_many_stages() -> None:
@@ -234,7 +234,7 @@ def test_what_disturbs_a_cluster_stays_with_it(words: dict[str, Any], clusters: 
     program = assemble(real("multi-dp", first, **words))
     found, fresh = run(program, price(program, MODEL, second)), simulate(real("multi-dp", second, **words))
     assert np.array_equal(found.end, fresh.end) and found.request == fresh.request
-    assert found.at_rest.period_is == fresh.at_rest.period_is
+    assert found.steady_state.period_is == fresh.steady_state.period_is
 
 
 def test_another_cluster_s_devices_must_be_there() -> None:

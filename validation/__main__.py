@@ -20,9 +20,9 @@ def _serve(arguments: list[str]) -> int:
     from cdpsim.cli.parser import help_text, serve_command
     from cdpsim.errors import RequestError
     from cdpsim.files.writing import inputs_kept
-    from validation.modules import needed
+    from validation.modules import require
 
-    needed("torch")
+    require("torch")
     from validation.calibrate.command import calibrate_command
     from validation.profile.command import profile_command
     from validation.ranks.member import is_out_of_memory

@@ -1,4 +1,4 @@
-"""The modules that the harness is built on: imported when needed, and refused in one line where they do not fit."""
+"""The modules that the harness needs: imported when needed, and refused in one line where they do not fit."""
 
 import re
 from importlib import import_module
@@ -18,19 +18,19 @@ class Unfit(RequestError):
     """A module that is missing, broken or too old."""
 
 
-def needed(name: str) -> Any:
-    """Import a module; one that is missing, broken or too old is refused, with its version and what would fit."""
+def require(name: str) -> Any:
+    """Import a module and return it; refuse one that is missing, broken or too old, with the version that fits."""
     try:
         module = import_module(name)
     except Exception as error:  # a module that was built for another one fails in any way
-        raise unfit(name, error) from error
-    if _numbers(module.__version__) < _numbers(FIRST[name]):
+        raise describe_unfit(name, error) from error
+    if _version_numbers(module.__version__) < _version_numbers(FIRST[name]):
         raise Unfit(name, f"{module.__version__} does not fit; {_remedy(name)}")
     return module
 
 
-def unfit(name: str, error: BaseException) -> Unfit:
-    """Say why a module, or a part of it, cannot be imported: which module is at fault, and what would fit."""
+def describe_unfit(name: str, error: BaseException) -> Unfit:
+    """Return why a module, or a part of it, cannot be imported: the module at fault, and the version that fits."""
     while error.__cause__:
         error = error.__cause__
     lacks = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -46,12 +46,12 @@ def unfit(name: str, error: BaseException) -> Unfit:
 
 
 def reason_of(error: BaseException) -> str:
-    """Give what an error says in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def installed(name: str) -> str | None:
-    """Give the version of a module that is installed, without importing it."""
+    """Return the version of an installed module, without importing it."""
     try:
         return version_of(name)
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ def installed(name: str) -> str | None:
 
 
 def _raiser(error: BaseException) -> str:
-    """Name the package whose code has raised an error."""
+    """Return the package whose code has raised an error."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
@@ -70,6 +70,6 @@ def _remedy(name: str) -> str:
     return f"{FIRST[name]} or newer fits: run `pip install -c constraints.txt -e '.[{_EXTRAS[name]}]'`"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Give what versions are compared by, their first two numbers: (5, 10) of 5.10.0.dev0."""
+def _version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, for comparisons: (5, 10) of 5.10.0.dev0."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))

@@ -1,1 +1,1 @@
-"""Pictures of traces; they know nothing of particular schedules."""
+"""Pictures of traces and of studies; no picture knows a particular schedule."""

@@ -60,6 +60,7 @@ def memory_per_worker(
 def _model_panel(
     part: "SubFigure", number: int, model: str | Path | Model, n: Sequence[int], axis: str, contents: str
 ) -> None:
+    """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, PercentFormatter
 

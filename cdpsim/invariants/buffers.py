@@ -40,8 +40,8 @@ def _in_memory(
     # The last span of a key that begins no later than the start is the one to look at.
     wanted = np.ravel_multi_index((device, stage, version), shape)
     times, rank = np.unique(np.concatenate([begin, start]), return_inverse=True)
-    spans, asked = np.split(np.concatenate([key, wanted]) * len(times) + rank, [len(key)])
-    place = np.searchsorted(spans, asked, side="right") - 1
+    spans, needed = np.split(np.concatenate([key, wanted]) * len(times) + rank, [len(key)])
+    place = np.searchsorted(spans, needed, side="right") - 1
     there = place >= 0
     there[there] = (key[place[there]] == wanted[there]) & (until[place[there]] >= end[there])
     return there | ~weighs[stage]

@@ -82,7 +82,7 @@ def _pair_by_step(run: Recount, nodes: Ints, tie: Tie, messages: Ints) -> tuple[
 
 
 def update_needs(run: Recount) -> Needs:
-    """Return the needs of updates: the gradients of their own device and all messages that bring some to that.
+    """Return the needs of updates: the gradients of their device, and all messages that bring gradients to it.
 
     Of stages that share a tensor on a device, the first one's update makes it for the others'.
     """

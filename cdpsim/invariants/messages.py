@@ -42,11 +42,11 @@ def collectives_go_round_by_round(run: Recount) -> Iterator[str]:
     node, rows = collapsed.part_of[piece], piece - first
     turn, channel = np.empty((2, len(piece)), dtype=np.int64)
     for part in np.split(np.arange(len(piece)), group_starts(node)[1:]) if len(piece) else []:
-        found = _round_and_channel(run, int(node[part[0]]), messages.src[rows[part]], messages.dst[rows[part]])
-        if found is None:
+        rounds = _round_and_channel(run, int(node[part[0]]), messages.src[rows[part]], messages.dst[rows[part]])
+        if rounds is None:
             yield f"{collapsed.program.describe(int(node[part[0]]))} goes by no algorithm that it may"
             return
-        turn[part], channel[part] = found
+        turn[part], channel[part] = rounds
     ends = (node * (channel.max(initial=0) + 1) + channel) * run.program.devices
     end = np.concatenate([ends + messages.src[rows], ends + messages.dst[rows]])
     both = np.tile(piece, 2)

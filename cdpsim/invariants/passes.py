@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.needs import NO_NEEDS, Needs, combine
+from cdpsim.invariants.needs import Needs, combine
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Kind, Program
@@ -46,12 +46,14 @@ def pass_needs(run: Recount) -> Needs:
     near = program.tasks.device[after] == program.tasks.device[before]
     message, reader = boundary_readers(program)
     sent, read = Needs(_results(program)[reader - 1], message), Needs(message, reader)
-    split = (program.tasks_of_kind(kind).ravel() for kind in (Kind.B, Kind.W)) if program.splits else NO_NEEDS
-    return combine(Needs(made[near], after[near]), sent, read, Needs(*split))
+    needs = [Needs(made[near], after[near]), sent, read]
+    if program.splits:
+        needs.append(Needs(program.tasks_of_kind(Kind.B).ravel(), program.tasks_of_kind(Kind.W).ravel()))
+    return combine(*needs)
 
 
 def passes_go_from_stage_to_stage(run: Recount) -> Iterator[str]:
-    """A micro-batch goes forward through all stages, then back: one after another, whatever the dependencies say."""
+    """A micro-batch goes forward through all stages, then back, one after another, also without any dependency."""
     program = run.program
     _, after, made = _successive_tasks(program)
     yield from run.report(after[run.start[after] < run.end[made]], "starts before the stage before it has ended")

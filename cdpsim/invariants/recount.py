@@ -43,7 +43,7 @@ class Recount:
         self.updates = np.arange(program.compute, len(program.tasks))
 
     def report(self, nodes: Ints, problem: str) -> Iterator[str]:
-        """Yield the problem of each of some nodes."""
+        """Yield a problem of each of these nodes."""
         for node in nodes.tolist():
             yield f"{self.program.describe(node)} {problem}"
 

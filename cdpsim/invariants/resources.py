@@ -30,8 +30,8 @@ _TIME_ERROR = 1e-9  # of times, after many sums
 def _room_ahead(run: Recount, message: Ints, place: Ints, lane: Ints) -> Needs:
     """Return the needs of messages for the task that is one prefetch before a place; `lane` is a place in its lane."""
     task = place - 1 - min(run.request.prefetch, run.program.compute)
-    some = np.flatnonzero(task >= run.lanes.head[lane])
-    return Needs(run.lanes.order[task[some]], message[some])
+    waits = np.flatnonzero(task >= run.lanes.head[lane])
+    return Needs(run.lanes.order[task[waits]], message[waits])
 
 
 def _followed_places(run: Recount) -> Ints:
@@ -159,7 +159,7 @@ def _break_streams(run: Recount, program: Program, overlap: NDArray[np.str_]) ->
 
 
 class _PartTimes(NamedTuple):
-    """Of devices' parts in messages: when they or their messages begin, when all has come, and how long they take."""
+    """Times of devices' parts in messages: when they or their messages begin, when all has come, and their length."""
 
     begin: Times
     came: Times

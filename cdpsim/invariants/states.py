@@ -93,7 +93,7 @@ def state_needs(run: Recount) -> Needs:
 
 
 def states_go_from_user_to_user(run: Recount) -> Iterator[str]:
-    """A state that travels is with one user at a time, and an update of it is where it is."""
+    """A state that travels is with one user at a time, and its updates are where it is."""
     if run.travels:
         path = state_path(run)
         yield from run.report(path.astray, "is not where the state of its stage is")

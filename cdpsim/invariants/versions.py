@@ -13,7 +13,7 @@ from cdpsim.schedules.state import Home
 
 
 def _carriers(run: Recount, *ops: Op) -> Ints:
-    """Return the rows of messages that carry parameters by some operations."""
+    """Return the rows of messages that carry parameters by the given operations."""
     messages = run.collapsed.program.messages
     return np.flatnonzero((messages.content == Content.PARAMETERS) & np.isin(messages.op, ops))
 

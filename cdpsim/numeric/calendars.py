@@ -1,4 +1,4 @@
-"""When devices do nothing: a task begins when its device is at work, pauses while it is not, and goes on after.
+"""Calendars: a task begins when its device is at work, pauses while the device stands still, and goes on after.
 
 So a task ends when its device has been at work, from its start on, for as long as it takes: a piecewise linear function
 of its start that never falls.
@@ -16,7 +16,7 @@ FOREVER = 2**61  # in slots; twice that is still a number of 64 bits
 
 
 def never(kind: np.dtype[Any]) -> Any:
-    """The time that does not come, among times of that kind."""
+    """Return the time that does not come, among times of that kind."""
     return kind.type(FOREVER if kind.kind == "i" else np.inf)
 
 
@@ -24,7 +24,7 @@ def never(kind: np.dtype[Any]) -> Any:
 class Calendar:
     """The stops of each device, a row for each: from `at` until `until`, in order and apart; unused places at the end.
 
-    The last row is that of what no stop concerns.
+    The last row is that of nodes that no stop concerns.
     """
 
     row: Ints  # of each node
@@ -37,11 +37,11 @@ class Calendar:
         return never(self.at.dtype)
 
     def worked(self, nodes: Any, ready: Times, duration: Times) -> tuple[Times, Times]:
-        """When nodes that are ready then start and end; a column for each of several runs, or none."""
+        """Return when nodes that are ready then start and end; times may have a column for each of several runs."""
         row = self.row[nodes]
         where = row if ready.ndim == 1 else row[:, None]
         start, now, left = ready, ready, duration
-        with np.errstate(invalid="ignore"):  # from what never comes to what never comes
+        with np.errstate(invalid="ignore"):  # from one time that never comes to another
             for k in range(self.at.shape[1]):
                 at, until = self.at[where, k], self.until[where, k]
                 waits = (at <= now) & (now < until)
@@ -52,15 +52,15 @@ class Calendar:
             return start, np.minimum(now + left, self.never)
 
     def pauses(self, nodes: Ints, start: Times, end: Times) -> tuple[Times, Times]:
-        """From when until when devices stood still while nodes were under way on them."""
+        """Return from when until when devices stood still while nodes were under way on them."""
         row = self.row[nodes]
         begin, until = np.maximum(self.at[row], start[:, None]), np.minimum(self.until[row], end[:, None])
-        some = begin < until
-        return begin[some], until[some]
+        paused = begin < until
+        return begin[paused], until[paused]
 
 
-def merged(stops: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Stops of one device, (at, until), in order, those that touch as one, and those of no length left out."""
+def merge_stops(stops: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return the stops (at, until) of one device in order; join those that touch, leave out those of no length."""
     result: list[tuple[Any, Any]] = []
     for at, until in sorted(stops):
         if at == until:

@@ -15,47 +15,53 @@ Columns = Mapping[str, NDArray[Any]]  # of one table, by name
 
 
 def sort_by(*columns: Ints) -> Ints:
-    """The permutation that sorts rows by their columns, the first one most significant; equal rows stay in order."""
-    rows = len(columns[0])
-    spans = [int(column.max(initial=0)) + 1 for column in columns]
-    most = prod(spans)
-    if most >= 2**62:
+    """Return the permutation that sorts rows by columns, the first one most significant; equal rows stay in order."""
+    key, rows = _key(columns), len(columns[0])
+    if key is None:
         return np.lexsort(columns[::-1]).astype(np.int32)
-    key = np.zeros(rows, dtype=np.int64)
-    for column, span in zip(columns, spans, strict=True):
-        key *= span
-        key += column
     if (key[1:] >= key[:-1]).all():
         return np.arange(rows, dtype=np.int32)
-    bits = rows.bit_length()
-    if most << bits >= 2**62:
+    if not _number_rows(key):
         return np.argsort(key, kind="stable").astype(np.int32)
-    key <<= bits  # numbers are sorted ten times as fast as their places are
-    key |= np.arange(rows)
     key.sort()
-    key &= 2**bits - 1
+    key &= 2 ** rows.bit_length() - 1
     return key.astype(np.int32)
 
 
 def sort_and_group(*columns: Ints) -> tuple[Ints, Ints]:
-    """The permutation that sorts rows by their columns, and where each run of equal rows begins then."""
-    rows, spans = len(columns[0]), [int(column.max(initial=0)) + 1 for column in columns]
-    bits = rows.bit_length()
-    if prod(spans) << bits >= 2**62:
+    """Return the permutation that sorts rows by their columns, and where each group of equal rows begins then."""
+    key, bits = _key(columns), len(columns[0]).bit_length()
+    if key is None or not _number_rows(key):
         order = sort_by(*columns)
         return order, group_starts(*(column[order] for column in columns))
-    key = np.zeros(rows, dtype=np.int64)
-    for column, span in zip(columns, spans, strict=True):
-        key *= span
-        key += column
-    key <<= bits
-    key |= np.arange(rows)
     key.sort()
     return (key & (2**bits - 1)).astype(np.int32), group_starts(key >> bits)
 
 
+def _key(columns: Sequence[Ints]) -> Ints | None:
+    """Return one number for each row, ordered as rows are by their columns; None where these are too wide."""
+    spans = [int(column.max(initial=0)) + 1 for column in columns]
+    if prod(spans) >= 2**62:
+        return None
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column, span in zip(columns, spans, strict=True):
+        key *= span
+        key += column
+    return key
+
+
+def _number_rows(key: Ints) -> bool:
+    """Append the row's number to each key, unless too wide: numbers are sorted ten times as fast as their places."""
+    bits = len(key).bit_length()
+    if int(key.max(initial=0)) + 1 << bits >= 2**62:
+        return False
+    key <<= bits
+    key |= np.arange(len(key))
+    return True
+
+
 def concatenate_columns(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Join the parts of a column; one number throughout is a view that takes no memory."""
+    """Return a column of parts; a column of one number throughout is a view that takes no memory."""
     parts = [part for part in parts if len(part)]
     if parts and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
         return np.broadcast_to(parts[0][0].astype(kind), sum(map(len, parts)))
@@ -63,13 +69,13 @@ def concatenate_columns(parts: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> N
 
 
 def take_rows(column: NDArray[Any], rows: Ints) -> NDArray[Any]:
-    """Take some rows of a column; of one number throughout a view that takes no memory."""
+    """Return some rows of a column; a column of one number throughout stays a view that takes no memory."""
     uniform = column.strides == (0,) and len(column)
     return np.broadcast_to(column[0], len(rows)) if uniform else column[rows]
 
 
 def dense_ranks(column: NDArray[Any]) -> Ints:
-    """Which of its different values, ascending, each row of a column has: integers are sorted faster than times."""
+    """Return each row's place among the column's different values: integers are sorted faster than times."""
     order = np.argsort(column)
     rank = np.empty(len(column), dtype=np.int64)
     rank[order] = np.cumsum(np.diff(column[order], prepend=column[order[:1]]) > 0)
@@ -87,7 +93,7 @@ def slice_rows(first: Ints, count: Ints) -> Ints:
 
 
 def group_starts(*columns: Ints) -> Ints:
-    """The first row of each run of equal rows."""
+    """Return the first row of each group of equal rows that follow each other."""
     changed = np.zeros(len(columns[0]), dtype=bool)
     changed[:1] = True
     for column in columns:
@@ -96,7 +102,7 @@ def group_starts(*columns: Ints) -> Ints:
 
 
 def group_numbers(first: Ints, rows: int) -> Ints:
-    """The number of its run, for each of `rows` rows whose runs begin at `first`."""
+    """Return the group of each of `rows` rows; groups begin at `first`."""
     return np.repeat(np.arange(len(first), dtype=np.int32), np.diff(np.append(first, rows)))
 
 
@@ -114,8 +120,12 @@ def expand_ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 def row_numbers(columns: Sequence[Ints]) -> Ints:
     """Number rows so that equal rows have equal numbers, and no others."""
-    positive = [column.astype(np.int64) - column.min(initial=0) for column in columns]
-    number: Ints = np.ravel_multi_index(tuple(positive), tuple(int(each.max(initial=0)) + 1 for each in positive))
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        least = int(column.min(initial=0))
+        number *= int(column.max(initial=0)) - least + 1
+        number += column
+        number -= least
     return number
 
 

@@ -52,14 +52,14 @@ _FAR = _coefficients(
 
 
 def uniforms(seed: int, run: int, stream: int, count: int) -> Floats:
-    """Draw numbers between 0 and 1, neither of them included; other runs and streams of a seed are independent."""
+    """Draw numbers between 0 and 1, neither of them included; runs and streams of a seed are independent."""
     sequence = np.random.SeedSequence(seed, spawn_key=(run, stream))
     bits = np.random.PCG64(sequence).random_raw(count)
     return np.asarray((bits >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def exp(x: Floats) -> Floats:
-    """The exponential of moderate numbers: a power of two, and a Taylor polynomial for less than ln(2)/2."""
+    """Return the exponential of moderate numbers: a power of two, and a Taylor polynomial for less than ln(2)/2."""
     power = np.rint(x / _LN2_HIGH)
     rest = (x - power * _LN2_HIGH) - power * _LN2_LOW
     power_of_two: Floats = np.ldexp(_horner(_EXP_TERMS[::-1], rest), power.astype(np.int32))
@@ -67,7 +67,7 @@ def exp(x: Floats) -> Floats:
 
 
 def log(x: Floats) -> Floats:
-    """The logarithm of positive numbers: ln((1 + f) / (1 - f)) = 2 (f + f³/3 + f⁵/5 + ...), for |f| < 0.172."""
+    """Return the logarithm of positive numbers: ln((1 + f) / (1 - f)) = 2 (f + f³/3 + f⁵/5 + ...), for |f| < 0.172."""
     part, power = np.frexp(x)
     small = part < np.sqrt(0.5)
     part, power = np.where(small, 2 * part, part), power - small
@@ -78,7 +78,7 @@ def log(x: Floats) -> Floats:
 
 
 def normal(u: Floats) -> Floats:
-    """The quantile function of the standard normal distribution."""
+    """Return the quantiles of the standard normal distribution at u."""
     q = u - 0.5
     result = q * _ratio(_CENTRE, 0.180625 - q * q)
     tail = np.flatnonzero(np.abs(q) > 0.425)
@@ -90,7 +90,7 @@ def normal(u: Floats) -> Floats:
 
 
 def _horner(terms: list[float], x: Floats) -> Floats:
-    """A polynomial, its highest term first."""
+    """Return a polynomial of x, given its highest term first."""
     value = np.full_like(x, terms[0])
     for term in terms[1:]:
         value *= x

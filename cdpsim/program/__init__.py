@@ -267,11 +267,6 @@ class Program:
         """The micro-batch of each pass."""
         return self.tasks.micro_batch[: self.compute : self.phases]
 
-    @property
-    def pass_device(self) -> Ints:
-        """The device on which each pass begins."""
-        return self.tasks.device[: self.compute : self.phases]
-
     @cached_property
     def versions(self) -> int:
         """The number of versions of a stage, theta_0 among them."""

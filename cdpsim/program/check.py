@@ -42,6 +42,7 @@ def _broken_rules(program: Program) -> Iterator[str]:
 
 
 def _broken_rows(wrong: Flags | Ints) -> list[int]:
+    """Return the rows in which a rule is broken."""
     return np.flatnonzero(wrong).tolist()
 
 
@@ -122,8 +123,8 @@ def _check_versions(program: Program) -> Iterator[str]:
     np.minimum.at(made, tasks.version[update] * span + tasks.stage[update], tasks.step[update])
 
     def missing(version: Ints, nodes: slice) -> list[int]:
-        there = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
-        return _broken_rows((version < 0) | (version >= program.versions) | (there >= tasks.step[nodes]))
+        made_in = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
+        return _broken_rows((version < 0) | (version >= program.versions) | (made_in >= tasks.step[nodes]))
 
     for task in missing(tasks.version[compute], compute):
         yield f"{program.describe(task)} reads version {tasks.version[task]}, which does not exist for it"

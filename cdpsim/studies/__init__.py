@@ -1,1 +1,1 @@
-"""What runs are made for: Table 1, the pyramid, comparisons, break-even, superposition, many runs."""
+"""Studies, which make and measure runs: Table 1, pyramid, comparison, break-even, superposition, Monte-Carlo."""

@@ -29,12 +29,12 @@ AnyStruct = TypeVar("AnyStruct", bound=Struct)
 class BreakEven:
     """The cost of a schedule's messages on a cluster, and the bandwidth from which on they are hidden.
 
-    `free` is the time of a training step if messages took no time, `step` that on the cluster as it is, and `exposed`
-    the share of it by which it is longer. `latency` is by how much, as a share of `free`, it is longer if messages
-    took their latency alone. `bandwidth` is what messages reach (the data sheet's times `achieved`) on the narrowest
-    way between two of the run's devices (None: there is one device), and `break_even` what that has to be, all others
-    scaled alike, for a step of at most (1 + share) * `free`: None if no bandwidth is enough, because latency is too
-    long, and 0 if any is. `factor` is their quotient.
+    `step` is the time of a training step on the cluster, and `free` that time if messages took no time. `exposed` is
+    the difference as a share of `step`. `latency` is the excess over `free`, as a share of `free`, if messages took
+    their latency alone. `bandwidth` is the one that messages reach (the data sheet's times `achieved`) on the narrowest
+    route between two of the run's devices; it is None if there is one device. `break_even` is the least such bandwidth
+    with a step of at most (1 + share) * `free`, all other bandwidths being scaled alike. It is None if no bandwidth is
+    enough, because latency is too long, and 0 if any bandwidth is. `factor` is `break_even` over `bandwidth`.
     """
 
     schedule: str
@@ -77,6 +77,7 @@ def find_break_even(run: Runner, cluster: Cluster, share: float = 0.01) -> Break
 
     @cache
     def excess(slowness: float) -> float:
+        """Return by how much a step is too long where bandwidths are divided by `slowness`."""
         return step_time(run(scale_links(cluster, 1 / slowness))) - (1 + share) * free
 
     factor: float | None = 0.0
@@ -115,7 +116,7 @@ def _without_rounding(share: float) -> float:
 
 def step_time(run: Run) -> float:
     """Return the time of a training step at rest."""
-    return float(run.at_rest.period)
+    return float(run.steady_state.period)
 
 
 def scale_links(part: AnyStruct, bandwidth: float, latency: float = 1) -> AnyStruct:

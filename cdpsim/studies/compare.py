@@ -22,17 +22,18 @@ _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate"}  # by their col
 class Measured:
     """The figures of a run: slots and stage-activations under unit costs, else seconds and bytes.
 
-    But for the makespan, all is of the run at rest, whatever number of steps was asked for. `step` is the time from the
-    end of one training step to that of the next, which is certified or measured, as `period_is` says. `bubble` is the
-    share of the lanes' time in which they do nothing, `exposed` the part of it in which they wait for a message that is
-    on its way, or for a stream that messages block. `memory` is the most that one device holds, the
-    categories the most of each on one device, and a run `fits` if no device needs more than it has. `versions` is
-    the most of one stage's parameters that a device holds at once, `staleness` how many steps old what forwards read is
-    on average. `messages` are those of one training step, `sent` is what they put on the wire, and `rounds`, in slots,
-    how many of them must fit between two slots. `micro_batch_rate` is the micro-batches per unit of time, and
-    `sample_rate` the samples, where the model says how many a micro-batch has. `steps` has the quantiles of `step` over
-    many runs. `setting` says what is trained, how and on which cluster; it is empty in the slot model. `untied` are
-    stages that the model ties and this schedule does not.
+    All figures but the makespan are of the run at rest; they do not depend on its number of steps. `step` is the time
+    from the end of one training step to that of the next; `period_is` says whether it is certified or measured.
+    `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which they wait for
+    a message that is on its way, or for a stream that messages block. `memory` is the peak memory of the fullest
+    device, and each category has its own peak over all devices. A run `fits` if no device needs more than it has.
+    `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean age, in
+    steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their bytes on
+    the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate` is the
+    number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many samples a
+    micro-batch has. `steps` has the quantiles of `step` over many runs. `setting` describes the model, how it is
+    trained, and the cluster; it is empty in the slot model. `untied` are stages that the model ties and this schedule
+    does not.
     """
 
     schedule: str
@@ -94,8 +95,8 @@ def rule_word(request: Request) -> str:
 
 
 def measure(run: Run, runs: int | None = None) -> Measured:
-    """Measure a run at rest; with `runs`, also how long steps take in so many runs of its request."""
-    request, rest = run.request, run.at_rest
+    """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
+    request, rest = run.request, run.steady_state
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
@@ -111,7 +112,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         bubble=rest.bubble,
         exposed=_exposed(rest),
         memory=peaks[-1],
-        fits=bool((rest.run.peaks[:, -1] <= run.room).all()),
+        fits=bool((rest.run.peaks[:, -1] <= run.device_memory).all()),
         **{category.name.lower(): peaks[category] for category in Category},
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,

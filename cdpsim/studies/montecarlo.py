@@ -14,7 +14,7 @@ from cdpsim.front import run as run_again
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.runs import Run
-from cdpsim.timing.disturbed_costs import jittered, steadily
+from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
 from cdpsim.trace import RUNS_HEADER, Trace
 
 QUANTILE_SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
@@ -61,7 +61,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     run = _random_run(trace)
     program, request = run.program, run.request
     _refuse_too_many(runs, program.steps)
-    steady = steadily(program, run.costs.undisturbed or run.costs, request.disorder)
+    steady = steady_costs(program, run.costs.undisturbed or run.costs, request.disorder)
     graph = program.levels
     earliest = np.zeros((program.nodes, 1))
     earliest[[task for task, _ in program.releases], 0] = steady.release
@@ -78,14 +78,14 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     chunk, done = max(8, DURATIONS_AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):
         numbers = range(low, min(low + chunk, runs))
-        drawn = jittered(program, steady.duration, request.disorder, request.seed, numbers)
+        drawn = jittered_durations(program, steady.duration, request.disorder, request.seed, numbers)
         makespan[low : numbers.stop], ends[low : numbers.stop] = sweep(drawn)
         done(len(numbers))
     done(0)
     _refuse_endless(makespan)
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    return SampledRuns(makespan, ends, steady_ends[0], float(rested.at_rest.period), run.at_rest.steps)
+    return SampledRuns(makespan, ends, steady_ends[0], float(rested.steady_state.period), run.steady_state.steps)
 
 
 def _random_run(trace: Trace) -> Run:
@@ -101,7 +101,7 @@ def _random_run(trace: Trace) -> Run:
 
 
 def _refuse_too_many(runs: int, steps: int) -> None:
-    """Refuse more runs than fit into free memory with their times and what is computed from them."""
+    """Refuse more runs than fit into free memory, with their times and the sums over these."""
     each = 8 * 4 * (steps + 1)
     most = free_bytes() // 2 // each
     if runs > most:

@@ -37,10 +37,11 @@ class Occupancies:
 
 
 def pyramid(trace: Trace) -> dict[str, Any]:
-    """Return what `cdpsim pyramid --format json` prints: devices of each stage, their derivations, and the assignment.
+    """Return the devices of each stage, their derivations and the assignment, with the keys of the command's JSON.
 
-    All is of the run at rest, but for the assignment, which has the steps of the trace. Its devices are those of
-    tasks.csv where these are as many as stages need and serve one stage each; else they are counted stage by stage.
+    All figures but the assignment are of the run at rest; the assignment has the steps of the trace. Its devices are
+    those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are numbered
+    stage by stage.
 
     >>> from cdpsim import simulate
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]
@@ -48,13 +49,13 @@ def pyramid(trace: Trace) -> dict[str, Any]:
     """
     if not isinstance(trace, Run):
         raise RequestError("pyramid", "a loaded trace does not say what ran when by stage; simulate it again")
-    run = max(trace, trace.at_rest.run, key=lambda run: run.program.steps)
+    run = max(trace, trace.steady_state.run, key=lambda run: run.program.steps)
     program = run.program
     rows = occupancies(program, run.start, run.end)
     device = assign_devices(rows)
     assert find_conflict(rows, device) is None, "the certificate is checked, not believed"
     stages = []
-    bounds = lower_bounds(trace.at_rest)
+    bounds = lower_bounds(trace.steady_state)
     for stage, bound in enumerate(bounds):
         at_stage = rows.stage == stage
         begin, end = rows.begin[at_stage], rows.end[at_stage]
@@ -70,8 +71,8 @@ def pyramid(trace: Trace) -> dict[str, Any]:
         "n": program.n,
         "devices": sum(stage["devices"] for stage in stages),
         "bound": sum(bounds),
-        "period": json_number(trace.at_rest.period),
-        "period_is": trace.at_rest.period_is,
+        "period": json_number(trace.steady_state.period),
+        "period_is": trace.steady_state.period_is,
         "stages": stages,
         "assignment": [dict(zip(columns, row, strict=True)) for row in assignment],
     }

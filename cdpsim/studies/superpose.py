@@ -5,8 +5,8 @@ max m(s) each; workers that go cyclically (CDP), each 1/N of a pass after the on
 m(s + i/N). The sum is exact: m is a step function of whole bytes over whole numbers (see `whole_ratios`), and because
 the sum repeats after 1/N of a pass, the steps of one curve, folded onto that share, are all of its steps.
 
-A layer counts with all that it holds for the whole of its forward and backward. Between the ends of layers m is so an
-upper bound, and the reduction a lower one; max m is what operators, followed one by one, peak at (see the tests).
+A layer counts with its whole memory during all of its forward and backward. Between the ends of layers m is therefore
+an upper bound, and the reduction a lower one; max m is the peak of the operators, traced one by one (see the tests).
 """
 
 from collections.abc import Sequence
@@ -82,11 +82,10 @@ def superpose(
 ) -> Superposition:
     """Extrapolate one worker's memory to n workers.
 
-    `model` is one that ships with the package, a file, or a `Model` whose stages are the layers. `axis` says what a
-    layer's share of the pass goes by: "flops", "roofline:DEVICE" (one of `ROOFLINE_DEVICES`) or "measured", for a model
-    of times.
-    `contents`: "activations" (and temporaries, and gradients of activations), "gradients" (adds inputs and gradients of
-    parameters), "constants" (adds a constant of the size of the parameters).
+    `model` is one that ships with the package, a file, or a `Model` whose stages are the layers. `axis` is the measure
+    of a layer's share of the pass: "flops", "roofline:DEVICE" (one of `ROOFLINE_DEVICES`) or "measured", for a model of
+    times. `contents` is "activations" (with temporaries and gradients of activations), "gradients" (adds inputs and
+    gradients of parameters) or "constants" (adds a constant of the size of the parameters).
     """
     n = whole_number("n", n, at_least=1)
     curve = worker_curve(model, axis=axis, contents=contents)
@@ -149,6 +148,7 @@ def memory_by_task(model: Model, contents: str) -> Ints:
     curves = memory.memory_by_category(program, *find_engine("fast")(program, Costs(duration, rounds, release)))
 
     def in_slots(category: Category) -> Ints:
+        """Return the bytes of a category in each slot."""
         rows = np.flatnonzero(curves["category"] == category)
         row = np.searchsorted(curves["time"][rows], np.arange(slots), side="right")
         return np.append(0, curves["size"][rows])[row]
@@ -188,10 +188,10 @@ def roofline(device: str) -> tuple[float, float]:
 def bytes_moved(model: Model) -> list[int]:
     """Return the bytes that each task reads and writes at least, in the order of `task_costs`.
 
-    A forward reads its parameters, and writes and reads each tensor that it keeps: autograd keeps what operations read
-    or make. Its input is among them; it was written before if the stage before keeps it, too. A backward reads all that
-    again, writes and reads a gradient of each, and writes those of its parameters. Tensors that are neither kept nor
-    parameters, such as the scores of attention, are taken to stay in caches.
+    A forward reads its parameters, and writes and reads each tensor that it keeps: autograd keeps the tensors that
+    operations read or make. Its input is among them; it was written before if the stage before keeps it, too. A
+    backward reads all that again, writes and reads a gradient of each, and writes those of its parameters. Tensors that
+    are neither kept nor parameters, such as the scores of attention, are taken to stay in caches.
     """
     kept, parameters = model.size("activation"), model.size("parameters")
     written_before = np.append(0, model.size("kept_output")[:-1])

@@ -1,5 +1,6 @@
 """Table 1 of the paper, three ways: as printed, exact, and measured on the trace of a run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -38,7 +39,7 @@ PRINTED = {
     "zero-cdp": ("BΨA", "ΨP/N", "ΨP", "", "", "O(1)", "N"),
 }
 _SHARED = "parameters shared by all micro-batches; early stages of CDP need two versions at once"
-# Why an exact cell is not what the paper prints, by quantity, and by schedule where that differs
+# The reasons for exact cells that differ from the printed ones, by quantity, or by schedule and quantity.
 _FOOTNOTES: dict[object, str] = {
     "gradient_volume": "the paper prints the leading term; k devices exchange k-1 copies",
     "boundary_volume": "one stage has no boundary",
@@ -99,6 +100,7 @@ def simulated_cells(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
     curves = memory.memory_by_category(program, start, end)
 
     def most(category: Category) -> Fraction:
+        """Return the peak of a category on one device in the steady window."""
         rows = curves["category"] == category
         return Fraction(memory.peak_within(curves["time"][rows], curves["size"][rows], *window), program.n)
 
@@ -176,17 +178,16 @@ def compute_table1(
 ) -> Table1:
     """Simulate the nine rows and compare each with its formulas; or evaluate the `formulas_alone`, for any n."""
     if true_or_false("exact", formulas_alone):
-        _refuse_options_of_runs(
-            {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
-        )
+        given = {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
+        _refuse_options_of_runs(name for name, is_given in given.items() if is_given)
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
     choose("collective", collective, STATED_COLLECTIVES)
     true_or_false("shared_parameters", shared_parameters)
     table = Table1(n, collective, [], [])
     for name in progress(PRINTED, "table1"):
         schedule, exact = SCHEDULES[name], exact_cells(name, n, collective, shared_parameters)
-        papers = dict(zip(QUANTITIES, PRINTED[name], strict=True))
-        cells = {quantity: {"paper": papers[quantity], "exact": exact[quantity]} for quantity in QUANTITIES}
+        papers = zip(QUANTITIES, PRINTED[name], strict=True)
+        cells = {quantity: {"paper": paper, "exact": exact[quantity]} for quantity, paper in papers}
         row: dict[str, Any] = {"schedule": name, "rule": schedule.rule.name, **cells}
         table.rows.append(row)
         if formulas_alone:
@@ -201,11 +202,10 @@ def compute_table1(
     return table
 
 
-def _refuse_options_of_runs(given: dict[str, bool]) -> None:
+def _refuse_options_of_runs(names: Iterable[str]) -> None:
     """Refuse options that would change nothing where nothing is run."""
-    for name, is_given in given.items():
-        if is_given:
-            raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
+    for name in names:
+        raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
 
 
 def _run(name: str, n: int, **options: Any) -> Run:
@@ -241,7 +241,7 @@ def table1(
 
 
 def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:
-    """Return why the exact cell is not what the paper prints; empty where it is."""
+    """Return the reason why the exact cell differs from the printed one; empty if they are equal."""
     printed, schedule = row[quantity]["paper"], row["schedule"]
     if printed == "O(log N)":
         rings = collective == "ring" and schedule != "zero-dp" and n > 2

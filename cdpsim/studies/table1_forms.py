@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cdpsim.files import tables
 from cdpsim.studies.table1 import QUANTITIES, Table1, footnote
 
-# Two blocks fit a terminal: what a device holds, and what it exchanges.
+# Two blocks fit a terminal: the memory of a device, and its messages.
 _BLOCKS = (
     ("activations", "parameters", "gpus"),
     ("gradient_volume", "parameter_volume", "boundary_volume", "rounds"),
@@ -43,6 +43,7 @@ class _Words(NamedTuple):
 
 
 def _words(table: Table1) -> _Words:
+    """Return the words of a table, which text, Markdown and LaTeX lay out."""
     notes: list[str] = []
     blocks = [{quantity: _quantity_columns(table, quantity, notes) for quantity in block} for block in _BLOCKS]
     remarks = [
@@ -77,6 +78,7 @@ def _quantity_columns(table: Table1, quantity: str, notes: list[str]) -> dict[st
 
 
 def _superscript(number: int) -> str:
+    """Return the mark of a footnote."""
     return "".join(_SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
@@ -89,6 +91,7 @@ def _text(table: Table1) -> str:
 
 
 def _text_block(words: _Words, block: Block) -> str:
+    """Return a block as text: a quantity's values stand side by side, with bars between them."""
     side_by_side = [_padded(["", "", *words.schedules])]
     for quantity, columns in block.items():
         cells = [_padded([value, *column]) for value, column in columns.items()]
@@ -99,6 +102,7 @@ def _text_block(words: _Words, block: Block) -> str:
 
 
 def _padded(cells: list[str]) -> list[str]:
+    """Return cells of equal width."""
     width = max(map(len, cells))
     return [cell.ljust(width) for cell in cells]
 
@@ -136,6 +140,7 @@ def _latex(table: Table1) -> str:
 
 
 def _latex_block(words: _Words, block: Block) -> str:
+    """Return a block as a tabular, whose header has a line of quantities and a line of values."""
     groups, rules, header = [""], [], [""]
     for quantity, columns in block.items():
         first, last = len(header) + 1, len(header) + len(columns)

@@ -1,4 +1,4 @@
-"""Who waits for whom in a run that does not end, because a device has stopped for good."""
+"""Runs that do not end because a device has stopped for good: which device waits for which."""
 
 from typing import NamedTuple, NoReturn
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from cdpsim.errors import Stalled
 from cdpsim.numeric.calendars import never
-from cdpsim.numeric.columns import Ints, Times
+from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 
-SHOWN = 16  # devices that are named
+MOST_NAMED = 16  # devices
 
 
 class Wait(NamedTuple):
-    """A device that waits: the first task that it cannot begin, what that waits for, and the device that has it.
+    """A device that waits: the first task that it cannot begin, the node that the task waits for, and its device.
 
     A device that has itself stopped waits for its own task.
     """
@@ -26,7 +26,7 @@ class Wait(NamedTuple):
 
 
 def waits(program: Program, start: Times, end: Times) -> list[Wait]:
-    """Find what each device that has stopped does not do, and what each other one waits for in vain."""
+    """Return the task that each stopped device does not do, and the node that each other device waits for in vain."""
     ends = end < never(end.dtype)
     before, after = program.waits()
     stuck = np.flatnonzero(~ends[before])
@@ -34,21 +34,21 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     np.minimum.at(waited, after[stuck], before[stuck])
     device = program.tasks.device
     found: dict[int, Wait] = {}
-    for task in np.flatnonzero(~ends & (waited == program.nodes)).tolist():  # it is its device that stands still
+    for task in np.flatnonzero(~ends & (waited == program.nodes)).tolist():  # its device stands still
         number = int(device[task])
         found.setdefault(number, Wait(number, task, task, number))
     for task in _first_in_lanes(program, ends).tolist():
         number, node = int(device[task]), int(waited[task])
         if number not in found:
             while _is_update(program, node, number) and waited[node] < program.nodes:
-                node = int(waited[node])  # not its own update: what that waits for
+                node = int(waited[node])  # not its own update, but the node that this waits for
             found[number] = Wait(number, task, node, _holder(program, waited, node))
     return [found[number] for number in sorted(found)]
 
 
-def _first_in_lanes(program: Program, ends: np.ndarray) -> Ints:
-    """The first task of each lane that does not end."""
-    lane = np.repeat(np.arange(len(program.lane_start) - 1), np.diff(program.lane_start))
+def _first_in_lanes(program: Program, ends: Flags) -> Ints:
+    """Return the first task of each lane that does not end."""
+    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     stuck = np.flatnonzero(~ends[program.lane_tasks])
     _, first = np.unique(lane[stuck], return_index=True)
     return program.lane_tasks[stuck[first]]
@@ -61,48 +61,47 @@ def _is_update(program: Program, node: int, device: int) -> bool:
 
 
 def _holder(program: Program, waited: Ints, node: int) -> int:
-    """The device that something which does not end would come from: that of the task behind messages and updates."""
+    """Return the device that a node which does not end comes from: that of the task behind messages and updates."""
     while node >= len(program.lane_tasks) and waited[node] < program.nodes:
         node = int(waited[node])
     return int(program.tasks.device[node])
 
 
-def refuse_stalled(program: Program, costs: Costs, start: Times, end: Times, which: str = "the run") -> None:
-    """Raise what says who waits for whom, if a run does not end."""
+def refuse_stalled(program: Program, costs: Costs, start: Times, end: Times, run_name: str = "the run") -> None:
+    """Raise an error that names the devices that wait, and for which, if a run does not end."""
     if costs.calendar is not None and (found := waits(program, start, end)):
-        _refuse(program, costs, start, found, which)
+        _refuse(program, costs, start, found, run_name)
 
 
-def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait], which: str) -> NoReturn:
-    own = [wait for wait in found if wait.task == wait.for_node]
+def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait], run_name: str) -> NoReturn:
+    sentences = [_describe_stop(program, costs, start, wait) for wait in found if wait.task == wait.for_node]
     others = [wait for wait in found if wait.task != wait.for_node]
-    in_slots = start.dtype.kind == "i"
-    sentences = []
-    for wait in own:
-        at, task = _stopped(costs, wait.task, start), program.describe(wait.task)
-        when = f"in slot {at}" if in_slots else f"at {at:g} s"
-        how = "is not done" if start[wait.task] < never(start.dtype) else "does not begin"
-        sentences.append(f"device {wait.device} stopped {when}: {task} {how}")
     if others:
-        verb = "device waits" if len(others) == 1 else "devices wait"
-        sentences.append(f"{len(others)} {verb}")
-    sentences += [_said(program, wait) for wait in others[:SHOWN]]
-    if len(others) > SHOWN:
-        sentences.append(f"and {len(others) - SHOWN} more")
-    raise Stalled(f"{which} does not end: {'; '.join(sentences)}")
+        sentences.append(f"{len(others)} {'device waits' if len(others) == 1 else 'devices wait'}")
+    sentences += [_describe_wait(program, wait) for wait in others[:MOST_NAMED]]
+    if len(others) > MOST_NAMED:
+        sentences.append(f"and {len(others) - MOST_NAMED} more")
+    raise Stalled(f"{run_name} does not end: {'; '.join(sentences)}")
 
 
-def _said(program: Program, wait: Wait) -> str:
-    """Device 4's F(t=1,i=0,j=2) waits for p2p activation(t=1,i=0,j=1) 3->4, held up by device 3."""
+def _describe_stop(program: Program, costs: Costs, start: Times, wait: Wait) -> str:
+    """Return a line such as "device 3 stopped in slot 2: F(t=0,i=1,j=0) is not done"."""
+    at, task = _stopped_at(costs, wait.task), program.describe(wait.task)
+    when = f"in slot {at}" if start.dtype.kind == "i" else f"at {at:g} s"
+    how = "is not done" if start[wait.task] < never(start.dtype) else "does not begin"
+    return f"device {wait.device} stopped {when}: {task} {how}"
+
+
+def _describe_wait(program: Program, wait: Wait) -> str:
+    """Return a line such as "device 4's F(t=1,i=0,j=2) waits for p2p activation(t=1,i=0,j=1) 3->4, held up by ..."."""
     task, node = program.describe(wait.task), program.describe(wait.for_node)
     return f"device {wait.device}'s {task} waits for {node}, held up by device {wait.holder}"
 
 
-def _stopped(costs: Costs, task: int, start: Times) -> float:
-    """Since when a task's device does nothing for good."""
+def _stopped_at(costs: Costs, task: int) -> float:
+    """Return since when a task's device stands still for good."""
     calendar = costs.calendar
     assert calendar is not None, "nothing else lets a run not end"
     row = calendar.row[task]
-    last = calendar.until[row] == calendar.never
-    at: float = calendar.at[row][last].min().item()
+    at: float = calendar.at[row][calendar.until[row] == calendar.never].min().item()
     return at

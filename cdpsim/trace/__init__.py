@@ -57,7 +57,9 @@ class Trace:
     ([0, 0, 0], 14)
     """
 
-    request: Mapping[str, Any]  # what the run was asked for; of a loaded trace anything that its file says, or nothing
+    request: Mapping[
+        str, Any
+    ]  # the recorded request of the run; of a loaded trace anything that its file has, or nothing
 
     def __init__(
         self, tasks: Columns, messages: Columns, memory: Columns, summary: Mapping[str, Any] = MappingProxyType({})

@@ -55,7 +55,7 @@ def test_the_state_policy() -> None:
     assert [int((sent.op == op).sum()) for op in (Op.REDUCE, Op.BROADCAST)] == [4 * 5, 4 * 4]
     assert (sent.content[sent.op == Op.BROADCAST] == Content.PARAMETERS).all()
     assert len(run.program.tasks) - run.program.compute == 4 * 5  # one update for each stage and step, on its owner
-    assert float(run.at_rest.period) == 8  # four forwards and four backwards
+    assert float(run.steady_state.period) == 8  # four forwards and four backwards
 
 
 def test_the_rule() -> None:
@@ -64,7 +64,7 @@ def test_the_rule() -> None:
     tasks, compute = run.program.tasks, slice(run.program.compute)
     assert np.array_equal(tasks.version[compute], np.maximum(tasks.step[compute] - 3, 0))
     assert run.program.fill == 3
-    assert run.at_rest.staleness == 3
+    assert run.steady_state.staleness == 3
     assert run.request.to_builtins()["rule"] == [[3] * 3] * 4
     # The last stage makes theta_4 of its gradients at theta_0, after which theta_1 to theta_4 are there.
     assert run.peaks[2, Category.PARAMETERS] == 4
@@ -73,9 +73,9 @@ def test_the_rule() -> None:
 def test_the_order() -> None:
     """Four stages, eight micro-batches: a period of 16, where a flush makes it 22; the versions of PipeDream-2BW."""
     run = sound(simulate(streaming, 4, m=8, steps=6))
-    assert float(run.at_rest.period) == 16
-    assert run.at_rest.certified
-    assert float(sound(simulate("1f1b", 4, m=8, steps=3)).at_rest.period) == 22
+    assert float(run.steady_state.period) == 16
+    assert run.steady_state.certified
+    assert float(sound(simulate("1f1b", 4, m=8, steps=3)).steady_state.period) == 22
     assert run.program.tasks.version[run.program.tasks_of_kind(Kind.F)].max() >= 4
     assert len(run.program.messages) == 6 * 8 * 3 * 2  # boundaries alone: nothing is summed over devices
 
@@ -92,7 +92,7 @@ def test_the_list_is_the_streamed_order(n: int, m: int) -> None:
         assert np.array_equal(getattr(written.program, name), getattr(derived.program, name))
     for name in ("version", "device", "kind", "step"):
         assert np.array_equal(getattr(written.program.tasks, name), getattr(derived.program.tasks, name))
-    assert written.at_rest.period == derived.at_rest.period == 2 * m
+    assert written.steady_state.period == derived.steady_state.period == 2 * m
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 2), Shape(3, 3), Shape(5, 5)])
@@ -127,7 +127,7 @@ def test_a_file_is_repeated_without_a_flush(tmp_path: Path) -> None:
     path = tmp_path / "steady.csv"
     path.write_text("0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1\n")
     run = sound(simulate(schedule_from_csv(path, together=False), 2, steps=5))
-    assert float(run.at_rest.period) == 4
+    assert float(run.steady_state.period) == 4
     lane = run.program.lane_tasks[: run.program.lane_start[1]]
     assert [run.program.describe(node) for node in lane[:5].tolist()] == [
         "F(t=0,i=0,j=0)",

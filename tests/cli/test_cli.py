@@ -470,13 +470,13 @@ def test_hostile_names_of_files_are_shown_in_one_line(name: str, form: str, comm
 @pytest.fixture
 def disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of mp-cdp that needs one round too many."""
-    measure = TABLE1.measure
+    measure = TABLE1.simulated_cells
 
     def off_by_one(trace: Any, shared_parameters: bool) -> Any:
         cells = measure(trace, shared_parameters)
         return cells | {"rounds": cells["rounds"] + (trace.request["schedule"] == "mp-cdp")}
 
-    monkeypatch.setattr(TABLE1, "measure", off_by_one)
+    monkeypatch.setattr(TABLE1, "simulated_cells", off_by_one)
 
 
 @pytest.mark.usefixtures("disagreement")

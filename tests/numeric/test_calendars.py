@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.numeric.calendars import FOREVER, Calendar, merged
+from cdpsim.numeric.calendars import FOREVER, Calendar, merge_stops
 from cdpsim.numeric.columns import Times
 
 Stops = Sequence[tuple[int, float]]
@@ -20,7 +20,7 @@ stops = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=4).m
 def calendar_of(rows: list[Stops], kind: type = np.int64) -> Calendar:
     """The calendar of devices with these stops, and of one without; node k is on device k."""
     never = FOREVER if kind is np.int64 else np.inf
-    pairs = [merged(row) for row in rows]
+    pairs = [merge_stops(row) for row in rows]
     shape = len(rows) + 1, max(map(len, pairs), default=0)
     at: Times = np.full(shape, never, dtype=kind)
     until: Times = np.full(shape, never, dtype=kind)
@@ -99,4 +99,4 @@ def test_what_stops_for_good_does_not_end(kind: type) -> None:
 
 
 def test_stops_that_touch_are_one() -> None:
-    assert merged([(8, 9), (1, 3), (3, 5), (2, 4), (6, 6)]) == [(1, 5), (8, 9)]
+    assert merge_stops([(8, 9), (1, 3), (3, 5), (2, 4), (6, 6)]) == [(1, 5), (8, 9)]

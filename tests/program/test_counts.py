@@ -21,7 +21,7 @@ from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import jittered
+from cdpsim.timing.disturbed_costs import jittered_durations
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -46,7 +46,7 @@ def test_passes_are_read_from_their_tasks() -> None:
     assert program.first_pass.tolist() == [0, 5, 9]
     assert program.pass_step.tolist() == [0] * 5 + [1] * 4
     assert program.pass_micro_batch.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert program.pass_device.tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
+    assert program.tasks.device[: program.compute : program.phases].tolist() == [0, 0, 0, 2, 2, 0, 2, 2, 2]
     assert program.tasks_of_kind(Kind.F).tolist() == [[4 * k, 4 * k + 1] for k in range(9)]
     assert pipeline([[3, 3], [3, 3]]).m == 6
 
@@ -159,7 +159,7 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
 
     def factors(counts: list[list[int]]) -> dict[str, float]:
         program = derive(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
-        drawn = jittered(program, np.ones(program.nodes), disorder, 7, range(1))[0]
+        drawn = jittered_durations(program, np.ones(program.nodes), disorder, 7, range(1))[0]
         return {program.describe(node): drawn[node] for node in range(len(program.tasks))}
 
     whole, short = factors([[3], [3]]), factors([[2], [3]])
@@ -185,15 +185,15 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
     fast.save(tmp_path / "run")
     again = reopen(tmp_path / "run")
     assert isinstance(again, Run) and np.array_equal(again.end, fast.end)
-    steps = fast.at_rest.steps
+    steps = fast.steady_state.steps
     done = sum(sum(counts[step]) for step in steps)
-    assert measure(fast).micro_batch_rate == pytest.approx(done / (len(steps) * float(fast.at_rest.period)))
+    assert measure(fast).micro_batch_rate == pytest.approx(done / (len(steps) * float(fast.steady_state.period)))
 
 
 def test_counts_of_m_are_no_counts() -> None:
     """All of them: nothing is recorded, and the run is at rest as ever."""
     run = simulate("1f1b", 2, m=3, counts=[[3], [3], [3], [3]])
-    assert "counts" not in run.request and run.at_rest.certified
+    assert "counts" not in run.request and run.steady_state.certified
     with pytest.raises(RequestError, match=r"^counts: have shape \(2, 1\) instead of \(3, 1\), steps by replicas"):
         simulate("1f1b", 2, m=3, steps=3, counts=[[3], [2]])
     with pytest.raises(RequestError, match=r"^counts: leave a device without a micro-batch"):
@@ -203,8 +203,8 @@ def test_counts_of_m_are_no_counts() -> None:
 def test_rates_of_uneven_steps_are_those_of_the_steps_looked_at() -> None:
     """Three steps of four micro-batches, then three of one: in the last half, one each in a step of its own length."""
     run = simulate("gpipe", 2, m=4, counts=[[4]] * 3 + [[1]] * 3)
-    assert run.at_rest.steps == range(3, 6)
-    assert (run.at_rest.period, measure(run).micro_batch_rate) == (
+    assert run.steady_state.steps == range(3, 6)
+    assert (run.steady_state.period, measure(run).micro_batch_rate) == (
         4,
         1 / 4,
     )  # one micro-batch passes two stages there and back

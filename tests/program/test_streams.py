@@ -108,9 +108,9 @@ def test_the_rings_of_several_cards_take_a_device_together(overlap: str, more: d
     """Not one after another. With a single stage there is nothing beside the sum, so no overlap makes a difference."""
     cluster = presets.find_cluster("h100-nodes")
     asked: dict[str, Any] = {"m": 16, "model": "gpt2", "collective": "ring", "ignore_memory": True}
-    step = simulate("multi-dp", 1, cluster=cluster, **asked).at_rest.period
+    step = simulate("multi-dp", 1, cluster=cluster, **asked).steady_state.period
     run = simulate("multi-dp", 1, cluster=overlapping(cluster, overlap), **asked, **more)
-    assert run.at_rest.period == pytest.approx(step, rel=1e-9)
+    assert run.steady_state.period == pytest.approx(step, rel=1e-9)
     assert violations(run) == {}
 
 

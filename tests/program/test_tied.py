@@ -187,7 +187,7 @@ def test_each_of_several_tensors_is_summed_by_itself(contention: Contention) -> 
         assert sums(trace) == [(-1, "0|1|3", 20), (-1, "0|3", 30)]
     assert set(stages[(stages < 0) | (op == "all_reduce")].tolist()) == {-1}
     assert not violations(trace)
-    assert trace.at_rest.period_is == ("certified" if contention == "none" else "measured")
+    assert trace.steady_state.period_is == ("certified" if contention == "none" else "measured")
 
 
 def test_it_may_be_summed_before_the_step_ends() -> None:

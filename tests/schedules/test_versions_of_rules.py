@@ -56,7 +56,7 @@ def test_acco_counted_by_hand() -> None:
 @pytest.mark.parametrize(("rule", "stale"), [(acco, 0.0), (dpu, 1.0)])
 def test_staleness_is_as_published(rule: Rule, stale: float) -> None:
     """ACCO has none; a delayed update applies gradients one version late."""
-    assert run_of(rule, steps=6).at_rest.staleness == stale
+    assert run_of(rule, steps=6).steady_state.staleness == stale
 
 
 @pytest.mark.parametrize("name", ["multi-dp", "single-dp", "mp-dp", "gpipe", "zbv", "pipedream-2bw"])

@@ -106,7 +106,7 @@ def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
     one, summary = measure(trace), trace.summary()
     assert (one.devices, one.makespan) == tuple(summary[key] for key in ("devices", "makespan"))
     assert (one.step, one.period_is) == (Fraction(summary["period"]), summary["period_is"])
-    longer = simulate(**request | {"steps": trace.at_rest.run.program.steps})  # type: ignore[arg-type]
+    longer = simulate(**request | {"steps": trace.steady_state.run.program.steps})  # type: ignore[arg-type]
     for name in (*(category.name.lower() for category in Category), "total"):
         most = max(row[name] for row in longer.summary()["peak_memory"])
         assert most == (one.memory if name == "total" else getattr(one, name))

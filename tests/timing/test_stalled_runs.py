@@ -14,7 +14,7 @@ from cdpsim.errors import Stalled
 from cdpsim.numeric.calendars import FOREVER
 from cdpsim.runs import Run
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import disturbed
+from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES
 from cdpsim.timing.stalled_runs import Wait, refuse_stalled, waits
 from tests.conftest import Command, examples
@@ -30,7 +30,7 @@ def stopped(name: str, n: int, stops: dict[int, int]) -> tuple[Run, dict[str, tu
     disorder = Disorder(stop=tuple(Stop(device=d, at=at) for d, at in stops.items()))
     model = Model.unit(run.program.n, split=run.program.splits)
     costs = node_costs(run.program, model, Cluster.unit(), "ring")
-    costs = disturbed(run.program, costs, disorder, 0, 0)
+    costs = disturbed_costs(run.program, costs, disorder, 0, 0)
     times = {engine: play(run.program, costs) for engine, play in ENGINES.items()}
     return replace(run, costs=costs), times
 

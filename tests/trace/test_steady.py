@@ -46,7 +46,7 @@ def ends(run: Run) -> Any:
 
 def check_period(name: str, **asked: Any) -> None:
     """The mean of as many later steps as have any short repetition, whole times exactly."""
-    rest = run_of(name, **asked).at_rest
+    rest = run_of(name, **asked).steady_state
     assert rest.certified, (name, asked)
     every = len(rest.steps)
     later = ends(run_of(name, **asked, steps=rest.run.program.steps + 12 * every))
@@ -77,7 +77,7 @@ def test_a_certified_period_is_that_of_every_later_step(name: str) -> None:
 @given(requests(most=4) | streamed_requests(most=3))
 def test_what_is_certified_goes_on(request: dict[str, Any]) -> None:
     """Of anything that can be asked for, too."""
-    rest = run_of(**request).at_rest
+    rest = run_of(**request).steady_state
     if rest.certified:
         every, last = len(rest.steps), rest.steps[-1]
         later = ends(run_of(**request | {"steps": rest.run.program.steps + 6 * every}))
@@ -173,9 +173,9 @@ def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: d
 def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     """1F1B begins and ends on its first device: 2 (m + n - 1) slots later the next step begins, and nothing sooner."""
     run = run_of("1f1b", 4, m=6, steps=steps)
-    assert (run.at_rest.period, run.at_rest.certified) == (2 * (6 + 4 - 1), True)
-    assert run.at_rest.run.program.steps == (1 if steps == 5 else steps)
-    assert run.at_rest.bubble == pytest.approx((4 - 1) / (6 + 4 - 1))
+    assert (run.steady_state.period, run.steady_state.certified) == (2 * (6 + 4 - 1), True)
+    assert run.steady_state.run.program.steps == (1 if steps == 5 else steps)
+    assert run.steady_state.bubble == pytest.approx((4 - 1) / (6 + 4 - 1))
     apart = steady.period_of_separate_steps(run.program, run.start, run.end)
     assert apart == 2 * (6 + 4 - 1)
 
@@ -193,7 +193,7 @@ def test_other_steps_touch(name: str, asked: dict[str, Any]) -> None:
     """One step says nothing of the next then, and a run of several is looked at."""
     run = run_of(name, 4, steps=1, **asked)
     assert steady.period_of_separate_steps(run.program, run.start, run.end) is None
-    assert run.at_rest.run.program.steps > 1
+    assert run.steady_state.run.program.steps > 1
 
 
 def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:
@@ -216,7 +216,7 @@ def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
     """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
     run = simulate("multi-cdp", 2, steps=12)
     program, step = run.program, steady.steps_of_nodes(run.program)
-    assert steady.reach(program, step)[0] == 2
+    assert steady.dependency_reach(program, step)[0] == 2
     end = run.end.copy()
     end[np.flatnonzero(program.tasks.step == 10)[0]] -= 1
     assert steady.certify(program, step, run.start, run.end) is not None
@@ -279,7 +279,7 @@ def test_the_last_half_of_a_measured_run_is_looked_at() -> None:
     """Up to the last step whose versions are read: of 8 steps, each t² slots late, steps 4 to 6 take 4 + 27 / 3."""
     run = simulate("multi-dp", 2, steps=8)
     late = np.concatenate([run.program.tasks.step, run.program.messages.step]) ** 2
-    rest = replace(run, start=run.start + late, end=run.end + late, longer=None).at_rest
+    rest = replace(run, start=run.start + late, end=run.end + late, rerun=None).steady_state
     assert (rest.steps, rest.period, rest.period_is) == (range(4, 7), 4 + 9, "measured")
 
 
@@ -309,7 +309,7 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     asked = fitting(name, 4)
     model = uneven(asked.pop("n"))
     run = run_of(**asked, model=model, cluster=BOX)
-    rest, lanes = run.at_rest, len(run.program.lane_start) - 1
+    rest, lanes = run.steady_state, len(run.program.lane_start) - 1
     work = int(run.program.counts[0]) * sum(stage.forward + stage.backward for stage in model.stages)
     assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from validation.report.form import (
+from validation.report.schema import (
     Amount,
     Curve,
     DeviceMemory,
     DeviceTime,
     Memory,
     MessageCount,
-    Parameters,
+    ParameterComparison,
     Report,
     Time,
     Total,
@@ -49,7 +49,7 @@ class Made:
         return Report(
             request={"schedule": self.schedule, "n": self.n, "model": self.model, "device": "cpu", "backend": None},
             environment={"torch": "2"},
-            parameters=Parameters(max_abs_difference=0.0, bit_equal=True, tolerance=0.0),
+            parameters=ParameterComparison(max_abs_difference=0.0, bit_equal=True, tolerance=0.0),
             memory=Memory(
                 devices=devices,
                 max_relative_error=max(abs(d.relative_error) for d in devices),

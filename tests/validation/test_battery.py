@@ -28,19 +28,19 @@ from validation.modules import Unfit
 from validation.replay.case import Case
 from validation.replay.plan import ReplayError
 from validation.report import command as report
-from validation.report import form as reportform
+from validation.report import schema as reportform
 from validation.report.environment import environment
-from validation.report.form import Battery, Report, Result
+from validation.report.schema import Battery, Report, TrialResult
 from validation.trial import battery
-from validation.trial.trials import LEADING, PIPELINES, Group, Trial, named, only, trials
-from validation.trial.worker import Answer, Calibrated, Failed, Replayed, Worker, failed
+from validation.trial.trials import LEADING, PIPELINES, Group, Trial, list_trials, select_trials, trial_names
+from validation.trial.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
 
 DEVICES = ("cpu", "cuda")
 
 
 def read(path: Path) -> Battery:
     """Read a battery as another process would: the command that writes it has not read it."""
-    found = reportform.decode(path.read_text(), str(path))
+    found = reportform.decode_report(path.read_text(), str(path))
     assert isinstance(found, Battery)
     return found
 
@@ -55,7 +55,7 @@ def states(path: Path) -> dict[str, str]:
 @pytest.fixture
 def these(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let batteries consist of these trials alone."""
-    return lambda *found: monkeypatch.setattr(battery, "trials", lambda device: list(found))
+    return lambda *found: monkeypatch.setattr(battery, "list_trials", lambda device: list(found))
 
 
 HARMS = {
@@ -97,7 +97,7 @@ def test_one_failure_loses_nothing_else(
 def test_a_rank_that_dies_is_named_and_the_next_trial_has_others(these: Callable[..., None], tmp_path: Path) -> None:
     deadly = tiny("deadly", model="tests.validation.fatal:killed_as_rank_1", schedule="multi-cdp", alone=False)
     these(tiny("before", schedule="pp-cdp", alone=False), deadly, tiny("after", schedule="pp-cdp", alone=False))
-    battery.run(tmp_path / "battery.json", "cpu", timeout=60)
+    battery.run_battery(tmp_path / "battery.json", "cpu", timeout=60)
     found = read(tmp_path / "battery.json")
     assert [result.state for result in found.trials] == ["ok", "failed", "ok"]
     assert found.trials[1].failure == "killed"
@@ -196,7 +196,7 @@ KINDS: list[tuple[Exception, str, str]] = [
 
 @pytest.mark.parametrize(("error", "failure", "reason"), KINDS)
 def test_failures_have_a_word_and_a_line(error: Exception, failure: str, reason: str) -> None:
-    found = failed(error)
+    found = failure_of(error)
     assert found.failure == failure
     assert found.reason.startswith(reason)
     assert "\n" not in found.reason
@@ -239,8 +239,10 @@ class Quick:
 def made(trial: Trial, ok: bool = True) -> Report:
     assert trial.case is not None
     found = Made(trial.case.schedule, trial.case.n, agree=ok).report()
-    return reportform.decode(  # type: ignore[return-value]
-        reportform.encode(found).decode().replace('"model":', f'"model_sha256": "{trial.case.model}", "model":', 1),
+    return reportform.decode_report(  # type: ignore[return-value]
+        reportform.encode_report(found)
+        .decode()
+        .replace('"model":', f'"model_sha256": "{trial.case.model}", "model":', 1),
         "it",
     )
 
@@ -270,14 +272,14 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Quic
 
 
 def battery_of(quick: Quick, tmp_path: Path, **how: Any) -> Battery:
-    return battery.run(tmp_path / "battery.json", "cpu", **how)
+    return battery.run_battery(tmp_path / "battery.json", "cpu", **how)
 
 
 def test_the_file_is_written_after_each_trial(quick: Callable[..., Quick], tmp_path: Path) -> None:
     """In the order of the trials, which is also that of the file."""
     worker = quick()
     found = battery_of(worker, tmp_path)
-    names = [trial.name for trial in trials("cpu")]
+    names = [trial.name for trial in list_trials("cpu")]
     assert worker.made == names == [result.name for result in found.trials]
     calibrated = names.index("calibration")
     assert worker.files == [k - (k > calibrated) for k in range(len(names))]
@@ -290,7 +292,7 @@ def test_the_file_is_written_after_each_trial(quick: Callable[..., Quick], tmp_p
 def test_a_trial_out_of_tolerance_is_a_result(
     quick: Callable[..., Quick], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = trials("cpu")[0]
+    first = list_trials("cpu")[0]
     quick({first.name: done(first, ok=False)})
     words = ["battery", "--device", "cpu", "-o", str(tmp_path / "battery.json")]
     assert main(words) == 1
@@ -309,7 +311,7 @@ def test_some_trials_are_made_and_the_rest_later(quick: Callable[..., Quick], tm
     before = read(tmp_path / "battery.json")
     second = quick()
     battery_of(second, tmp_path, resume=True)
-    everything = [trial.name for trial in trials("cpu")]
+    everything = [trial.name for trial in list_trials("cpu")]
     assert second.made == [name for name in everything if name not in first.made]
     after = read(tmp_path / "battery.json")
     assert [result.name for result in after.trials] == everything
@@ -396,7 +398,7 @@ def test_a_report_of_the_folder_shows_what_there_is(
     capsys.readouterr()
     assert main(["report", str(tmp_path)]) == 0
     assert "bad/single-cdp failed (killed): its process is gone" in capsys.readouterr().err
-    assert len(report.find(tmp_path).found) == 1
+    assert len(report.find_reports(tmp_path).found) == 1
 
 
 # What there is to be made
@@ -404,7 +406,7 @@ def test_a_report_of_the_folder_shows_what_there_is(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_trials_have_names_and_what_they_show(device: str) -> None:
-    found = trials(device)
+    found = list_trials(device)
     assert len({trial.name for trial in found}) == len(found)
     for trial in found:
         assert trial.group.shows and trial.group.seconds > 0
@@ -414,7 +416,7 @@ def test_trials_have_names_and_what_they_show(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_schedule_is_replayed_at_every_size(device: str) -> None:
     """Each of Table 1 and four pipelines: N = 2, 4 and 8 in one process, and by ranks."""
-    cases = [(trial.case, trial.alone) for trial in trials(device) if trial.case]
+    cases = [(trial.case, trial.alone) for trial in list_trials(device) if trial.case]
     ran = {(case.schedule, case.n, alone) for case, alone in cases if case.model in ("mlp", "transformer")}
     for schedule in (*TABLE_1, *PIPELINES):
         assert {(schedule, n, True) for n in (2, 4, 8)} | {(schedule, 4, False)} <= ran
@@ -424,29 +426,29 @@ def test_every_schedule_is_replayed_at_every_size(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_most_telling_trials_come_first(device: str) -> None:
     """Of every group before the rest of any; models of real size among them."""
-    leads = [trial.case is None or trial.case.schedule in LEADING for trial in trials(device)]
+    leads = [trial.case is None or trial.case.schedule in LEADING for trial in list_trials(device)]
     assert leads == sorted(leads, reverse=True)
-    first = [trial.group.name for trial, lead in zip(trials(device), leads, strict=True) if lead]
-    assert set(first) == {trial.group.name for trial in trials(device)}
+    first = [trial.group.name for trial, lead in zip(list_trials(device), leads, strict=True) if lead]
+    assert set(first) == {trial.group.name for trial in list_trials(device)}
     assert first.index("vit-b16") < first.index("small-n4")
 
 
 def test_trials_are_chosen_by_names_and_patterns() -> None:
-    found = trials("cpu")
-    assert [trial.name for trial in only(found, ["small-n2/mp-dp"])] == ["small-n2/mp-dp"]
-    assert {trial.group.name for trial in only(found, ["timed*"])} == {"timed", "timed-ranks"}
-    assert only(found, ["*"]) == found
-    assert {trial.group.name for trial in only(found, ["vit-b16", "resnet50"])} == {"vit-b16", "resnet50"}
+    found = list_trials("cpu")
+    assert [trial.name for trial in select_trials(found, ["small-n2/mp-dp"])] == ["small-n2/mp-dp"]
+    assert {trial.group.name for trial in select_trials(found, ["timed*"])} == {"timed", "timed-ranks"}
+    assert select_trials(found, ["*"]) == found
+    assert {trial.group.name for trial in select_trials(found, ["vit-b16", "resnet50"])} == {"vit-b16", "resnet50"}
     with pytest.raises(RequestError, match=r"no trial is called 'smal-n2'; did you mean 'small-n2'\?; see --list"):
-        only(found, ["ranks", "smal-n2"])
+        select_trials(found, ["ranks", "smal-n2"])
 
 
 def test_what_is_left_out_is_named_in_short() -> None:
-    found = trials("cpu")
+    found = list_trials("cpu")
     left = [
         trial for trial in found if trial.group.name == "vit-b16" or trial.name in ("small-n2/mp-dp", "calibration")
     ]
-    assert named(left, found) == "vit-b16/*, calibration, small-n2/mp-dp"
+    assert trial_names(left, found) == "vit-b16/*, calibration, small-n2/mp-dp"
 
 
 # The command
@@ -488,7 +490,7 @@ def test_a_bad_request_is_one_line_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Worker, "make", None)
     Path("there.json").write_text("{}")
-    reportform.write("report.json", Made().report())
+    reportform.write_report("report.json", Made().report())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["battery", *([] if "--device" in words else ["--device", "cpu"]), *words]) == 2
     output = capsys.readouterr()
@@ -499,16 +501,16 @@ def test_a_bad_request_is_one_line_before_anything_runs(
 
 def test_a_result_is_what_was_said() -> None:
     """A failure has a word of a few, which a file is refused for if it has another."""
-    text = reportform.encode(
+    text = reportform.encode_report(
         Battery(
             environment={},
             seconds=0,
             calibration=None,
             models={},
             reports=[],
-            trials=[Result(name="x", state="failed", failure="killed", reason="so")],
+            trials=[TrialResult(name="x", state="failed", failure="killed", reason="so")],
         )
     ).decode()
-    assert isinstance(reportform.decode(text, "it"), Battery)
+    assert isinstance(reportform.decode_report(text, "it"), Battery)
     with pytest.raises(RequestError, match="no report"):
-        reportform.decode(text.replace('"killed"', '"bored"'), "it")
+        reportform.decode_report(text.replace('"killed"', '"bored"'), "it")

@@ -21,10 +21,10 @@ from cdpsim.model import Model, Stage
 from cdpsim.program import Op
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
-from validation.calibrate.figure import draw
-from validation.calibrate.fits import algorithms, predict
+from validation.calibrate.figure import draw_calibration
+from validation.calibrate.fits import algorithms, predict_collective
 from validation.calibrate.results import Calibration
-from validation.calibrate.timings import Passed, Span, StageTimes, repetitions
+from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
 from validation.training.models import Stages
 
 STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
@@ -42,8 +42,8 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("calibration")
-    request = calibrate.Request(stages=STAGES, sizes=SIZES, rounds=4)
-    return Done(folder, calibrate.run(folder / "box.toml", request, stages_output=folder / "stages.toml"))
+    request = calibrate.CalibrationRequest(stages=STAGES, sizes=SIZES, rounds=4)
+    return Done(folder, calibrate.calibrate_machine(folder / "box.toml", request, stages_output=folder / "stages.toml"))
 
 
 def test_a_run_writes_all_of_its_files(done: Done) -> None:
@@ -60,10 +60,12 @@ def test_what_was_measured_is_kept_where_no_picture_can_be_drawn(
         raise ValueError("no font")
 
     monkeypatch.setattr(calibrate, "Ranks", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(calibrate, "measure", lambda *_: done.found)
-    monkeypatch.setattr(calibrate, "draw", fail)
+    monkeypatch.setattr(calibrate, "measure_machine", lambda *_: done.found)
+    monkeypatch.setattr(calibrate, "draw_calibration", fail)
     with pytest.raises(ValueError, match="no font"):
-        calibrate.run(tmp_path / "box.toml", calibrate.Request(stages=STAGES), stages_output=tmp_path / "stages.toml")
+        calibrate.calibrate_machine(
+            tmp_path / "box.toml", calibrate.CalibrationRequest(stages=STAGES), stages_output=tmp_path / "stages.toml"
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["box.json", "box.toml", "stages.toml"]
     assert (tmp_path / "box.toml").read_bytes() == (done.folder / "box.toml").read_bytes()
 
@@ -115,10 +117,10 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
     """The summary also says whether other programs were using the machine."""
-    quiet = calibration.transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
-    busy = calibration.transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
+    quiet = calibration.summarize_transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
+    busy = calibration.summarize_transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
     for messages, more in ((quiet, 0), (busy, 1)):
-        lines = calibrate.told(msgspec.structs.replace(done.found, one_way=messages)).splitlines()
+        lines = calibrate.calibration_summary(msgspec.structs.replace(done.found, one_way=messages)).splitlines()
         assert len(lines) == 7 + more
         assert lines[0].startswith("link: ")
     assert lines[-1].startswith("messages took 80.0 times as long")
@@ -126,7 +128,7 @@ def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
 
 def test_a_calibration_is_not_overwritten(done: Done) -> None:
     with pytest.raises(RequestError, match="--force"):
-        calibrate.run(done.folder / "box.toml", calibrate.Request(stages=STAGES))
+        calibrate.calibrate_machine(done.folder / "box.toml", calibrate.CalibrationRequest(stages=STAGES))
 
 
 LATENCY, BANDWIDTH = 5e-5, 2e9
@@ -139,7 +141,7 @@ def series(seconds: float) -> list[list[float]]:
 
 def test_the_quietest_series_counts() -> None:
     times = {size: series(LATENCY + size / BANDWIDTH) for size in (8, 2**12, 2**20, 2**26)}
-    found = calibration.transfers(times)
+    found = calibration.summarize_transfers(times)
     assert found.fit.latency_seconds == pytest.approx(LATENCY)
     assert found.fit.bandwidth == pytest.approx(BANDWIDTH)
     assert [point.faster / point.seconds for point in found.points] == pytest.approx([0.95] * 4)
@@ -148,17 +150,23 @@ def test_the_quietest_series_counts() -> None:
 @pytest.mark.parametrize("name", algorithms(Op.ALL_REDUCE))
 def test_the_algorithm_is_found_that_times_were_made_of(name: str) -> None:
     """Each rank begins a little later than the one before, and only the last one's beginning counts."""
-    link = calibration.transfers({size: [[LATENCY + size / BANDWIDTH] * 3] for size in (8, 2**12, 2**20, 2**26)}).fit
+    link = calibration.summarize_transfers(
+        {size: [[LATENCY + size / BANDWIDTH] * 3] for size in (8, 2**12, 2**20, 2**26)}
+    ).fit
     spans = {}
     for ranks in (2, 3, 4, 5):
         took = {
-            size: predict(Op.ALL_REDUCE, name, ranks, size, LATENCY, BANDWIDTH) for size in (8, 2**12, 2**20, 2**26)
+            size: predict_collective(Op.ALL_REDUCE, name, ranks, size, LATENCY, BANDWIDTH)
+            for size in (8, 2**12, 2**20, 2**26)
         }
         spans[ranks] = [
-            {size: [[Span(-0.1 * (ranks - 1 - rank), seconds - 0.01 * rank)] * 3] for size, seconds in took.items()}
+            {
+                size: [[RankInterval(-0.1 * (ranks - 1 - rank), seconds - 0.01 * rank)] * 3]
+                for size, seconds in took.items()
+            }
             for rank in range(ranks)
         ]
-    found = calibration.collective(Op.ALL_REDUCE, spans, link)
+    found = calibration.summarize_collective(Op.ALL_REDUCE, spans, link)
     assert (found.best_fit, found.best) == (name, name)
     assert found.fits[name].max_relative_error < 1e-6
     assert found.on_link[name].max_relative_error < 1e-6
@@ -172,17 +180,17 @@ def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
     """Speed is that of all ranks at work, unless one of them alone is asked for."""
     busy = [StageTimes(*map(passed, (2.0, 4.0, 100.0, 3.0, 3.0)))]
     quiet = [StageTimes(*map(passed, (1.0, 2.0, 1.0, 3.0, 3.0)))]
-    found = calibration.compute(busy, quiet, [(20.0, 40.0)], False)
+    found = calibration.summarize_compute(busy, quiet, [(20.0, 40.0)], False)
     assert (found.speed_flop_per_second, found.slowdown) == (10.0, 2.0)
     assert found.relative_errors == [0.0, 0.0]
     assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None, None, None]
-    found = calibration.compute(busy, quiet, [(20.0, 40.0)], True)
+    found = calibration.summarize_compute(busy, quiet, [(20.0, 40.0)], True)
     assert (found.speed_flop_per_second, found.slowdown) == (20.0, 2.0)
 
 
 def test_ranks_speak_for_the_same_stages() -> None:
     one, two = (StageTimes(*map(passed, range(first, first + 5))) for first in (1, 4))
-    (both,) = calibration.pooled([[one], [two]])
+    (both,) = calibration.pool_ranks([[one], [two]])
     assert [p.seconds for p in both.backward] == [2.0] * 3 + [5.0] * 3
 
 
@@ -191,20 +199,20 @@ def test_what_a_backward_does_not_take_for_its_input_it_takes_for_its_weights() 
     weights = [Work(2), Work(1), Work(1)]
     model = Model(stages=tuple(Stage(forward=Work(1), backward=Work(2), weight_backward=part) for part in weights))
     taken = [(1.0, 8.0, 0.1, 0.5, 8.0), (1.0, 8.0, 0.1, 3.0, 7.0), (1.0, 8.0, 0.1, 9.0, 7.0)]
-    tasks = calibration.tasks([StageTimes(*map(passed, own)) for own in taken])
+    tasks = calibration.summarize_tasks([StageTimes(*map(passed, own)) for own in taken])
     whole, parts = (calibration.timed_model(model, tasks, "x", split=split).stages for split in (False, True))
     assert [(stage.backward, stage.weight_backward) for stage in whole] == [(8, 8), (8, 5), (8, 0.08)]
     assert [(stage.backward, stage.weight_backward) for stage in parts] == [(8.5, 8), (10, 7), (16, 7)]
 
 
 def test_times_that_do_not_grow_can_be_drawn(done: Done) -> None:
-    flat = calibration.transfers({size: [[LATENCY] * 3] for size in SIZES})
+    flat = calibration.summarize_transfers({size: [[LATENCY] * 3] for size in SIZES})
     assert flat.fit.bandwidth_bytes_per_second is None
-    assert rendered(draw(msgspec.structs.replace(done.found, one_way=flat)), "flat.png")
+    assert rendered(draw_calibration(msgspec.structs.replace(done.found, one_way=flat)), "flat.png")
 
 
 def test_the_same_calibration_gives_the_same_picture(done: Done) -> None:
-    drawn = [rendered(draw(done.found), f"{name}.png") for name in "ab"]
+    drawn = [rendered(draw_calibration(done.found), f"{name}.png") for name in "ab"]
     assert drawn[0] == drawn[1]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError
 from validation.profile import footprints as stages
 from validation.profile.command import profile
-from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.training.models import make_architecture
 from validation.training.stages import Architecture
 
@@ -161,20 +161,20 @@ def test_a_saved_configuration_is_profiled_as_the_built_in_model(name: str, tmp_
 @pytest.mark.parametrize("name", ["vit-b16", "gpt2", "gpt2-mini", "llama-mini"])
 def test_equal_blocks_are_measured_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last layer, and one block."""
-    measure, measured = stages.measure, []
+    measure, measured = stages.measure_stage, []
 
     def counted(*given: Any) -> stages.Footprint:
         measured.append(given[1])
         return measure(*given)
 
-    monkeypatch.setattr(stages, "measure", counted)
+    monkeypatch.setattr(stages, "measure_stage", counted)
     count = profile(name, batch=1).layers
     assert measured == [0, 1, count - 1]
 
 
 def test_a_replay_of_a_configuration_is_the_equation(tmp_path: Path) -> None:
     prepared = prepare(Case("multi-cdp", 2, steps=2, model=saved(tmp_path, "qwen2", **LLAMA), sizes=(("length", 4),)))
-    assert difference(play_together(prepared), expected(prepared)) == 0
+    assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
 
 
 @pytest.mark.parametrize(

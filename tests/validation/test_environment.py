@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
 from validation.modules import installed
-from validation.report.environment import environment, source
+from validation.report.environment import environment, source_hash
 
 
 def test_versions_and_machine_are_there() -> None:
@@ -47,16 +47,16 @@ def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mo
     code = tmp_path / "cdpsim" / "engine" / "fast.py"
     code.write_text("1")
     monkeypatch.setattr("validation.report.environment._ROOT", tmp_path)
-    found = [source()]
+    found = [source_hash()]
     code.write_text("2")
-    found.append(source())
+    found.append(source_hash())
     code.rename(code.with_name("slow.py"))
-    found.append(source())
+    found.append(source_hash())
     (tmp_path / "validation" / "new.py").touch()
-    found.append(source())
+    found.append(source_hash())
     assert len(set(found)) == 4
     (tmp_path / "validation" / "README.md").write_text("text")
-    assert source() == found[-1]
+    assert source_hash() == found[-1]
 
 
 def test_transformers_is_told_without_importing_it() -> None:

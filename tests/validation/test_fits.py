@@ -17,7 +17,15 @@ from cdpsim.program import Op
 from cdpsim.program.assembly import derive
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.timing.costs import node_costs
-from validation.calibrate.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed, predict
+from validation.calibrate.fits import (
+    Sample,
+    algorithms,
+    errors_of,
+    fit_collective,
+    fit_line,
+    fit_speed,
+    predict_collective,
+)
 
 SIZES = [8 * 4**k for k in range(12)]
 latencies = st.floats(1e-6, 1e-3)
@@ -77,7 +85,9 @@ def test_times_that_do_not_grow_are_all_latency() -> None:
 def test_a_collective_gives_back_the_links_that_it_ran_on(
     how: tuple[Op, str], latency: float, bandwidth: float
 ) -> None:
-    samples = [Sample(k, size, predict(*how, k, size, latency, bandwidth)) for k in (2, 3, 4) for size in SIZES]
+    samples = [
+        Sample(k, size, predict_collective(*how, k, size, latency, bandwidth)) for k in (2, 3, 4) for size in SIZES
+    ]
     line = fit_collective(*how, samples)
     assert isclose(line.latency, latency, rel_tol=1e-6)
     assert isclose(line.bandwidth, bandwidth, rel_tol=1e-6)
@@ -96,7 +106,9 @@ def test_what_is_fitted_is_what_a_simulation_will_charge(schedule: str, algorith
     for op, group, size, seconds in zip(
         *(c.tolist() for c in (program.messages.op, program.messages.dst, program.messages.size, charged)), strict=True
     ):
-        assert isclose(predict(Op(op), algorithm, len(program.groups[group]), size, latency, bandwidth), seconds)
+        assert isclose(
+            predict_collective(Op(op), algorithm, len(program.groups[group]), size, latency, bandwidth), seconds
+        )
 
 
 @given(st.floats(1e6, 1e15), st.lists(st.integers(1, 10**12), min_size=1))

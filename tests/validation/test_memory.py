@@ -23,16 +23,16 @@ from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_schedu
 from tests.validation.known import known
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
-from validation.replay.case import Case, Prepared, play_together, prepare
+from validation.replay.buffer_store import BufferStore
+from validation.replay.case import Case, Prepared, play_in_process, prepare
 from validation.replay.plan import Holding
-from validation.replay.shelf import Shelf
 from validation.replay.watch import Reading
-from validation.report.form import Memory
+from validation.report.schema import Memory
 from validation.training import passes
 from validation.training.passes import Pass
 from validation.training.stages import Training
 from validation.trial import memory
-from validation.trial.memory import Held
+from validation.trial.memory import MemoryBySlot
 
 TOLERANCE = 0.01
 
@@ -40,19 +40,19 @@ TOLERANCE = 0.01
 def watched(case: Case) -> tuple[Prepared, list[list[Reading]]]:
     """Play a case in this process, its storages watched."""
     prepared = prepare(replace(known(case), watch="storages"))
-    return prepared, [outcome.readings for outcome in play_together(prepared)]
+    return prepared, [outcome.readings for outcome in play_in_process(prepared)]
 
 
-def both(case: Case) -> tuple[Held, Held]:
+def both(case: Case) -> tuple[MemoryBySlot, MemoryBySlot]:
     """Return the memory of a case, simulated and measured."""
     prepared, readings = watched(case)
-    return memory.simulated(prepared.plan), memory.measured(prepared.plan, readings)
+    return memory.simulated_memory(prepared.plan), memory.measured_memory(prepared.plan, readings)
 
 
 def compared(case: Case) -> Memory:
     """Return the memory section of its report."""
     prepared, readings = watched(case)
-    return memory.compare(prepared.plan, readings, tolerance=TOLERANCE, method="storages")
+    return memory.compare_memory(prepared.plan, readings, tolerance=TOLERANCE, method="storages")
 
 
 def check_equal(case: Case) -> None:
@@ -218,7 +218,9 @@ def test_processes_hold_what_devices_in_one_do(schedule: str, ranks: Ranks) -> N
     """Slot by slot, in every category, though no process waits for the end of a slot."""
     case = Case(schedule, 3, steps=3, model="transformer", optimizer=OPTIMIZERS["adam"], watch="storages")
     plan, outcomes = prepare(known(case)).plan, ranks.run(case)
-    assert np.array_equal(memory.simulated(plan), memory.measured(plan, [outcome.readings for outcome in outcomes]))
+    assert np.array_equal(
+        memory.simulated_memory(plan), memory.measured_memory(plan, [outcome.readings for outcome in outcomes])
+    )
 
 
 # Seeded faults: each is seen, and where it begins
@@ -252,14 +254,14 @@ def test_a_pass_that_keeps_its_output_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_activation_that_is_not_let_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the slot after its backward on, on its device alone: the input of a pass outlives its graph."""
-    end, lost, kept = Shelf.end, Holding(Category.ACTIVATIONS, 2, 0, 0), []
+    end, lost, kept = BufferStore.end, Holding(Category.ACTIVATIONS, 2, 0, 0), []
 
-    def forgetful(shelf: Shelf[Pass], holding: Holding) -> None:
+    def forgetful(shelf: BufferStore[Pass], holding: Holding) -> None:
         if holding == lost:
             kept.append(shelf.get(holding))
         end(shelf, holding)
 
-    monkeypatch.setattr(Shelf, "end", forgetful)
+    monkeypatch.setattr(BufferStore, "end", forgetful)
     found = compared(Case("multi-cdp", 3, model="transformer"))
     assert parting(found) == {0: (4, "B(t=0,i=0,j=1)")}
     assert found.devices[0].relative_error < 0
@@ -267,14 +269,14 @@ def test_an_activation_that_is_not_let_go_is_seen(monkeypatch: pytest.MonkeyPatc
 
 def test_a_version_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the device lets go of the next one: more parameters than the program says, and nothing else."""
-    end, late = Shelf.end, {}
+    end, late = BufferStore.end, {}
 
-    def slow(shelf: Shelf[Tensor], holding: Holding) -> None:
+    def slow(shelf: BufferStore[Tensor], holding: Holding) -> None:
         if holding.category == Category.PARAMETERS:
             late[shelf] = shelf.get(holding)
         end(shelf, holding)
 
-    monkeypatch.setattr(Shelf, "end", slow)
+    monkeypatch.setattr(BufferStore, "end", slow)
     simulated, measured = both(Case("zero-cdp", 3))
     assert (measured >= simulated).all()
     most = (measured - simulated).max(axis=1)

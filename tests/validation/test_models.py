@@ -16,7 +16,7 @@ from torch import nn
 from cdpsim.errors import RequestError
 from tests.validation.cases import every_model, rules_of
 from tests.validation.networks import images, tokens
-from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.training.forms import Form
 from validation.training.models import MODELS, even_cuts, make_training
 from validation.training.stages import Architecture, Draw, cross_entropy, cut, mean_square
@@ -32,9 +32,9 @@ def test_other_models_end_where_the_equation_does(
     """Whole numbers in, buffers, boundaries of their own: bit for bit as the built-in ones, and both rules differ."""
     monkeypatch.setitem(MODELS, "other", build)
     v1, v2 = (prepare(Case(schedule, 3, rule=rule, model="other")) for rule in rules_of(schedule))
-    assert difference(play_together(v1), expected(v1)) == 0
-    assert difference(play_together(v2), expected(v2)) == 0
-    assert difference(play_together(v2), expected(v1)) > 1e-6
+    assert largest_difference(play_in_process(v1), expected_parameters(v1)) == 0
+    assert largest_difference(play_in_process(v2), expected_parameters(v2)) == 0
+    assert largest_difference(play_in_process(v2), expected_parameters(v1)) > 1e-6
 
 
 @pytest.mark.parametrize("build", [tokens, images], ids=lambda build: build.__name__)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from cdpsim.errors import RequestError
 from validation.__main__ import main
-from validation.modules import FIRST, installed, needed
+from validation.modules import FIRST, installed, require
 from validation.training.models import make_training
 
 PROJECT = Path(__file__).parents[2]
@@ -50,10 +50,10 @@ def test_versions_are_held_against_the_first_that_fits(
     module = SimpleNamespace(__version__=version)
     monkeypatch.setitem(sys.modules, name, module)
     if fits:
-        assert needed(name) is module
+        assert require(name) is module
         return
     with pytest.raises(RequestError) as refusal:
-        needed(name)
+        require(name)
     assert str(refusal.value).startswith(f"{name}: {version} does not fit; {FIRST[name]} or newer fits: run `pip ")
 
 

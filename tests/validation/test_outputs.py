@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from tests.validation.made_reports import Made
 from validation.__main__ import main
-from validation.report import form as reportform
+from validation.report import schema as reportform
 
 # Each command, but for its -o; what it writes; and mistakes.
 WRITING = {
@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).write_text("precious")
     Path("reports").mkdir()
     Path("empty").mkdir()
-    reportform.write("reports/report.json", Made().report())
+    reportform.write_report("reports/report.json", Made().report())
     return tmp_path
 
 

@@ -20,7 +20,7 @@ from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.known import known
 from validation.ranks.launcher import Ranks
-from validation.replay.case import Case, Outcome, difference, expected, play_together, prepare
+from validation.replay.case import Case, Outcome, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten
 from validation.training.stages import Architecture, Draw, cut, mean_square
@@ -54,15 +54,15 @@ def tolerance(program: Program) -> float:
     return 1e-12 if (program.messages.op != Op.P2P).any() else 0
 
 
-def check(case: Case, run: Callable[[Case], list[Outcome]] = lambda case: play_together(prepare(case))) -> None:
+def check(case: Case, run: Callable[[Case], list[Outcome]] = lambda case: play_in_process(prepare(case))) -> None:
     """Parameters as the equation has them, the program's calls, and every device, slot and category to the byte."""
     case = replace(known(case), watch="storages")
     prepared, outcomes = prepare(case), run(case)
     plan = prepared.plan
-    assert difference(outcomes, expected(prepared)) <= tolerance(plan.program), case
+    assert largest_difference(outcomes, expected_parameters(prepared)) <= tolerance(plan.program), case
     assert [outcome.calls for outcome in outcomes] == [plan.calls(d) for d in range(plan.program.devices)]
-    held = memory.measured(plan, [outcome.readings for outcome in outcomes])
-    assert np.array_equal(memory.simulated(plan), held), case
+    held = memory.measured_memory(plan, [outcome.readings for outcome in outcomes])
+    assert np.array_equal(memory.simulated_memory(plan), held), case
 
 
 @every_pipeline
@@ -110,7 +110,7 @@ def test_whole_backwards_go_with_split_ones(model: str, monkeypatch: pytest.Monk
 def test_split_backwards_add_the_same_bits_as_whole_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, "by-turns", pipeline("by-turns", "whole and split backwards", alternating))
     one, other = (
-        play_together(prepare(known(Case(schedule, 3, m=2, model=model)))) for schedule in ("by-turns", "gpipe")
+        play_in_process(prepare(known(Case(schedule, 3, m=2, model=model)))) for schedule in ("by-turns", "gpipe")
     )
     for mine, theirs in zip(one, other, strict=True):
         assert mine.parameters.keys() == theirs.parameters.keys()
@@ -133,8 +133,8 @@ def test_an_order_from_a_file_is_replayed(tmp_path: Path) -> None:
 def test_another_schedules_lags_are_noticed(schedule: str, other: str) -> None:
     """The replay of one does not end where the equation of the other does."""
     m = SCHEDULES[schedule].m or 3
-    outcomes = play_together(prepare(known(Case(schedule, 3, m=m))))
-    assert difference(outcomes, expected(prepare(known(Case(other, 3, m=m))))) > 1e-6
+    outcomes = play_in_process(prepare(known(Case(schedule, 3, m=m))))
+    assert largest_difference(outcomes, expected_parameters(prepare(known(Case(other, 3, m=m))))) > 1e-6
 
 
 def test_pipemare_goes_back_with_newer_weights_through_older_activations() -> None:

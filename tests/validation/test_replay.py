@@ -14,11 +14,11 @@ from cdpsim.program import Category, Content, Kind, Program
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_optimizer, every_schedule, rules_of, tolerance
 from tests.validation.known import known
-from validation.replay.case import Case, Prepared, difference, expected, play_together, prepare
+from validation.replay.case import Case, Prepared, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.interpreter import Device
 from validation.replay.plan import Message, Plan, ReplayError
-from validation.replay.transport import InProcess, Mailroom
-from validation.replay.watch import Nobody
+from validation.replay.transport import InProcess, Mailboxes
+from validation.replay.watch import NoWatch
 from validation.training.models import MODELS
 from validation.training.optimizer import Optimizer
 
@@ -33,7 +33,7 @@ def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optim
     """After four steps, bit for bit where nothing is summed by a collective."""
     for rule in rules_of(schedule):
         prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=optimizer, model=model)))
-        assert difference(play_together(prepared), expected(prepared)) <= tolerance(schedule)
+        assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) <= tolerance(schedule)
 
 
 @every_schedule
@@ -42,7 +42,7 @@ def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
     """Calls, partners and bytes, device by device."""
     for rule in rules_of(schedule):
         prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS["adam"])))
-        outcomes = play_together(prepared)
+        outcomes = play_in_process(prepared)
         assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
         sends = sum(c for outcome in outcomes for (call, _, _), c in outcome.calls.items() if call == "send")
         assert sends == sum(message.op.name == "P2P" for message in prepared.plan.messages)
@@ -54,8 +54,8 @@ def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:
 def test_the_wrong_rule_is_noticed(schedule: str, n: int, model: str) -> None:
     """A replay of v1 is not the equation of v2, and a replay of v2 is not the equation of v1."""
     v1, v2 = (prepare(known(Case(schedule, n, rule=rule, model=model))) for rule in ("cdp-v1", "cdp-v2"))
-    assert difference(play_together(v1), expected(v2)) > 1e-6
-    assert difference(play_together(v2), expected(v1)) > 1e-6
+    assert largest_difference(play_in_process(v1), expected_parameters(v2)) > 1e-6
+    assert largest_difference(play_in_process(v2), expected_parameters(v1)) > 1e-6
 
 
 @pytest.mark.parametrize("schedule", cyclic)
@@ -65,7 +65,7 @@ def test_any_causal_rule_is_replayed(schedule: str) -> None:
     for n in (2, 3, 4):
         fresh = CDP_V2.matrix(n, n) & (draw.random((n, n)) < 0.5)
         prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist())))))
-        assert difference(play_together(prepared), expected(prepared)) == 0
+        assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
 
 
 def tampered(prepared: Prepared, program: Program) -> Prepared:
@@ -88,7 +88,7 @@ def test_what_a_program_lets_go_too_early_cannot_be_used(schedule: str) -> None:
     kept = buffers.kept != row
     early = replace(buffers, end=end, kept=buffers.kept[kept], kept_until=buffers.kept_until[kept])
     with pytest.raises(ReplayError, match=r"does not hold parameters of stage \d+, version \d+ \(not yet"):
-        play_together(tampered(prepared, replace(program, buffers=early)))
+        play_in_process(tampered(prepared, replace(program, buffers=early)))
 
 
 def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
@@ -96,7 +96,7 @@ def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
     program = prepared.plan.program
     larger = replace(program.messages, size=program.messages.size + 8)
     with pytest.raises(ReplayError, match=r"p2p .* has \d+ bytes; the program says \d+"):
-        play_together(tampered(prepared, replace(program, messages=larger)))
+        play_in_process(tampered(prepared, replace(program, messages=larger)))
 
 
 def of_each_kind(plan: Plan) -> list[Message]:
@@ -118,7 +118,7 @@ def test_a_message_that_a_device_skips_is_named(schedule: str, side: str, monkey
 
         monkeypatch.setattr(Device, "_start", skips)
         with pytest.raises(ReplayError, match=rf"^device \d .*{re.escape(str(skipped))}") as raised:
-            play_together(prepared)
+            play_in_process(prepared)
         assert re.search(rf"(nothing came from device|^device) {device}\b", str(raised.value)), raised.value
 
 
@@ -160,13 +160,13 @@ def test_what_is_due_is_behind_and_due_once(schedule: str) -> None:
 def test_versions_die_when_their_buffers_end(schedule: str) -> None:
     """No tensor of an old version is alive at the end, and while it runs no more of them than the program holds."""
     prepared = prepare(Case(schedule, 3, optimizer=OPTIMIZERS["momentum"]))
-    plan, room, made = prepared.plan, Mailroom(), []
+    plan, room, made = prepared.plan, Mailboxes(), []
 
     def note(stage: int, version: int, theta: object) -> None:
         made.append((version, ref(theta)))
 
     devices = [
-        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, Nobody())
+        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, NoWatch())
         for part in plan.parts()
     ]
     most = 0

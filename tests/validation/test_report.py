@@ -21,12 +21,12 @@ from cdpsim.errors import RequestError
 from tests.validation.made_reports import Made
 from validation.__main__ import main
 from validation.report import command as report
-from validation.report import form as reportform
-from validation.report.form import (
+from validation.report import schema as reportform
+from validation.report.schema import (
     Battery,
     Curve,
     Report,
-    Result,
+    TrialResult,
 )
 
 reports = st.builds(
@@ -43,21 +43,21 @@ reports = st.builds(
 
 @given(reports)
 def test_a_report_comes_back_as_it_was_written(made: Report) -> None:
-    assert reportform.decode(reportform.encode(made).decode(), "it") == made
+    assert reportform.decode_report(reportform.encode_report(made).decode(), "it") == made
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Two reports, one of them further down."""
     (tmp_path / "deep").mkdir()
-    reportform.write(tmp_path / "report.json", Made("multi-dp", off=0.002).report())
-    reportform.write(tmp_path / "deep" / "report-2.json", Made("multi-cdp", seconds=2.0, agree=False).report())
+    reportform.write_report(tmp_path / "report.json", Made("multi-dp", off=0.002).report())
+    reportform.write_report(tmp_path / "deep" / "report-2.json", Made("multi-cdp", seconds=2.0, agree=False).report())
     (tmp_path / "cluster.json").write_text("{}")  # which is no report, and does not say that it is
     return tmp_path
 
 
 def test_every_report_below_a_folder_is_a_row(results: Path) -> None:
-    lines = report.run(results, form="markdown").splitlines()
+    lines = report.write_reports_table(results, form="markdown").splitlines()
     header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     told = [dict(zip(header, row, strict=True)) for row in rows]
     assert [(row["schedule"], row["file"], row["ok"]) for row in told] == [
@@ -72,8 +72,8 @@ def test_every_report_below_a_folder_is_a_row(results: Path) -> None:
 
 def test_csv_has_numbers_and_shares(results: Path) -> None:
     """The same as JSON, to the last digit."""
-    rows = list(csv.DictReader(StringIO(report.run(results, form="csv"))))
-    said = json.loads(report.run(results, form="json"))
+    rows = list(csv.DictReader(StringIO(report.write_reports_table(results, form="csv"))))
+    said = json.loads(report.write_reports_table(results, form="json"))
     assert [(row["messages"], row["simulated messages"], row["ok"]) for row in rows] == [
         ("23", "24", "false"),
         ("24", "24", "true"),
@@ -94,7 +94,7 @@ def test_csv_has_numbers_and_shares(results: Path) -> None:
 
 
 def test_json_has_the_numbers_unrounded(results: Path) -> None:
-    rows = json.loads(report.run(results, form="json"))
+    rows = json.loads(report.write_reports_table(results, form="json"))
     simulated, measured = rows[1]["simulated_bytes"], rows[1]["measured_bytes"]
     assert rows[1]["relative_error"] == (simulated - measured) / measured
     assert [row["time_relative_error"] for row in rows] == [0.0, None]
@@ -105,7 +105,7 @@ def test_json_has_the_numbers_unrounded(results: Path) -> None:
     [(".md", "| schedule"), (".json", "["), (".csv", "schedule,"), (".tex", "% needs"), (".txt", "schedule  ")],
 )
 def test_the_ending_of_the_output_says_its_form(results: Path, tmp_path: Path, ending: str, start: str) -> None:
-    table = report.run(results, tmp_path / f"table{ending}")
+    table = report.write_reports_table(results, tmp_path / f"table{ending}")
     assert table == (tmp_path / f"table{ending}").read_text()
     assert table.startswith(start)
 
@@ -119,7 +119,7 @@ def test_only_what_is_exact_reads_zero(share: float) -> None:
 def test_the_same_reports_give_the_same_picture(results: Path, tmp_path: Path, ending: str, start: bytes) -> None:
     drawn = [tmp_path / f"{name}{ending}" for name in "ab"]
     for picture in drawn:
-        report.run(results, picture=picture)
+        report.write_reports_table(results, picture=picture)
     first, second = (picture.read_bytes() for picture in drawn)
     assert first == second
     assert first.startswith(start)
@@ -127,7 +127,7 @@ def test_the_same_reports_give_the_same_picture(results: Path, tmp_path: Path, e
 
 def test_a_picture_shows_every_device_of_every_report() -> None:
     made = [Made(name, n, seconds=1.0).report() for name in ("mp-cdp", "zero-dp", "one-of-tomorrow") for n in (2, 3)]
-    drawn = report.figure([report.Found("report.json", each) for each in made])
+    drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
     scatter, errors, times = drawn.axes[:3]
     for panel in (scatter, errors):
         assert sum(np.shape(dots.get_offsets())[0] for dots in panel.collections) == 3 * (2 + 3)
@@ -145,7 +145,7 @@ ODD = {
 
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
 def test_no_report_is_too_odd_to_be_drawn(made: Made) -> None:
-    drawn = report.figure([report.Found("report.json", made.report())])
+    drawn = report.reports_figure([report.StoredReport("report.json", made.report())])
     assert canvas.rendered(drawn, "report.png")
 
 
@@ -153,7 +153,9 @@ def test_a_report_of_nothing_measured_can_be_drawn() -> None:
     full = Made(n=1).report()
     device = replace(full.memory.devices[0], measured_bytes=0)
     bare = replace(full.memory, devices=[device], curve=Curve(slot=[], simulated_bytes=[], measured_bytes=[]))
-    assert canvas.rendered(report.figure([report.Found("report.json", replace(full, memory=bare))]), "report.png")
+    assert canvas.rendered(
+        report.reports_figure([report.StoredReport("report.json", replace(full, memory=bare))]), "report.png"
+    )
 
 
 FOREIGN = {
@@ -182,24 +184,24 @@ def test_where_no_file_can_be_read_the_folder_is_refused(tmp_path: Path) -> None
     for name in ("report-a.json", "report-b.json"):
         (tmp_path / name).write_text("{")
     with pytest.raises(RequestError, match=r"no report that can be shown \(.*report-a\.json: .*report-b\.json: "):
-        report.run(tmp_path)
+        report.write_reports_table(tmp_path)
 
 
-def battery(reports: list[Report], *trials: Result) -> Battery:
+def battery(reports: list[Report], *trials: TrialResult) -> Battery:
     """The file of a battery of so many trials."""
     return Battery(environment={}, seconds=1.0, calibration=None, models={}, reports=reports, trials=list(trials))
 
 
-FAILED = Result(name="vit/single-dp", state="failed", failure="out of memory", reason="too few bytes")
-LEFT_OUT = Result(name="vit/single-cdp", state="left out")
+FAILED = TrialResult(name="vit/single-dp", state="failed", failure="out of memory", reason="too few bytes")
+LEFT_OUT = TrialResult(name="vit/single-cdp", state="left out")
 
 
 def test_a_battery_that_did_not_come_to_its_end_is_shown_as_far_as_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what failed and how much was left out; that is no fault of the table."""
-    measured = Result(name="mlp/multi-cdp", state="ok")
-    reportform.write(tmp_path / "battery.json", battery([Made().report()], measured, FAILED, LEFT_OUT))
+    measured = TrialResult(name="mlp/multi-cdp", state="ok")
+    reportform.write_report(tmp_path / "battery.json", battery([Made().report()], measured, FAILED, LEFT_OUT))
     assert main(["report", str(tmp_path), "--format", "csv"]) == 0
     output = capsys.readouterr()
     assert [row["file"] for row in csv.DictReader(StringIO(output.out))] == ["battery.json"]
@@ -210,33 +212,33 @@ def test_a_battery_that_did_not_come_to_its_end_is_shown_as_far_as_it_came(
 
 
 def test_a_battery_in_which_nothing_was_measured_is_refused_with_the_reason(tmp_path: Path) -> None:
-    reportform.write(tmp_path / "battery.json", battery([], FAILED))
+    reportform.write_report(tmp_path / "battery.json", battery([], FAILED))
     with pytest.raises(RequestError, match=r"shown \(battery\.json: vit/single-dp failed \(out of memory\): too few"):
-        report.run(tmp_path)
+        report.write_reports_table(tmp_path)
 
 
 def test_a_battery_has_a_trial_for_each_report() -> None:
     made = Made().report()
     with pytest.raises(ValueError, match="has not one entry for each"):
         battery([made], FAILED)
-    one = battery([made], FAILED, Result(name="mlp/multi-cdp", state="not within tolerance"))
+    one = battery([made], FAILED, TrialResult(name="mlp/multi-cdp", state="not within tolerance"))
     assert (one.by_name, one.unmeasured) == ({"mlp/multi-cdp": made}, [FAILED])
 
 
 def test_unequal_curves_are_no_report() -> None:
-    text = reportform.encode(Made().report()).decode().replace('"slot": [', '"slot": [7,')
+    text = reportform.encode_report(Made().report()).decode().replace('"slot": [', '"slot": [7,')
     with pytest.raises(RequestError, match="differ in length"):
-        reportform.decode(text, "it")
+        reportform.decode_report(text, "it")
 
 
 def test_a_folder_without_reports_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="replay -o"):
-        report.run(tmp_path)
+        report.write_reports_table(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="give a folder"):
-        report.run(tmp_path / "file")
+        report.write_reports_table(tmp_path / "file")
     with pytest.raises(RequestError, match="check its spelling"):
-        report.run(tmp_path / "nowhere")
+        report.write_reports_table(tmp_path / "nowhere")
 
 
 def test_refusals_come_before_anything_is_written(results: Path, tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_refusals_come_before_anything_is_written(results: Path, tmp_path: Path)
     ):
         (tmp_path / "report.svg").touch()
         with pytest.raises(RequestError, match=problem):
-            report.run(results, tmp_path / output, picture=picture and tmp_path / picture)
+            report.write_reports_table(results, tmp_path / output, picture=picture and tmp_path / picture)
         assert not (tmp_path / "table.md").exists()
     with pytest.raises(RequestError, match="did you mean 'markdown'"):
-        report.run(results, form="markdwn")
+        report.write_reports_table(results, form="markdwn")

@@ -19,10 +19,10 @@ from validation.__main__ import main
 from validation.replay.case import Case, profiled
 from validation.replay.plan import Message, ReplayError
 from validation.replay.transport import InProcess
-from validation.report import form as reportform
-from validation.report.form import Report
+from validation.report import schema as reportform
+from validation.report.schema import Report
 from validation.trial import command as request
-from validation.trial import hold as trial
+from validation.trial import comparison as trial
 
 Replay = Callable[..., Outcome]
 COMMANDS = ("replay", "profile", "calibrate", "report", "battery")
@@ -59,9 +59,9 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_a_report_within_tolerance_is_success(replay: Replay) -> None:
     """Told in a few lines, of which the last says so."""
     done = replay("--optimizer", "adam")
-    report = reportform.read("report.json")[0]
+    report = reportform.read_report("report.json")[0]
     assert (done.code, report.ok, done.err) == (0, True, "")
-    assert done.out == request.told(report)
+    assert done.out == request.report_summary(report)
     assert done.out.splitlines()[-1] == "ok"
 
 
@@ -79,7 +79,7 @@ def test_a_report_has_the_keys_of_the_contract(replay: Replay) -> None:
 
 def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
     replay(*("--steps", "2", "--rule", "cdp-v1", "--model", "transformer", "--size", "width=8", "--size", "layers=2"))
-    asked = reportform.read("report.json")[0].request
+    asked = reportform.read_report("report.json")[0].request
     assert (asked["schedule"], asked["n"], asked["steps"], asked["rule"]) == ("multi-cdp", 2, 2, "cdp-v1")
     assert (asked["model"], asked["sizes"], asked["cuts"]) == ("transformer", "width=8 layers=2", "2")
     assert (asked["single_process"], asked["backend"]) == (True, None)
@@ -88,7 +88,7 @@ def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
 def test_ranks_of_its_own_are_started(replay: Replay) -> None:
     """A process for each device, timed too; nothing of that goes to stderr."""
     done = replay("--timeout", "60", schedule="pp-cdp", repeats="1", alone=False)
-    report = reportform.read("report.json")[0]
+    report = reportform.read_report("report.json")[0]
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert (report.asked.single_process, report.asked.backend) == (False, "gloo")
     assert report.time is not None
@@ -98,12 +98,12 @@ def test_ranks_of_its_own_are_started(replay: Replay) -> None:
 def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     Path("stale.csv").write_text("0,0\n0,1\n")
     assert replay("--rule", "stale.csv").code == 0
-    assert reportform.read("report.json")[0].asked.rule == "((False, False), (False, True))"
+    assert reportform.read_report("report.json")[0].asked.rule == "((False, False), (False, True))"
 
 
 def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None:
     done = replay("-m", "3", "--chunks", "2", "--replicas", "2", schedule="interleaved-1f1b", n="4", repeats="1")
-    report = reportform.read("report.json")[0]
+    report = reportform.read_report("report.json")[0]
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert [report.request[name] for name in ("n", "m", "chunks", "replicas")] == [4, 3, 2, 2]
     assert len(report.memory.devices) == 4 // 2 * 2
@@ -112,12 +112,12 @@ def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None
 @pytest.mark.parametrize("order", ["forward-first", "backward-first"])
 def test_one_device_takes_a_slot_order(replay: Replay, order: str) -> None:
     assert replay("--slot-order", order, schedule="single-cdp").code == 0
-    assert reportform.read("report.json")[0].request["slot_order"] == order
+    assert reportform.read_report("report.json")[0].request["slot_order"] == order
 
 
 def test_a_report_is_overwritten_where_that_is_asked_for(replay: Replay) -> None:
     assert replay("-o", "there.json", "--force").code == 0
-    assert reportform.read("there.json")[0].ok
+    assert reportform.read_report("there.json")[0].ok
 
 
 # Files that it reads
@@ -137,7 +137,7 @@ def saved_stages(path: str, **more: int) -> Model:
 def test_the_model_file_that_was_given_is_named_by_its_hash(replay: Replay) -> None:
     saved_stages("stages.toml")
     assert replay("--stages", "stages.toml", "--optimizer", "sgd").code == 0
-    found = reportform.read("report.json")[0].request["model_sha256"]
+    found = reportform.read_report("report.json")[0].request["model_sha256"]
     assert found == sha256(Path("stages.toml").read_bytes()).hexdigest()
 
 
@@ -145,7 +145,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
     """The report is there and says where they part: when the first micro-batch reaches the last stage."""
     saved_stages("stages.toml", activation=4000)
     done = replay("--stages", "stages.toml", "--optimizer", "sgd")
-    report = reportform.read("report.json")[0]
+    report = reportform.read_report("report.json")[0]
     assert (done.code, report.ok, done.err) == (1, False, "")
     assert report.memory.max_relative_error > report.memory.tolerance
     assert "device 0 parts in slot 1, F(t=0,i=0,j=1): " in done.out
@@ -155,7 +155,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
 def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
     """A billion operations a second on one device after another: seconds are what the stages' work comes to."""
     assert replay("--cluster", "box.toml", repeats="1").code == 0
-    time = reportform.read("report.json")[0].time
+    time = reportform.read_report("report.json")[0].time
     assert time is not None
     model = profiled(Case("multi-cdp", 2)).stages
     assert model is not None
@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "micro-batches that are the schedule's to say": (["-m", "3"], "multi-cdp does not take this option"),
     "chunks": (["--chunks", "2"], "multi-cdp does not take this option"),
     "replicas": (["--replicas", "2"], "multi-cdp does not take this option"),
-    "timeout without ranks": (["--timeout", "3 s"], "waits for nobody"),
+    "timeout without ranks": (["--timeout", "3 s"], "waits for no rank"),
     "timeout": (["--timeout", "soon"], "write for example"),
     "slot order": (["--slot-order", "backward-first"], "multi-cdp does not take this option"),
     "collective": (["--collective", "star"], "unknown collective 'star'"),
@@ -298,7 +298,7 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
     def fail(*case: object, **options: object) -> NoReturn:
         raise ReplayError("rank 1: is gone (killed by SIGKILL)")
 
-    monkeypatch.setattr(request, "hold", fail)
+    monkeypatch.setattr(request, "compare_replay", fail)
     check_refused(replay(), r"rank 1: is gone \(killed by SIGKILL\)")
 
 
@@ -342,13 +342,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture(scope="module")
 def report() -> Report:
     """Of a replay that was played and timed."""
-    found = trial.hold(Case("multi-cdp", 2), trial.Alone(), repeats=1)
+    found = trial.compare_replay(Case("multi-cdp", 2), trial.SingleProcess(), repeats=1)
     assert found is not None
     return found
 
 
 def test_what_is_exact_is_told_as_such(report: Report) -> None:
-    lines = request.told(report).splitlines()
+    lines = request.report_summary(report).splitlines()
     assert lines[0] == "parameters  bit-equal"
     assert re.fullmatch(r"memory      ([\d,]+) simulated, \1 measured B of .*, devices off by at most 0 %", lines[1])
     assert re.fullmatch(r"messages    (\d+) simulated, \1 measured", lines[2])
@@ -358,6 +358,6 @@ def test_what_is_exact_is_told_as_such(report: Report) -> None:
 
 def test_what_is_off_is_told_with_its_tolerance(report: Report) -> None:
     parameters = replace(report.parameters, max_abs_difference=0.5, bit_equal=False, tolerance=1e-12)
-    text = request.told(replace(report, parameters=parameters, time=None, ok=False))
+    text = request.report_summary(replace(report, parameters=parameters, time=None, ok=False))
     assert text.startswith("parameters  differ by 0.5 (at most 1e-12)\n")
     assert text.endswith("\ntime        not compared\nnot within tolerance\n")

@@ -14,8 +14,8 @@ from cdpsim.model import Model
 from cdpsim.program import Category
 from validation.calibrate.results import Calibration
 from validation.replay.case import Case, planned
-from validation.report.command import as_table, find
-from validation.report.form import Battery, Report
+from validation.report.command import find_reports, reports_table
+from validation.report.schema import Battery, Report
 from validation.trial import memory
 
 FOLDER = Path(__file__).parents[2] / "validation" / "results"
@@ -53,7 +53,7 @@ def test_results_are_kept() -> None:
 def test_the_read_me_shows_all_of_them() -> None:
     """Its table is what `python -m validation report` makes of the folder, and it does not claim what is not there."""
     text = (FOLDER.parent / "README.md").read_text()
-    assert as_table(find(FOLDER).found, "markdown") in text
+    assert reports_table(find_reports(FOLDER).found, "markdown") in text
     on_gpu = any(report.asked.device == "cuda" for path in RESULTS for report in read(path).reports)
     readme = (FOLDER.parents[1] / "README.md").read_text()
     assert ("CUDA: not measured yet" in text, "CUDA: not measured yet" in readme) == (not on_gpu, not on_gpu)
@@ -65,7 +65,7 @@ def test_the_simulator_still_says_what_it_said(path: Path) -> None:
     battery = read(path)
     for report in battery.reports:
         plan = planned(case_of(report, battery))
-        held = memory.simulated(plan)[:, :, Category.ACTIVATIONS]
+        held = memory.simulated_memory(plan)[:, :, Category.ACTIVATIONS]
         assert held.max(axis=1).tolist() == [device.simulated_bytes for device in report.memory.devices], report.request
         assert held.sum(axis=0).tolist() == report.memory.curve.simulated_bytes, report.request
         assert len(plan.messages) == report.messages.simulated

@@ -20,7 +20,7 @@ from cdpsim.model import Model
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.networks import images, tokens
 from validation.profile.flops import Flops
-from validation.profile.footprints import measure, profile_stages, with_unit_times
+from validation.profile.footprints import measure_stage, profile_stages, with_unit_times
 from validation.training.forms import Form, zeros
 from validation.training.models import Block, make_training, transformer
 from validation.training.passes import Pass, backward, forward
@@ -49,7 +49,7 @@ def test_it_equals_a_real_run(build: Callable[[], Training], granularity: int) -
     training = build()
     stages = profile_stages(training, OPTIMIZERS["sgd"], granularity).stages
     for j, stage in enumerate(stages):
-        real = measure(training, j, granularity)
+        real = measure_stage(training, j, granularity)
         assert (stage.activation, stage.kept_output) == (real.activation, real.kept_output)
         assert stage.forward_transient == real.forward_transient
         assert stage.backward_transient == real.backward_transient
@@ -105,7 +105,7 @@ def test_stages_that_only_look_alike_are_told_apart() -> None:
     stages = profile_stages(training, OPTIMIZERS["sgd"]).stages
     assert stages[0].parameters == stages[2].parameters
     assert stages[2].activation - stages[0].activation == 4 * 2 * (8 - 2) * 6
-    assert [stage.activation for stage in stages] == [measure(training, j).activation for j in range(4)]
+    assert [stage.activation for stage in stages] == [measure_stage(training, j).activation for j in range(4)]
 
 
 def test_unit_times_leave_the_bytes() -> None:

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import numpy as np
 
-from validation.ranks.torchrun import decode, encode
-from validation.replay.case import Case, Outcome, Watched, play_together, prepare
+from validation.ranks.torchrun import decode_result, encode_result
+from validation.replay.case import Case, Outcome, Watched, play_in_process, prepare
 
 
 def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[str]:
@@ -54,8 +54,8 @@ def test_what_ranks_return_comes_out_the_same() -> None:
     """Arrays, keys that are not strings, and readings survive the way to another rank."""
     watches: tuple[Watched, ...] = ("storages", "time")
     for watch in watches:
-        outcome = play_together(prepare(Case("zero-dp", 2, watch=watch)))[0]
-        found = decode(encode(outcome), Outcome | None)
+        outcome = play_in_process(prepare(Case("zero-dp", 2, watch=watch)))[0]
+        found = decode_result(encode_result(outcome), Outcome | None)
         assert found.parameters.keys() == outcome.parameters.keys()
         for stage, array in outcome.parameters.items():
             assert found.parameters[stage].dtype == array.dtype
@@ -63,9 +63,9 @@ def test_what_ranks_return_comes_out_the_same() -> None:
         rest = [(seen.calls, type(seen.calls), seen.readings, seen.spans) for seen in (outcome, found)]
         assert rest[0] == rest[1]
         assert outcome.readings or outcome.spans
-    assert decode(encode(None), Outcome | None) is None
+    assert decode_result(encode_result(None), Outcome | None) is None
 
 
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="a rank returned what cannot be written: range"):
-        encode(range(3))
+        encode_result(range(3))

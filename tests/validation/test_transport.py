@@ -19,9 +19,9 @@ from tests.validation.harm import CARRIERS, replay_carried
 from tests.validation.known import known
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
-from validation.replay.case import Case, difference, expected, prepare
+from validation.replay.case import Case, expected_parameters, largest_difference, prepare
 from validation.replay.plan import Message, Plan
-from validation.replay.transport import InProcess, Mailroom, plain
+from validation.replay.transport import InProcess, Mailboxes, first_line
 from validation.training.forms import Form
 
 FORM = Form((3,), torch.float64)
@@ -34,7 +34,7 @@ def message(op: Op, *members: int) -> Message:
 
 def test_what_is_received_has_a_storage_of_its_own() -> None:
     """The receiver does not keep the sender's storage alive."""
-    room, sent = Mailroom(), torch.arange(3.0, dtype=torch.float64)
+    room, sent = Mailboxes(), torch.arange(3.0, dtype=torch.float64)
     sending = InProcess(0, room).send(message(Op.P2P, 0, 1), sent)
     found = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM).wait()
     assert sending.wait() is sent
@@ -48,7 +48,7 @@ def test_what_is_received_has_a_storage_of_its_own() -> None:
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.randoms())
 def test_a_sum_in_one_process_is_everybodys_and_takes_no_more_room(values: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
     """Every member's own tensor becomes the sum of all, in any order of asking."""
-    room, together = Mailroom(), message(Op.ALL_REDUCE, *range(len(values)))
+    room, together = Mailboxes(), message(Op.ALL_REDUCE, *range(len(values)))
     tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
     total = torch.stack(tensors).sum(0)
     pending = [InProcess(k, room).all_reduce(together, tensor) for k, tensor in enumerate(tensors)]
@@ -60,7 +60,7 @@ def test_a_sum_in_one_process_is_everybodys_and_takes_no_more_room(values: list[
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(0, 4))
 def test_a_reduction_in_one_process_ends_at_its_root(values: list[list[int]], root: int) -> None:
     root %= len(values)
-    room, together = Mailroom(), message(Op.REDUCE, *range(len(values)))._replace(src=root)
+    room, together = Mailboxes(), message(Op.REDUCE, *range(len(values)))._replace(src=root)
     tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
     total = torch.stack(tensors).sum(0)
     pending = [InProcess(k, room).reduce(together, tensor) for k, tensor in enumerate(tensors)]
@@ -82,7 +82,7 @@ def test_it_does_not_matter_how_messages_are_carried(ranks: Ranks, schedule: str
         case = known(Case(schedule, 2, rule=rule))
         outcomes = [outcome for outcome in ranks.call(replay_carried, case, carrier) if outcome]
         prepared = prepare(case)
-        assert difference(outcomes, expected(prepared)) <= tolerance(schedule)
+        assert largest_difference(outcomes, expected_parameters(prepared)) <= tolerance(schedule)
         assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
 
 
@@ -159,4 +159,4 @@ def test_what_a_machine_has_is_taken(monkeypatch: pytest.MonkeyPatch, device: st
     ],
 )
 def test_what_torch_says_becomes_one_line(said: str, told: str) -> None:
-    assert plain(RuntimeError(said)) == told
+    assert first_line(RuntimeError(said)) == told

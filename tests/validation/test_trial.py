@@ -22,21 +22,21 @@ from cdpsim.model import Model, Stage
 from tests.validation.cases import OPTIMIZERS, every_schedule, stages_of
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter, watch
-from validation.replay.case import Case, Outcome, Prepared, expected, play_together, prepare
+from validation.replay.case import Case, Outcome, Prepared, expected_parameters, play_in_process, prepare
 from validation.replay.plan import Calls, Holding
-from validation.replay.watch import Span
-from validation.report import form
-from validation.report.form import Report
-from validation.training.optimizer import State
+from validation.replay.watch import TaskInterval
+from validation.report import schema as form
+from validation.report.schema import Report
+from validation.training.optimizer import OptimizerState
+from validation.trial.comparison import SingleProcess, compare_replay
 from validation.trial.forecast import HERE, Forecast
-from validation.trial.hold import Alone, hold
 
 CASE = Case("multi-cdp", 2)
 
 
 def held(case: Case, forecast: Forecast | None = None, repeats: int = 0) -> Report:
     """Hold a case in this process."""
-    report = hold(case, Alone(), forecast, repeats=repeats)
+    report = compare_replay(case, SingleProcess(), forecast, repeats=repeats)
     assert report is not None
     return report
 
@@ -50,13 +50,13 @@ class Several:
 
     def run(self, case: Case, *, timeout: float) -> list[Outcome]:
         self.watched.append(case.watch)
-        outcomes = play_together(prepare(case))
+        outcomes = play_in_process(prepare(case))
         return [self._change(len(self.watched) - 1, device, outcome) for device, outcome in enumerate(outcomes)]
 
 
 def held_by(players: Several, case: Case, forecast: Forecast | None = None, repeats: int = 0) -> Report:
     """Hold a case that others play."""
-    report = hold(case, cast(Ranks, players), forecast, repeats=repeats)
+    report = compare_replay(case, cast(Ranks, players), forecast, repeats=repeats)
     assert report is not None
     return report
 
@@ -77,8 +77,8 @@ def test_a_schedule_is_within_tolerance(schedule: str) -> None:
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     report = held(CASE, repeats=1)
-    form.write(tmp_path / "report.json", report)
-    assert form.read(tmp_path / "report.json") == [report]
+    form.write_report(tmp_path / "report.json", report)
+    assert form.read_report(tmp_path / "report.json") == [report]
 
 
 def test_memory_is_told_by_device_category_and_slot() -> None:
@@ -134,7 +134,7 @@ def test_a_model_is_told_by_the_hash_of_its_file(tmp_path: Path) -> None:
 def test_who_does_not_report_gets_none() -> None:
     """As all of torchrun's ranks but one."""
     elsewhere = SimpleNamespace(run=lambda case, timeout: None)
-    assert hold(CASE, cast(Ranks, elsewhere), repeats=0) is None
+    assert compare_replay(CASE, cast(Ranks, elsewhere), repeats=0) is None
 
 
 # What is not within tolerance
@@ -147,10 +147,10 @@ def test_other_parameters_are_not_within_tolerance(
     """Nor are those that are no numbers; nothing else is blamed."""
 
     def others(prepared: Prepared) -> list[Tensor]:
-        first, *rest = expected(prepared)
+        first, *rest = expected_parameters(prepared)
         return [first + by, *rest]
 
-    monkeypatch.setattr("validation.trial.hold.expected", others)
+    monkeypatch.setattr("validation.trial.comparison.expected_parameters", others)
     report = held(CASE)
     assert report.parameters.max_abs_difference == told
     assert (report.ok, report.parameters.bit_equal) == (False, False)
@@ -162,7 +162,7 @@ def test_a_version_kept_for_too_long_is_not_within_tolerance(monkeypatch: pytest
     kept: list[object] = []
     keep = interpreter.Device._keep
 
-    def keeping(device: interpreter.Device, holding: Holding, value: Tensor | State) -> None:
+    def keeping(device: interpreter.Device, holding: Holding, value: Tensor | OptimizerState) -> None:
         kept.append(value)
         keep(device, holding, value)
 
@@ -218,7 +218,7 @@ def test_devices_that_run_at_once_take_as_long_as_their_schedule(schedule: str, 
 
     def take(run: int, device: int, outcome: Outcome) -> Outcome:
         lasts = [0.0, 100.0, 3.0, 5.0, 4.0][run]
-        return replace(outcome, spans=[Span(0, device, device + lasts)])
+        return replace(outcome, spans=[TaskInterval(0, device, device + lasts)])
 
     players = Several(take)
     report = held_by(players, Case(schedule, 3, steps=4), seconds(3), repeats=3)
@@ -274,4 +274,4 @@ def test_a_cluster_that_is_too_small_is_refused_before_anything_is_played() -> N
 
     few = Forecast(Model(stages=(SECOND,) * 2), Cluster(devices=(Devices(count=1),)))
     with pytest.raises(RequestError, match="has 1 devices, but the schedule needs 2"):
-        hold(CASE, cast(Ranks, SimpleNamespace(run=play)), few, repeats=1)
+        compare_replay(CASE, cast(Ranks, SimpleNamespace(run=play)), few, repeats=1)

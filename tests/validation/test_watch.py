@@ -10,7 +10,7 @@ import torch
 
 from cdpsim.program import Category
 from validation.replay import watch
-from validation.replay.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch
+from validation.replay.watch import Allocator, Meter, NoWatch, Reading, Stopwatch, TaskInterval
 
 CPU = torch.device("cpu")
 
@@ -143,11 +143,11 @@ def test_a_stopwatch_gives_each_task_its_span(monkeypatch: pytest.MonkeyPatch) -
         stopwatch.turn(node)
         with stopwatch.playing(), stopwatch.task(node):
             stopwatch.holds(numbers(1), Category.PARAMETERS)
-    assert stopwatch.spans == [Span(7, 1.0, 1.5), Span(3, 4.0, 6.0)]
+    assert stopwatch.spans == [TaskInterval(7, 1.0, 1.5), TaskInterval(3, 4.0, 6.0)]
 
 
 @pytest.mark.parametrize("make", [lambda: Meter(CPU), lambda: Stopwatch(CPU)], ids=["meter", "stopwatch"])
-def test_a_task_that_fails_is_not_read(make: type[Nobody]) -> None:
+def test_a_task_that_fails_is_not_read(make: type[NoWatch]) -> None:
     """Its error goes on, and nothing of it is taken for a reading."""
     seen = make()
     with pytest.raises(ZeroDivisionError), seen.playing(), seen.task(0):

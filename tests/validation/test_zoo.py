@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
 from validation.profile.command import without_weights
-from validation.profile.footprints import measure, profile_stages
-from validation.replay.case import Case, difference, expected, play_together, prepare
+from validation.profile.footprints import measure_stage, profile_stages
+from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.training.families import RootMeanSquareNorm
 from validation.training.models import make_architecture, make_training
 from validation.training.optimizer import Optimizer
@@ -128,7 +128,7 @@ def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
     """To the byte, also where kernels are convolutions and fused attention."""
     training = make_training(name, 4, batch=3, dtype=torch.float32)
     for j, stage in enumerate(profile_stages(training, Optimizer()).stages):
-        real = measure(training, j)
+        real = measure_stage(training, j)
         found = (stage.activation, stage.kept_output, stage.forward_transient, stage.backward_transient)
         assert found == real[:4]
 
@@ -136,7 +136,7 @@ def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
 @pytest.mark.parametrize("name", MINIS)
 def test_a_replay_of_their_stages_is_the_equation(name: str) -> None:
     prepared = prepare(Case("mp-cdp", 3, steps=2, model=name))
-    assert difference(play_together(prepared), expected(prepared)) == 0
+    assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
 
 
 def test_sizes_are_the_models_own() -> None:

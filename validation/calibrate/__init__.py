@@ -1,1 +1,1 @@
-"""What a machine takes: times of messages and stages, and costs fitted to them."""
+"""Calibration of a machine: times of messages and stages, and costs fitted to them."""

@@ -1,10 +1,9 @@
-"""Measuring this machine: a cluster file for `--cluster`, all that was measured for it, and a picture of that."""
+"""The command `calibrate`: a cluster file of this machine for `--cluster`, all measurements, and a picture of them."""
 
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -20,66 +19,65 @@ from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.calibrate import results as calibration
 from validation.calibrate import timings
-from validation.calibrate.figure import draw
-from validation.calibrate.results import Calibration, Errors, disturbance, rounded, timed_model
+from validation.calibrate.figure import draw_calibration
+from validation.calibrate.results import Calibration, Errors, disturbance, round_measured, timed_model
 from validation.profile.command import TYPES, read_sizes, without_weights
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.tracker import granularity
-from validation.ranks.launcher import Ranks
+from validation.ranks.launcher import Ranks, Result
 from validation.ranks.member import check_device
 from validation.replay.case import DTYPES
 from validation.report.environment import environment
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
-SIZES = (*(8 * 4**k for k in range(12)), 2**26)
+MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
 USUAL = Stages("transformer", 4, 8, "float32", sizes={"width": 256, "length": 64, "heads": 4})
-_QUIET = 2.0  # times as long as the fastest
-T = TypeVar("T")
+_QUIET = 2.0  # how many times the fastest message a median one may take on a quiet machine
 _TIMEOUT = 300.0  # seconds for one series of messages
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to measure."""
+class CalibrationRequest:
+    """The measurements of a calibration."""
 
     stages: Stages = USUAL
     device: str = "cpu"
     backend: str = "gloo"
     ranks: int = 2
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[int, ...] = MESSAGE_SIZES
     rounds: int = 30
     alone: bool = False  # time stages in one rank while the others wait
 
 
-def run(
-    output: str | Path, request: Request, *, stages_output: str | Path | None = None, force: bool = False
+def calibrate_machine(
+    output: str | Path, request: CalibrationRequest, *, stages_output: str | Path | None = None, force: bool = False
 ) -> Calibration:
-    """Measure this machine, write what was found, and give it."""
+    """Measure this machine, write the files, and return the calibration."""
     outputs = _outputs(output, stages_output)
     if request.ranks < 2:
-        raise RequestError("ranks", f"{request.ranks} has nobody to send anything to; give at least 2")
+        raise RequestError("ranks", f"{request.ranks} is too few to send messages; give at least 2")
     check_device(request.device, request.backend, request.ranks)
     model = profile_of(request)
     for path in outputs:
         files.check_writable(path, force=force)
     with Ranks(request.ranks, device=request.device, backend=request.backend) as group:
-        found = measure(group, request, model)
+        found = measure_machine(group, request, model)
     cluster_of(found, request).save(outputs[0], force=force)
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     if stages_output is not None:
         timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
-    # The picture last: where it cannot be drawn, what was measured is there.
+    # The picture last: where it cannot be drawn, the measurements are written.
     with canvas.defaults():
-        drawn = canvas.rendered(draw(found), outputs[2])
+        drawn = canvas.rendered(draw_calibration(found), outputs[2])
     files.write_file(outputs[2], [drawn], force=force)
     return found
 
 
 def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]:
-    """Name all files to write; each has its own name."""
+    """Return the paths of all files to write; refuse equal ones."""
     for path in (output, stages_output):
         if path is not None and Path(path).suffix.lower() != ".toml":
             raise RequestError(str(path), "is to be a TOML file; end its name in .toml")
@@ -91,59 +89,59 @@ def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]
     return [*beside, Path(stages_output)]
 
 
-def profile_of(request: Request) -> Model:
-    """Find out what the stages that are timed do, and hold."""
+def profile_of(request: CalibrationRequest) -> Model:
+    """Return the profile of the stages that are timed."""
     stages = request.stages
     return profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
 
 
-def measure(group: Ranks, request: Request, model: Model) -> Calibration:
-    """Take all times that a request asks for, by the first of the ranks that are there."""
+def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
+    """Return all times of a request, measured by the first of a group's ranks."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
     done = ticker(4 + len(OPS) * (ranks - 1), "calibrate")
 
-    def call(function: Callable[..., T], *arguments: object) -> list[T]:
+    def call(function: Callable[..., Result], *arguments: object) -> list[Result]:
         answers = group.call(function, *arguments, timeout=_TIMEOUT)
         done(1)
         return answers
 
     one_way, both_ways = call(timings.ping_pong, sizes)[0], call(timings.both_ways, sizes)[0]
-    link = calibration.transfers(one_way)
+    link = calibration.summarize_transfers(one_way)
     collectives = []
     for op in OPS:
-        spans = {k: call(timings.collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
-        collectives.append(calibration.collective(op, spans, link.fit))
-    alone = call(timings.passes, stages, rounds, 1)[0]
-    busy = calibration.pooled(call(timings.passes, stages, rounds, ranks)[:ranks])
+        spans = {k: call(timings.time_collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
+        collectives.append(calibration.summarize_collective(op, spans, link.fit))
+    alone = call(timings.time_passes, stages, rounds, 1)[0]
+    busy = calibration.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
     done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),
         environment=environment(request.device),
         one_way=link,
-        both_ways=calibration.transfers(both_ways),
+        both_ways=calibration.summarize_transfers(both_ways),
         collectives=collectives,
-        compute=calibration.compute(busy, alone, work, request.alone),
+        compute=calibration.summarize_compute(busy, alone, work, request.alone),
     )
 
 
-def cluster_of(found: Calibration, request: Request) -> Cluster:
-    """Make the cluster that explains best what was measured."""
+def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
+    """Return the cluster that explains the measurements best."""
     link = found.one_way.fit
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
-        devices=(Devices(speed=rounded(found.compute.speed_flop_per_second)),),
-        link=Link(latency=rounded(link.latency_seconds), bandwidth=rounded(link.bandwidth)),
+        devices=(Devices(speed=round_measured(found.compute.speed_flop_per_second)),),
+        link=Link(latency=round_measured(link.latency_seconds), bandwidth=round_measured(link.bandwidth)),
     )
 
 
-def told(found: Calibration) -> str:
-    """Say in a few lines what was found."""
+def calibration_summary(found: Calibration) -> str:
+    """Return a summary of a calibration in a few lines."""
     link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
-    speed = quantity_text(rounded(compute.speed_flop_per_second), "FLOPS")
+    speed = quantity_text(round_measured(compute.speed_flop_per_second), "FLOPS")
     lines = [
-        _line("link", link),
-        _line("both directions at once", both),
+        _fit_text("link", link),
+        _fit_text("both directions at once", both),
         *(
             f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
             for each in found.collectives
@@ -152,12 +150,17 @@ def told(found: Calibration) -> str:
         f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
     if (times := disturbance(found.one_way.points)) > _QUIET:
-        lines.append(f"messages took {times:.1f} times as long as the fastest: measure again when nobody else computes")
+        lines.append(
+            f"messages took {times:.1f} times as long as the fastest: measure again when no other program computes"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(name: str, fit: Errors) -> str:
-    latency, bandwidth = quantity_text(rounded(fit.latency_seconds), "s"), quantity_text(rounded(fit.bandwidth), "B/s")
+def _fit_text(name: str, fit: Errors) -> str:
+    latency, bandwidth = (
+        quantity_text(round_measured(fit.latency_seconds), "s"),
+        quantity_text(round_measured(fit.bandwidth), "B/s"),
+    )
     return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
 
 
@@ -178,25 +181,25 @@ def _line(name: str, fit: Errors) -> str:
     ),
     argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
     argument("--alone", action="store_true", help="time stages in one rank while the others wait"),
-    argument("--force", action="store_true", help="overwrite files that are there"),
+    argument("--force", action="store_true", help="overwrite files that exist"),
     package="validation",
 )
 def calibrate_command(options: argparse.Namespace) -> int:
     """Measure this machine: write a cluster file for --cluster."""
-    request = Request(
-        stages=_stages(options),
+    request = CalibrationRequest(
+        stages=_stages_to_time(options),
         device=options.device,
         backend=options.backend,
         ranks=whole_number("ranks", options.ranks, at_least=2),
         alone=options.alone,
     )
-    found = run(options.output, request, stages_output=options.stages, force=options.force)
-    write_stdout(told(found))
+    found = calibrate_machine(options.output, request, stages_output=options.stages, force=options.force)
+    write_stdout(calibration_summary(found))
     return 0
 
 
-def _stages(options: argparse.Namespace) -> Stages:
-    """Say which stages to time: those that `replay` would make of the same options."""
+def _stages_to_time(options: argparse.Namespace) -> Stages:
+    """Return the stages to time, which are those of `replay` with the same options."""
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
     sizes |= read_sizes(options.size)

@@ -1,4 +1,4 @@
-"""The picture of a calibration: measured times, the lines through them, and how far those are off."""
+"""The picture of a calibration: measured times, the lines through them, and the errors of these."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,27 +8,27 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, plain
 from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
-from validation.calibrate.fits import predict
+from validation.calibrate.fits import predict_collective
 from validation.calibrate.results import NAMES, Calibration, Collective, Compute, Errors, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e")
+_COLUMN_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e")
 
 
-def draw(found: Calibration) -> "Figure":
-    """Draw a column for each kind of message and one for the stages; below each, its errors."""
+def draw_calibration(found: Calibration) -> "Figure":
+    """Return a figure with a column for each kind of message and one for the stages; below each, its errors."""
     from matplotlib.figure import Figure
 
     columns = 2 + len(found.collectives)
     figure = Figure(figsize=(3.5 * columns, 6.4), layout="constrained")
     above, below = figure.subplots(2, columns, height_ratios=(1.7, 1), squeeze=False)
-    _transfers(above[0], below[0], found)
+    _draw_transfers(above[0], below[0], found)
     for k, collective in enumerate(found.collectives, start=1):
-        _collective(above[k], below[k], collective)
-    _compute(above[-1], below[-1], found.compute)
+        _draw_collective(above[k], below[k], collective)
+    _draw_compute(above[-1], below[-1], found.compute)
     for row in (above, below):
         ends = [end for axes in row[:-1] for end in axes.get_ylim()]
         for axes in row[:-1]:
@@ -38,23 +38,23 @@ def draw(found: Calibration) -> "Figure":
     return figure
 
 
-def _transfers(above: "Axes", below: "Axes", found: Calibration) -> None:
-    plain(above, f"point to point\n{_told(found.one_way.fit)}")
+def _draw_transfers(above: "Axes", below: "Axes", found: Calibration) -> None:
+    plain(above, f"point to point\n{_caption(found.one_way.fit)}")
     plain(below, "")
     for colour, name, series in (
-        (_HUES[0], "one way", found.one_way),
-        (_HUES[1], "both ways at once", found.both_ways),
+        (_COLUMN_HUES[0], "one way", found.one_way),
+        (_COLUMN_HUES[1], "both ways at once", found.both_ways),
     ):
         fit, sizes = series.fit, _dense(series.points)
         line = fit.latency_seconds + sizes / fit.bandwidth
-        _dots(above, series.points, colour, name)
+        _draw_medians(above, series.points, colour, name)
         above.plot(sizes, line, color=colour, linewidth=1.1)
-        _errors(below, series.points, fit.relative_errors, colour)
+        _draw_errors(below, series.points, fit.relative_errors, colour)
     _finish(above, below)
 
 
-def _collective(above: "Axes", below: "Axes", collective: Collective) -> None:
-    """Measured times of each size of group, and what the nearest algorithm would take on the point-to-point link."""
+def _draw_collective(above: "Axes", below: "Axes", collective: Collective) -> None:
+    """Draw the times of each size of group, and those of the nearest algorithm on the point-to-point link."""
     fit = collective.on_link[collective.best]
     plain(above, f"{collective.name}\n{collective.best} on that link")
     plain(below, "")
@@ -62,26 +62,27 @@ def _collective(above: "Axes", below: "Axes", collective: Collective) -> None:
     for k, ranks in enumerate(sorted({point.ranks for point in collective.points})):
         rows = [row for row, point in enumerate(collective.points) if point.ranks == ranks]
         points = [collective.points[row] for row in rows]
-        colour = _HUES[k % len(_HUES)]
-        _dots(above, points, colour, f"{ranks} ranks")
+        colour = _COLUMN_HUES[k % len(_COLUMN_HUES)]
+        _draw_medians(above, points, colour, f"{ranks} ranks")
         sizes = _dense(points)
         line = [
-            predict(Op(op), collective.best, ranks, int(size), fit.latency_seconds, fit.bandwidth) for size in sizes
+            predict_collective(Op(op), collective.best, ranks, int(size), fit.latency_seconds, fit.bandwidth)
+            for size in sizes
         ]
         above.plot(sizes, line, color=colour, linewidth=1.1)
-        _errors(below, points, [fit.relative_errors[row] for row in rows], colour)
+        _draw_errors(below, points, [fit.relative_errors[row] for row in rows], colour)
     _finish(above, below)
 
 
-def _compute(above: "Axes", below: "Axes", compute: Compute) -> None:
-    """Each stage's passes, and what they would take at the one speed."""
+def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
+    """Draw the times of each stage's passes, and those at the fitted speed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     speed = EngFormatter("FLOP/s", places=1)(compute.speed_flop_per_second)
     plain(above, f"passes of stages\n{speed}")
     plain(below, "")
     passes = [task for task in compute.tasks if task.flop is not None]
-    for colour, kind in zip(_HUES, ("forward", "backward"), strict=False):
+    for colour, kind in zip(_COLUMN_HUES, ("forward", "backward"), strict=False):
         rows = [row for row, task in enumerate(passes) if task.kind == kind]
         own = [passes[row] for row in rows]
         stages, seconds = [task.stage for task in own], [task.seconds for task in own]
@@ -101,20 +102,20 @@ def _compute(above: "Axes", below: "Axes", compute: Compute) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _dots(axes: "Axes", points: Sequence[Point], colour: str, name: str) -> None:
-    """The medians, with bars from the faster to the slower quartile."""
+def _draw_medians(axes: "Axes", points: Sequence[Point], colour: str, name: str) -> None:
+    """Draw medians, with bars from the faster to the slower quartile."""
     seconds = [point.seconds for point in points]
     spread = [[point.seconds - point.faster for point in points], [point.slower - point.seconds for point in points]]
     sizes = [point.size for point in points]
     axes.errorbar(sizes, seconds, spread, fmt="o", color=colour, markersize=4, linewidth=1, label=name)
 
 
-def _errors(axes: "Axes", points: Sequence[Point], errors: Sequence[float], colour: str) -> None:
+def _draw_errors(axes: "Axes", points: Sequence[Point], errors: Sequence[float], colour: str) -> None:
     axes.plot([p.size for p in points], [1 + e for e in errors], "o-", color=colour, markersize=4, linewidth=0.6)
 
 
 def _finish(above: "Axes", below: "Axes") -> None:
-    """Give both panels of a column their axes."""
+    """Set the axes of both panels of a column."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     above.set(xscale="log", yscale="log")
@@ -139,10 +140,10 @@ def _dense(points: Sequence[Point]) -> Floats:
     return np.geomspace(min(sizes), max(sizes), 60)
 
 
-def _told(fit: Errors) -> str:
+def _caption(fit: Errors) -> str:
     from matplotlib.ticker import EngFormatter
 
     latency = EngFormatter("s", places=1)(fit.latency_seconds)
     if fit.bandwidth_bytes_per_second is None:
-        return f"{latency}, whatever the size"
+        return f"{latency}, of any size"
     return f"{latency} + size / {EngFormatter('B/s', places=1)(fit.bandwidth)}"

@@ -1,7 +1,6 @@
-"""Latency, bandwidth and speed out of measured times, each time the same ones.
+"""Latency, bandwidth and speed fitted to measured times, deterministically.
 
-What counts is the logarithm of predicted over measured: half as long is as wrong as twice as long, from microseconds
-to seconds.
+Fits minimise logarithms of predicted over measured times: half is as wrong as twice, from microseconds to seconds.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
 from cdpsim.program.collectives import ALL_REDUCE, algorithm
 
-_FAR = 0.2  # of logarithms: what is farther off than by about a fifth counts by its distance, not its square
+_FAR = 0.2  # of logarithms: an error above about a fifth counts by its size, not its square
 _ITERATIONS = 100
 _LEAST_SLOPE = 1e-18  # seconds for a byte: no cluster file takes a larger bandwidth
 
@@ -37,14 +36,14 @@ class Sample(NamedTuple):
 
 
 def fit_line(carried: ArrayLike, seconds: ArrayLike, rounds: ArrayLike = 1.0) -> Line:
-    """Find the latency and the bandwidth that explain the times of some transfers best."""
+    """Return the latency and the bandwidth that explain the times of transfers best."""
     time = np.asarray(seconds, dtype=np.float64)
     columns = np.stack(np.broadcast_arrays(rounds, carried), axis=1).astype(np.float64) / time[:, None]
     solution = _solve(columns, np.ones(len(time)))
     for _ in range(_ITERATIONS):
         ratio = columns @ solution
         off = np.log(ratio)
-        # With these weights squared differences have the slope that squared logarithms have.
+        # With these weights squared differences have the slope of squared logarithms.
         near = np.abs(ratio - 1) < 1e-6
         weight = np.where(near, 1.0, off / np.where(near, 1.0, ratio * (ratio - 1)))
         weight *= _FAR / np.maximum(np.abs(off), _FAR)
@@ -56,14 +55,14 @@ def fit_line(carried: ArrayLike, seconds: ArrayLike, rounds: ArrayLike = 1.0) ->
 
 
 def _solve(columns: Floats, weight: Floats) -> Floats:
-    """Give the two numbers, neither below zero, for which the weighted columns come closest to one."""
+    """Return the two numbers, neither below zero, for which the weighted columns add up closest to one."""
     root = np.sqrt(weight)
     scale = columns.max(axis=0)
     scaled = columns / scale * root[:, None]
     both: Floats = np.linalg.lstsq(scaled, root, rcond=None)[0]
     if (both >= 0).all():
         return both / scale
-    # With one of them negative the best is on the edge where that one is nothing: one of these two.
+    # If one of them is negative, the best fit has a zero: it is one of these two.
     edges = []
     for k in range(2):
         one = np.zeros(2)
@@ -73,8 +72,8 @@ def _solve(columns: Floats, weight: Floats) -> Floats:
     return best / scale
 
 
-def predict(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
-    """Say how long a collective takes as cdpsim has it, on links of that latency and bandwidth."""
+def predict_collective(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
+    """Return the seconds that a collective takes in cdpsim, on links of that latency and bandwidth."""
     return algorithm(op, all_reduce).seconds(ranks, size, latency, bandwidth)
 
 
@@ -82,24 +81,26 @@ def errors_of(
     latency: float, bandwidth: float, op: Op, all_reduce: str, samples: Sequence[Sample]
 ) -> tuple[float, ...]:
     """Say how far that is off at each sample."""
-    return tuple(predict(op, all_reduce, k, size, latency, bandwidth) / seconds - 1 for k, size, seconds in samples)
+    return tuple(
+        predict_collective(op, all_reduce, k, size, latency, bandwidth) / seconds - 1 for k, size, seconds in samples
+    )
 
 
 def fit_collective(op: Op, all_reduce: str, samples: Sequence[Sample]) -> Line:
-    """Find the links on which a textbook algorithm would take the times that were measured."""
+    """Return the links on which a textbook algorithm takes times closest to the measured ones."""
     how = algorithm(op, all_reduce)
     rounds = [how.rounds(k) for k, _, _ in samples]
-    # What a link carries in all rounds, which are one after another.
+    # The bytes of a link in all rounds, which are one after another.
     carried = [how.carried(k) * size / how.parts(k) for k, size, _ in samples]
     return fit_line(carried, [seconds for _, _, seconds in samples], rounds)
 
 
 def algorithms(op: Op) -> list[str]:
-    """Name the algorithms that cdpsim has for a collective."""
+    """Return the names of cdpsim's algorithms for a collective."""
     return list(ALL_REDUCE) if op == Op.ALL_REDUCE else ["tree"]
 
 
 def fit_speed(work: ArrayLike, seconds: ArrayLike) -> float:
-    """Find the FLOP/s at which predicted times are off least, in the square of the relative error."""
+    """Return the FLOP/s at which predicted times have the least squared relative errors."""
     achieved = np.asarray(work, dtype=np.float64) / np.asarray(seconds, dtype=np.float64)
     return float((achieved**2).sum() / achieved.sum())

@@ -1,4 +1,4 @@
-"""What a calibration found, as it stands in its file: measured times, what was fitted to them, and how well."""
+"""The results of a calibration, as its file has them: measured times, fitted costs, and the errors of these."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.calibrate.fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
-from validation.calibrate.timings import Passed, Span, Spans, StageTimes, Times
+from validation.calibrate.timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
 
@@ -18,7 +18,7 @@ NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "red
 class Point(msgspec.Struct, frozen=True):
     """The median time of one size, and the quartiles around it, in the series in which the median was lowest.
 
-    `fastest` is of all series: where it is much less, somebody else was using the machine.
+    `fastest` is of all series: where it is much less, other programs were using the machine.
     """
 
     ranks: int
@@ -31,22 +31,22 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def disturbance(points: Sequence[Point]) -> float:
-    """Say how many times as long as the fastest message of its size a message took in the median."""
+    """Return the median ratio of a message's time to that of the fastest message of its size."""
     return float(np.median([point.seconds / point.fastest for point in points]))
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """How far times are off that latency and bandwidth give, at each point as a share of what was measured."""
+    """The errors of times by latency and bandwidth, at each point as a share of the measured time."""
 
     latency_seconds: float
-    bandwidth_bytes_per_second: float | None  # None: without limit, which JSON has no number for
+    bandwidth_bytes_per_second: float | None  # None: infinite, for which JSON has no number
     median_relative_error: float
     max_relative_error: float
     relative_errors: list[float]
 
     @property
     def bandwidth(self) -> float:
-        """Give the bandwidth as a number."""
+        """The bandwidth as a number, which may be infinite."""
         return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
 
 
@@ -58,10 +58,10 @@ class Transfers(msgspec.Struct, frozen=True):
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One collective: for each textbook algorithm, the links that explain its times best, and what the link says.
+    """One collective: for each textbook algorithm, the links that explain its times best, and its times on the link.
 
-    `best_fit` is the algorithm whose own fit is nearest, None where one size of group tells none from another; `best`
-    is the one whose times on the point-to-point link are nearest: what a simulation should be told.
+    `best_fit` is the algorithm whose fit is nearest, None where a single size of group cannot tell them apart; `best`
+    is the one whose times on the point-to-point link are nearest: the one for a simulation.
     """
 
     name: str
@@ -87,18 +87,18 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """The stages' tasks, and the one speed that explains passes best; `slowdown` is what other ranks at work cost."""
+    """The stages' tasks, and the speed that explains passes best; other ranks make passes `slowdown` times as long."""
 
     tasks: list[Task]
     speed_flop_per_second: float
-    relative_errors: list[float]  # of that speed, for each pass in the order of tasks
+    relative_errors: list[float]  # of times at that speed, for each pass in the order of tasks
     median_relative_error: float
     slowdown: float
     alone: bool
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """All of it."""
+    """All results of a calibration, with its request and environment."""
 
     request: dict[str, Any]
     environment: dict[str, object]
@@ -108,48 +108,48 @@ class Calibration(msgspec.Struct, frozen=True):
     compute: Compute
 
 
-def transfers(times: Times) -> Transfers:
-    """Sum up messages from one rank to another."""
+def summarize_transfers(times: Times) -> Transfers:
+    """Return the results of messages from one rank to another."""
     points = [_point(2, size, series) for size, series in times.items()]
     return Transfers(points, _fitted(fit_line([p.size for p in points], [p.seconds for p in points])))
 
 
-def collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
-    """Sum up one collective over groups: for each number of ranks, what each rank says of each size."""
+def summarize_collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
+    """Return the results of one collective, from the intervals of each rank, by number of ranks and size."""
     points = [
-        _point(ranks, size, together([own[size] for own in members]))
+        _point(ranks, size, group_seconds([own[size] for own in members]))
         for ranks, members in spans.items()
         for size in members[0]
     ]
     samples = [Sample(point.ranks, point.size, point.seconds) for point in points]
     fits = {name: _fitted(fit_collective(op, name, samples)) for name in algorithms(op)}
     on_link = {name: _on(link, op, name, samples) for name in fits}
-    # Over one size of group every algorithm is some latency and some bandwidth.
+    # For a single size of group, every algorithm is a latency and a bandwidth.
     told = len(spans) > 1 or len(fits) == 1
     return Collective(NAMES[op], points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
 
 
-def together(members: Sequence[list[list[Span]]]) -> list[list[float]]:
-    """Say how long each repetition of each series took: from when the last member began until all were through."""
+def group_seconds(members: Sequence[list[list[RankInterval]]]) -> list[list[float]]:
+    """Return the time of each repetition of each series: from the last member's start until all have ended."""
     return [
         [max(span.end for span in spans) - max(span.start for span in spans) for spans in zip(*series, strict=True)]
         for series in zip(*members, strict=True)
     ]
 
 
-def compute(
+def summarize_compute(
     busy: list[StageTimes], alone: list[StageTimes], work: list[tuple[float, float]], is_alone: bool
 ) -> Compute:
-    """Sum up stages' tasks, whose passes do so much work forward and backward: in one rank alone, or in all at once."""
-    found = tasks(alone if is_alone else busy, work)
+    """Return the results of stages' tasks, of so much work each: in one rank alone, or in all at once."""
+    found = summarize_tasks(alone if is_alone else busy, work)
     passes = [(task.flop, task.seconds) for task in found if task.flop is not None]
     speed = fit_speed(*zip(*passes, strict=True))
     errors = [flop / speed / seconds - 1 for flop, seconds in passes]
     return Compute(found, speed, errors, _median_size(errors), _passing(busy) / _passing(alone), is_alone)
 
 
-def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
-    """Sum up each stage's tasks."""
+def summarize_tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None) -> list[Task]:
+    """Return the times of each stage's tasks."""
     flops = [(None, None)] * len(times) if work is None else work
     return [
         _task(stage, kind, passed, flop)
@@ -159,10 +159,10 @@ def tasks(times: list[StageTimes], work: list[tuple[float, float]] | None = None
 
 
 def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool = False) -> Model:
-    """Put measured seconds in place of a model's work.
+    """Return a model with measured seconds in place of its work.
 
-    What is not done for the input is done for the weights. `split` backwards are what both parts take here, of which
-    the second goes through the stage once more.
+    The part of a backward that is not for the input is for the weights. The times of `split` backwards are those of
+    both parts, of which the second goes through the stage once more.
     """
     seconds = {(task.stage, task.kind): task.seconds for task in timed}
     stages = []
@@ -172,18 +172,18 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
         if split:
             for_weights = seconds[j, "weight_backward"]
             whole = for_input + for_weights
-        parts = {"backward": rounded(whole), "weight_backward": rounded(for_weights)}
-        stages.append(msgspec.structs.replace(stage, forward=rounded(seconds[j, "forward"]), **parts))
+        parts = {"backward": round_measured(whole), "weight_backward": round_measured(for_weights)}
+        stages.append(msgspec.structs.replace(stage, forward=round_measured(seconds[j, "forward"]), **parts))
     return Model(name=f"{name}, measured", stages=tuple(stages))
 
 
-def rounded(amount: float) -> float:
-    """Round to what a measurement is worth."""
+def round_measured(amount: float) -> float:
+    """Return a number rounded to the digits that a measurement has."""
     return float(f"{amount:.4g}")
 
 
-def pooled(ranks: list[list[StageTimes]]) -> list[StageTimes]:
-    """Put together what several ranks say of the same stages."""
+def pool_ranks(ranks: list[list[StageTimes]]) -> list[StageTimes]:
+    """Return the times of the same stages, of all ranks together."""
     return [
         StageTimes(*([passed for own in kinds for passed in own] for kinds in zip(*stages, strict=True)))
         for stages in zip(*ranks, strict=True)
@@ -191,7 +191,7 @@ def pooled(ranks: list[list[StageTimes]]) -> list[StageTimes]:
 
 
 def _point(ranks: int, size: int, series: list[list[float]]) -> Point:
-    # On a machine that others use too, the slower series tell of them.
+    # Where other programs use the machine, the slower series measure them.
     best = min(series, key=np.median)
     faster, median, slower = np.quantile(best, (0.25, 0.5, 0.75)).tolist()
     return Point(ranks, size, median, faster, slower, min(map(min, series)), len(best))
@@ -205,22 +205,22 @@ def _task(stage: int, kind: str, passed: list[Passed], flop: float | None) -> Ta
 
 
 def _passing(stages: list[StageTimes]) -> float:
-    """Seconds of one micro-batch through all stages and back."""
+    """Return the seconds of one micro-batch through all stages and back."""
     return sum(
         float(np.median([p.seconds for p in own])) for stage in stages for own in (stage.forward, stage.backward)
     )
 
 
 def _fitted(line: Line) -> Errors:
-    return _errors(line.latency, line.bandwidth, line.errors)
+    return _fit_errors(line.latency, line.bandwidth, line.errors)
 
 
 def _on(link: Errors, op: Op, name: str, samples: list[Sample]) -> Errors:
     errors = errors_of(link.latency_seconds, link.bandwidth, op, name, samples)
-    return _errors(link.latency_seconds, link.bandwidth, errors)
+    return _fit_errors(link.latency_seconds, link.bandwidth, errors)
 
 
-def _errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:
+def _fit_errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:
     limited = bandwidth if isfinite(bandwidth) else None
     return Errors(latency, limited, _median_size(errors), float(np.abs(errors).max()), list(errors))
 
@@ -230,5 +230,5 @@ def _median_size(errors: Sequence[float]) -> float:
 
 
 def _nearest(fits: Mapping[str, Errors]) -> str:
-    """Say which is off least, where half as long is as wrong as twice as long."""
+    """Return the name with the least errors, where half is as wrong as twice."""
     return min(fits, key=lambda name: float(np.median(np.abs(np.log1p(fits[name].relative_errors)))))

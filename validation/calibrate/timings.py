@@ -1,7 +1,7 @@
 """Times on this machine: of messages between ranks, and of the passes of a model's stages.
 
-Messages go by the transport of a replay and passes by its passes: what those add is part of what they take. Every
-function here is called by all ranks at once.
+Messages use the transport of a replay, and passes its code, whose overheads are part of the times. All ranks call
+every function here at once.
 """
 
 from collections.abc import Callable
@@ -18,41 +18,41 @@ from validation.replay.plan import Message
 from validation.replay.transport import Pending
 from validation.training.forms import Form, flatten
 from validation.training.models import Stages
-from validation.training.optimizer import Optimizer, State
+from validation.training.optimizer import Optimizer, OptimizerState
 from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
-T = TypeVar("T")
+TimedValue = TypeVar("TimedValue")
 
 WARM_UP = 2
-SERIES = 6  # of all sizes, one after another: what disturbs one of them has often gone by the next
+SERIES = 6  # of all sizes, one after another: a disturbance of one series is often over by the next
 
 Begin = Callable[[], Pending]
 Times = dict[int, list[list[float]]]  # size -> for each series the seconds of each repetition
-Spans = dict[int, list[list["Span"]]]
+Spans = dict[int, list[list["RankInterval"]]]
 
 
-class Span(NamedTuple):
-    """When one rank's part began and ended, on the clock that all processes of a machine share."""
+class RankInterval(NamedTuple):
+    """The start and end of one rank's part, on the clock that all processes of a machine share."""
 
     start: float
     end: float
 
 
 class Passed(NamedTuple):
-    """What one pass took: by the clock, and of this thread's processor."""
+    """The time of one pass: by the clock, and of this thread's processor."""
 
     seconds: float
     thread_seconds: float
 
 
 def repetitions(size: int) -> int:
-    """Say how often to repeat a message of so many bytes: small ones more often, as they vary more."""
+    """Return how often to repeat a message of so many bytes: small ones more often, as they vary more."""
     return max(3, min(16, 2**25 // size))
 
 
 def ping_pong(member: Member, sizes: list[int]) -> Times:
-    """Send each size to and fro between ranks 0 and 1; rank 0 says how long one way took."""
+    """Send each size to and fro between ranks 0 and 1; return, on rank 0, the time of one way."""
 
     def play(send: Begin, receive: Begin) -> None:
         for begin in (send, receive) if member.rank == 0 else (receive, send):
@@ -63,7 +63,7 @@ def ping_pong(member: Member, sizes: list[int]) -> Times:
 
 
 def both_ways(member: Member, sizes: list[int]) -> Times:
-    """Let ranks 0 and 1 send each size to each other at once; rank 0 says how long that took."""
+    """Let ranks 0 and 1 send each size to each other at once; return, on rank 0, the time of that."""
 
     def play(send: Begin, receive: Begin) -> None:
         for pending in (receive(), send()):
@@ -80,7 +80,7 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     out, back = _message(Op.P2P, (own, other), node=own), _message(Op.P2P, (other, own), node=other)
     times: Times = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        tensor = _numbers(member, size)
+        tensor = _zeros(member, size)
         send = partial(member.transport.send, out, tensor)
         receive = partial(member.transport.receive, back, _form(tensor))
         spans = _repeated(member, size, partial(play, send, receive))
@@ -88,8 +88,8 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     return times if own == 0 else {}
 
 
-def collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
-    """Run a collective over the first ranks; each of them says when its part began and ended."""
+def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
+    """Run a collective over the first ranks; return, on each of them, the intervals of its part."""
     members = tuple(range(ranks))
     member.transport.make_groups([members])
     if member.rank >= ranks:
@@ -97,12 +97,12 @@ def collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spans:
     message = _message(op, members)
     spans: Spans = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        begin = _collective(member, message, _numbers(member, size))
+        begin = _run_collective(member, message, _zeros(member, size))
         spans[size].append(_repeated(member, size, partial(_complete, begin), partial(_meet, member, members)))
     return spans
 
 
-def _collective(member: Member, message: Message, tensor: Tensor) -> Begin:
+def _run_collective(member: Member, message: Message, tensor: Tensor) -> Begin:
     transport = member.transport
     if message.op == Op.BROADCAST:
         root = member.rank == message.src
@@ -115,14 +115,14 @@ def _complete(begin: Begin) -> None:
 
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
-    """Leave together, so that what comes next begins everywhere at about the same time."""
-    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _numbers(member, 8)).wait()
+    """Wait for all ranks, so that the next call begins everywhere at about the same time."""
+    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
 
 def _repeated(
     member: Member, size: int, action: Callable[[], object], meet: Callable[[], object] = lambda: None
-) -> list[Span]:
-    """Do something often enough, after some that do not count; all members meet before each time."""
+) -> list[RankInterval]:
+    """Return the times of repeated calls, after some that warm up; all members meet before each."""
     spans = []
     for _ in range(WARM_UP + repetitions(size)):
         meet()
@@ -130,7 +130,7 @@ def _repeated(
         start = perf_counter()
         action()
         _settle(member.device)
-        spans.append(Span(start, perf_counter()))
+        spans.append(RankInterval(start, perf_counter()))
     return spans[WARM_UP:]
 
 
@@ -142,19 +142,19 @@ def _form(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tensor.dtype)
 
 
-def _numbers(member: Member, size: int) -> Tensor:
-    # Zeros: their sum does not grow, however often it is made.
+def _zeros(member: Member, size: int) -> Tensor:
+    # Zeros: repeated sums do not grow.
     return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
 
 
 def _settle(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait until a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class StageTimes(NamedTuple):
-    """What one stage's tasks took, one entry for each micro-batch."""
+    """The times of one stage's tasks, one for each micro-batch."""
 
     forward: list[Passed]
     backward: list[Passed]
@@ -163,7 +163,7 @@ class StageTimes(NamedTuple):
     weight_backward: list[Passed]
 
 
-def passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
+def time_passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
     """Time each stage's tasks in the first ranks, so many of them at once, while the others wait."""
     members = tuple(range(busy))
     if busy > 1:
@@ -189,11 +189,11 @@ def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[S
 
 
 class _Held(NamedTuple):
-    """What a device holds of a stage between tasks."""
+    """The values of a stage that a device keeps between tasks."""
 
     theta: Tensor
     gradient: Tensor
-    state: State
+    state: OptimizerState
 
     @classmethod
     def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
@@ -203,24 +203,24 @@ class _Held(NamedTuple):
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
-    """Send a micro-batch through all stages and back, then update each; what a task draws or sums up is part of it.
+    """Time a micro-batch through all stages and back, then each update; draws and sums are part of their tasks.
 
-    Then send it once more, with backwards in two parts.
+    Then time it once more, with backwards in two parts.
     """
     device = training.device
 
     def whole(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        below, passed = timed(device, partial(backward, training, own, stage.theta, above, stage.gradient))
+        below, passed = time_call(device, partial(backward, training, own, stage.theta, above, stage.gradient))
         return below, [passed]
 
     def in_parts(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        (below, left), first = timed(device, partial(backward_for_input, own, stage.theta, above))
-        _, second = timed(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
+        (below, left), first = time_call(device, partial(backward_for_input, own, stage.theta, above))
+        _, second = time_call(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
         return below, [first, second]
 
     times = _there_and_back(training, held, number, whole)
     for own, (theta, gradient, state) in zip(times, held, strict=True):
-        own.append(timed(device, partial(optimizer.update, theta, gradient, state))[1])
+        own.append(time_call(device, partial(optimizer.update, theta, gradient, state))[1])
     again = _there_and_back(training, held, number, in_parts)
     return [[*own, *parts] for own, (_, *parts) in zip(times, again, strict=True)]
 
@@ -243,7 +243,7 @@ def _there_and_back(
         return forward(training, stage, held[stage].theta, x, target, n)
 
     for stage in range(n):
-        (between, own), passed = timed(training.device, partial(go_forward, stage, between))
+        (between, own), passed = time_call(training.device, partial(go_forward, stage, between))
         kept.append(own)
         times.append([passed])
     for stage in reversed(range(n)):
@@ -252,8 +252,8 @@ def _there_and_back(
     return times
 
 
-def timed(device: torch.device, action: Callable[[], T]) -> tuple[T, Passed]:
-    """Do something and say how long it took; a GPU begins with nothing else to do, and ends with it done."""
+def time_call(device: torch.device, action: Callable[[], TimedValue]) -> tuple[TimedValue, Passed]:
+    """Return the result and the time of a call, to the end of its work on a GPU, which is idle before it."""
     _settle(device)
     clock, own = perf_counter(), thread_time()
     result = action()

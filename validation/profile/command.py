@@ -1,8 +1,8 @@
-"""What a model's layers and stages do and weigh, found without a GPU and without weights, as a model file for cdpsim.
+"""The work and the memory of a model's layers and stages, found without a GPU and without weights, as a model file.
 
 Everything runs on fake tensors: they have shapes, types and storages, but no values. Storages alive are counted to the
-byte; operations (FLOP) as torch counts them: two for each multiplication with its addition, none for what is no
-product of matrices, and causal attention as if it were not.
+byte; operations (FLOP) as torch counts them: two for each multiplication with its addition, none for operations
+other than products of matrices, and causal attention as if it were not causal.
 """
 
 from argparse import Namespace
@@ -26,7 +26,7 @@ from cdpsim.model.partition import Cuts
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak
-from validation.profile.ties import separated, tie_up
+from validation.profile.ties import separate_layers, tie_stages
 from validation.profile.tracker import granularity
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
@@ -37,7 +37,7 @@ TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.b
 
 
 class Profile(NamedTuple):
-    """A model's stages, of which layers each consists, and the peak of all of it in one piece."""
+    """A model's stages, the layers of each, and the peak activations of the whole model in one piece."""
 
     model: Model
     cuts: Cuts
@@ -58,19 +58,19 @@ def profile(
     ready: Callable[[], object] = lambda: None,
     **sizes: Any,
 ) -> Profile:
-    """Profile the stages that a partition makes, or each layer as one; `sizes` are the model's own, as length is.
+    """Profile the stages of a partition, or each layer as one; `sizes` are parameters of the model, such as length.
 
-    With `mixed_precision` stages say nothing of the optimizer: the model's recipe does. `ready` is called when all that
-    is asked for has been checked.
+    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `ready` is called when the request
+    has been checked.
     """
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     recipe = Recipe()
     if mixed_precision:
         check_mixed(dtype)
         recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
-    block = granularity(check_device(device))
-    with refusing(model):
-        architecture = separated(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
+    block = granularity(check_profile_device(device))
+    with refuse_unfit_layers(model):
+        architecture = separate_layers(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
         count = len(architecture.layers)
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
@@ -78,7 +78,7 @@ def profile(
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
         training = cut(architecture, cuts, device=device)
-        found = tie_up(profile_stages(training, own, block), training, architecture.tied, own)
+        found = tie_stages(profile_stages(training, own, block), training, architecture.tied, own)
         peak = whole_peak(architecture, device, block)
     state = bool(found.size("optimizer").any())
     name = ", ".join([model[:100], *[optimizer] * state])  # as a recipe adds it to a name
@@ -87,15 +87,15 @@ def profile(
 
 
 def check_mixed(dtype: str) -> None:
-    """Refuse mixed precision of numbers that are not half as wide as float32."""
+    """Refuse mixed precision of numbers other than of two bytes."""
     if TYPES[dtype].itemsize != 2:
         problem = f"keeps the weights of a model of two bytes a number in float32 as well; {dtype} has another width"
         raise RequestError("mixed_precision", f"{problem}, take --dtype bfloat16 or float16")
 
 
 @contextmanager
-def refusing(model: str) -> Iterator[None]:
-    """Tell in one line what torch says of layers and sizes that do not fit each other."""
+def refuse_unfit_layers(model: str) -> Iterator[None]:
+    """Turn torch's errors about layers and sizes that do not fit each other into refusals in one line."""
     try:
         yield
     except RequestError:
@@ -105,15 +105,15 @@ def refusing(model: str) -> Iterator[None]:
         raise RequestError(model, f"its layers do not run ({reason}); check them, and the sizes") from error
 
 
-def check_device(device: str) -> str:
-    """Refuse a device that there is not: a fake tensor on it would end the process."""
+def check_profile_device(device: str) -> str:
+    """Refuse a device that does not exist: a fake tensor on it would end the process."""
     if choose("device", device, ("cpu", "cuda")) == "cuda" and not torch.cuda.is_available():
         raise RequestError("device", "torch finds no CUDA device here, and fakes none without; take cpu")
     return device
 
 
 def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **sizes: Any) -> Architecture:
-    """Build a model whose parameters have shapes and no values."""
+    """Return a model whose parameters have shapes and no values."""
     with torch.device("meta"):
         architecture = make_architecture(model, n, batch=batch, dtype=dtype, **sizes)
     for layer in architecture.layers:
@@ -159,12 +159,12 @@ def profile_command(options: Namespace) -> int:
         **({} if options.attention is None else {"attention": options.attention}),
     )
     result.model.save(options.output, force=options.force)
-    write_stdout(as_text(result))
+    write_stdout(profile_table(result))
     return 0
 
 
 def read_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """Read sizes as an option gives them, such as "length=512"."""
+    """Return the sizes in an option's values, such as "length=512"."""
     sizes = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -176,8 +176,8 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def as_text(result: Profile) -> str:
-    """Show a profile as a table."""
+def profile_table(result: Profile) -> str:
+    """Return a profile as a table."""
     header = ("stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters")
     ends = pairwise((0, *result.cuts, result.layers))
     rows = [

@@ -1,4 +1,4 @@
-"""Where a model's layers are cut into stages: by what they compute, weigh or take, or where one says."""
+"""Cuts of a model's layers into stages: by FLOP, bytes or time, or at given layers."""
 
 from time import perf_counter_ns, thread_time_ns
 
@@ -15,16 +15,16 @@ from validation.training.optimizer import Optimizer
 from validation.training.passes import backward, forward, one_thread
 from validation.training.stages import Architecture, Training, cut
 
-REPEATS = 3  # of a layer's pass where it is timed, after one to warm up
+TIMED_PASSES = 3  # of a layer that is timed, after one to warm up
 
 
 def find_cuts(
     architecture: Architecture, n: int | None, partition: str, optimizer: Optimizer, device: str = "cpu"
 ) -> Cuts:
-    """Cut a model's layers into n stages by one of `PARTITIONS`, or as a text such as "3,7,12" says.
+    """Return the cuts of a model's layers into n stages by one of `PARTITIONS`, or in a text such as "3,7,12".
 
-    What stages weigh is what their layers do; an output that its layer keeps counts once where both that layer and the
-    next are in a stage.
+    The memory of a stage is that of its layers; an output that its layer keeps counts once where both that layer and
+    the next are in the stage.
     """
     count = len(architecture.layers)
     if partition not in PARTITIONS:
@@ -42,19 +42,19 @@ def find_cuts(
     rows = profile_stages(layers, optimizer).stages
     if partition == "memory":
         kept = [row.kept_output for row in rows]
-        return balanced([_weight(row) - row.kept_output for row in rows], n, closing=kept)
+        return balanced([_layer_weight(row) - row.kept_output for row in rows], n, closing=kept)
     if partition == "authors":
         return authors([int(row.forward) for row in rows], n)
     return balanced([int(row.forward) + int(row.backward) for row in rows], n)
 
 
-def _weight(stage: Stage) -> int:
-    """What a stage holds of one micro-batch, and for good: gradients are as large as parameters."""
+def _layer_weight(stage: Stage) -> int:
+    """Return the bytes of a stage for one micro-batch and for good: gradients are as large as parameters."""
     return stage.activation + 2 * stage.parameters + stage.optimizer
 
 
 def layer_times(layers: Training) -> list[int]:
-    """Measure forward and backward of each layer by itself, in nanoseconds of one thread, with values of no meaning."""
+    """Return forward and backward times of each layer by itself, in nanoseconds of one thread, on random values."""
     with one_thread():
         return [_layer_time(layers, j) for j in range(layers.n)]
 
@@ -66,7 +66,7 @@ def _layer_time(layers: Training, j: int) -> int:
     target = layers.target(0, 0) if j == last else None
     above = None if j == last else _noise(layers.boundary(j), layers.device)
     times = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + TIMED_PASSES):
         begin = _clock(layers.device)
         _, kept = forward(layers, j, theta, x, target, 1)
         backward(layers, kept, theta, above, gradient)
@@ -75,12 +75,12 @@ def _layer_time(layers: Training, j: int) -> int:
 
 
 def _noise(form: Form, device: torch.device) -> Tensor:
-    """Values of a usual size: a processor may take long over very small numbers and over what is none."""
+    """Return values of a usual size: a processor may take longer for very small numbers and nan."""
     return zeros(form, device).normal_(std=0.02)
 
 
 def _clock(device: torch.device) -> int:
-    """Time that others on this machine do not use up; on a GPU that of the wall, when all is done."""
+    """Return a time without that of other programs: of this thread; on a GPU of the wall, when its work is done."""
     if device.type == "cpu":
         return thread_time_ns()
     torch.cuda.synchronize(device)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Two products: of queries and keys, and of their scores and values."""
+    """Return the FLOP of two products: of queries and keys, and of their scores and values."""
     batch, heads, length, width = query.shape
     return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
 
@@ -23,12 +23,12 @@ def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: object,
 def _attention_backward(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
 ) -> int:
-    """Five products: scores anew, then gradients of scores, values, queries and keys."""
+    """Return the FLOP of five products: scores again, then gradients of scores, values, queries and keys."""
     batch, heads, length, width = query.shape
     return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
-# What torch's own table lacks: the kernel that it takes for attention on a CPU.
+# Missing in torch's own table: its kernel for attention on a CPU.
 _OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
     {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
@@ -38,7 +38,7 @@ _OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
 
 
 class Flops(TorchDispatchMode):
-    """While it is entered, counts by torch's own formulas; on fake tensors as on real ones."""
+    """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Flops(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        """Do an operation and count it."""
+        """Run an operation and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         packet = func._overloadpacket

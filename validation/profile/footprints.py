@@ -1,6 +1,6 @@
-"""What the stages of a training need, found without computing anything: bytes and operations of one micro-batch.
+"""The bytes and operations of stages for one micro-batch, found without computing.
 
-Each stage goes through the forward and the backward that a replay does, with fake tensors and a tracker.
+Each stage runs the forward and the backward of a replay, with fake tensors and a tracker.
 """
 
 from collections.abc import Hashable, Sequence
@@ -33,7 +33,7 @@ _EVERY_MODULES = frozenset(vars(nn.Module()))
 
 
 class Footprint(NamedTuple):
-    """What one micro-batch's forward and backward hold in a stage; see `cdpsim.model.Stage` for bytes."""
+    """The bytes and FLOP of one micro-batch's forward and backward in a stage, as in `cdpsim.model.Stage`."""
 
     activation: int
     kept_output: int
@@ -50,25 +50,25 @@ class Footprint(NamedTuple):
 
 
 def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1) -> Model:
-    """Tell cdpsim what stages do and weigh; each storage in memory counts a multiple of `granularity` bytes."""
+    """Return stages as a model of cdpsim; each storage in memory counts a multiple of `granularity` bytes."""
     keys = [_key(training, stage) for stage in range(training.n)]
     found: dict[Hashable, Footprint] = {}
     with FakeTensorMode():
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
-            if key not in found:  # most stages are as others are, and each takes a while
-                found[key] = measure(imitation, stage, granularity)
-    return Model(stages=_stages(training, optimizer, [found[key] for key in keys]))
+            if key not in found:  # most stages equal others, and each takes a while
+                found[key] = measure_stage(imitation, stage, granularity)
+    return Model(stages=_model_stages(training, optimizer, [found[key] for key in keys]))
 
 
 def _key(training: Training, stage: int) -> Hashable:
-    """Say all that a footprint depends on: stages of one key have one."""
+    """Return all that a footprint depends on: stages of one key have the same."""
     given = training.boundary(stage - 1) if stage else training.inputs.form
     return _likeness(training.stages[stage]), given, stage == 0, stage == training.n - 1
 
 
 def _likeness(module: nn.Module) -> Hashable:
-    """Say what a module is, but for the values of its tensors; what cannot be compared is like nothing else."""
+    """Return a value that equal modules share, whatever their tensors' values; incomparable modules share none."""
     attributes = tuple(
         (name, _comparable(value))
         for name, value in vars(module).items()
@@ -88,17 +88,17 @@ def _comparable(value: object) -> Hashable:
 
 
 def with_unit_times(model: Model, *, split: bool = False) -> Model:
-    """Give the same model with a second for each task: seconds are slots then, in which a replay's clock counts."""
+    """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts."""
     unit = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
     return msgspec.structs.replace(
         model, stages=tuple(msgspec.structs.replace(stage, **unit) for stage in model.stages)
     )
 
 
-def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
-    """Run a stage's forward and backward once, on the tensors of a fake mode or real ones, and see what they hold.
+def measure_stage(training: Training, stage: int, granularity: int = 1) -> Footprint:
+    """Run a stage's forward and backward once, on tensors of a fake mode or real ones, and return their footprint.
 
-    All are zeros, which are tokens and labels too.
+    All values are zeros, which are tokens and labels too.
     """
     tracker, flops = Tracker(granularity), Flops()
     with flops:
@@ -107,7 +107,7 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
     sent = None if ahead.sent is None else storage_of(ahead.sent)
     ahead = ahead._replace(sent=None)
     activation = tracker.level
-    data = sum(_weight(storage, granularity) for storage in ahead.brought)
+    data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
     kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -135,7 +135,7 @@ def measure(training: Training, stage: int, granularity: int = 1) -> Footprint:
 
 
 def _measure_parts(training: Training, stage: int, granularity: int) -> tuple[int, int, int]:
-    """Run both parts of a split backward: what each needs while it runs, and the operations of the input's part."""
+    """Run both parts of a split backward; return the transients of each, and the FLOP of the input's part."""
     tracker, flops = Tracker(granularity), Flops()
     _, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
     above = _above(training, stage, tracker)
@@ -152,13 +152,13 @@ def _measure_parts(training: Training, stage: int, granularity: int) -> tuple[in
 
 
 class _Ahead(NamedTuple):
-    """A forward that was run, and what its backward needs."""
+    """A forward that has run, and the inputs of its backward."""
 
     sent: Tensor | None
     kept: Pass
     theta: Tensor
     gradient: Tensor
-    brought: list[Reference]  # data that the micro-batch brings
+    brought: list[Reference]  # data of the micro-batch
 
 
 def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
@@ -176,7 +176,7 @@ def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
 
 
 def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
-    """Make the gradient of what a stage sends on."""
+    """Return a gradient of a stage's output, of zeros."""
     if stage == training.n - 1:
         return None
     above = zeros(training.boundary(stage), training.device)
@@ -184,8 +184,8 @@ def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
     return above
 
 
-def _weight(storage: Reference, granularity: int) -> int:
-    """Say what a storage weighs, as a tracker counts it; one that has ended, nothing."""
+def _storage_size(storage: Reference, granularity: int) -> int:
+    """Return the bytes of a storage, as a tracker counts them; 0 of one that is freed."""
     alive = storage()
     return 0 if alive is None else _granular(alive.nbytes(), granularity)
 
@@ -195,7 +195,7 @@ def _granular(nbytes: int, granularity: int) -> int:
 
 
 def _inference(training: Training, stage: int, granularity: int) -> int:
-    """Run a stage's forward without a backward to come, and see what it holds at most."""
+    """Run a stage's forward without a backward, and return its peak memory."""
     tracker, last = Tracker(granularity), training.n - 1
     theta = zeros(training.parameters(stage), training.device)
     tracker.ignore([theta, *training.buffers[stage].values()])
@@ -209,7 +209,7 @@ def _inference(training: Training, stage: int, granularity: int) -> int:
 
 
 def _reads_input(training: Training, stage: int) -> bool:
-    """Say whether a stage's backward reads its input: whether autograd saves it."""
+    """Return whether a stage's backward reads its input: whether autograd saves it."""
     x = zeros(training.boundary(stage - 1), training.device).requires_grad_()
     storages: set[int] = set()
 
@@ -225,7 +225,7 @@ def _reads_input(training: Training, stage: int) -> bool:
 
 
 def factored(stage: nn.Module) -> int:
-    """Say what sums over rows and columns of a stage's parameters weigh, a vector counting as it is.
+    """Return the bytes of sums over rows and columns of a stage's parameters, a vector counting as it is.
 
     Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
     """
@@ -233,7 +233,7 @@ def factored(stage: nn.Module) -> int:
 
 
 def factored_size(parameter: nn.Parameter) -> int:
-    """Say what sums over rows and columns of one parameter weigh."""
+    """Return the bytes of sums over rows and columns of one parameter."""
     return parameter.element_size() * (parameter.numel() if parameter.dim() < 2 else _sums(parameter))
 
 
@@ -242,14 +242,14 @@ def _sums(parameter: nn.Parameter) -> int:
     return parameter.numel() // max(1, columns) + parameter.numel() // max(1, rows)
 
 
-def _stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
+def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
     stages = []
     for j, footprint in enumerate(footprints):
         parameters = training.parameters(j)
-        parts = 1 + (j > 0)  # of a backward: the first stage has none for its input
+        parts = 1 + (j > 0)  # of a backward: the first stage has no part for its input
         stages.append(
             Stage(
-                forward=Work(max(1, footprint.forward_flops)),  # a task takes some time, whatever it does
+                forward=Work(max(1, footprint.forward_flops)),  # no task takes no time
                 backward=Work(max(parts, footprint.backward_flops)),
                 weight_backward=Work(max(1, min(footprint.weight_flops, footprint.backward_flops + 1 - parts))),
                 activation=footprint.activation,

@@ -1,4 +1,4 @@
-"""Ways to cut layers into stages beside the exact one: as the paper's authors do, and as somebody says."""
+"""Cuts of layers into stages beside the exact ones: as the paper's authors do, and as given."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ PARTITIONS = ("flops", "authors", "time", "memory")
 
 
 def authors(flops: Sequence[int], n: int) -> Cuts:
-    """Cut as the paper's authors do: a stage ends before the layer with which the sum reaches its share of the total.
+    """Return the cuts of the paper's authors: a stage ends before the layer with which the sum reaches its share.
 
     Their code (`equisum_partition`) has an entry for each parameter tensor, a bias counting as the square root of its
     module's FLOP; here an entry is a layer. It can leave a stage empty, which is refused.
@@ -31,14 +31,14 @@ def authors(flops: Sequence[int], n: int) -> Cuts:
 
 
 def read_cuts(text: str, layers: int) -> Cuts:
-    """Read cuts as an option gives them, such as "3,7,12".
+    """Return the cuts in an option's value, such as "3,7,12".
 
     >>> read_cuts("3,7,12", 14)
     (3, 7, 12)
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-        choose("partition", text, (*PARTITIONS, "3,7,12"))  # refuses it
+        choose("partition", text, (*PARTITIONS, "3,7,12"))  # which refuses it
     cuts = tuple(map(int, words))
     if any(begin >= end for begin, end in pairwise((0, *cuts, layers))):
         problem = f"cuts must increase from 1 at least to {layers - 1} at most: there are {layers} layers"

@@ -1,4 +1,4 @@
-"""What activations a whole model holds at most, in one piece, as torch's MemTracker counts them."""
+"""The peak activations of a whole model in one piece, as torch's MemTracker counts them."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from validation.training.stages import Architecture, Loss
 
 
 def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int = 1) -> int:
-    """Say what activations a model's forward and backward in one piece hold at most, on fake tensors."""
+    """Return the peak activations of a model's forward and backward in one piece, on fake tensors."""
     net = nn.Sequential(*architecture.layers)
     with FakeTensorMode():
         imitate_module(net, device)
@@ -20,7 +20,7 @@ def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int
 
 
 def imitate_module(net: nn.Module, device: str = "cpu") -> None:
-    """Give a module fake parameters and buffers, in the fake mode in which this is called."""
+    """Replace a module's parameters and buffers by fake ones, of the fake mode in which this is called."""
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
             fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -30,11 +30,11 @@ def imitate_module(net: nn.Module, device: str = "cpu") -> None:
 
 
 def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor, granularity: int = 1) -> int:
-    """Run forward and backward once and give the most bytes alive that are activations.
+    """Run forward and backward once and return the peak bytes of activations.
 
-    That is what operations make and what autograd keeps of it: activations, what is needed for a moment, gradients of
-    activations. Parameters, buffers, input and target do not count, nor gradients of parameters once they are whole.
-    It is what torch's MemTracker calls `Activation` and `Temp`, together and at their highest.
+    These are the results of operations: activations, temporaries, gradients of activations. Parameters, buffers, input
+    and target do not count, nor gradients of parameters once they are complete. It is the peak of torch's MemTracker
+    for `Activation` and `Temp` together.
     """
     tracker = Tracker(granularity)
     tracker.ignore([x, target, *net.parameters(), *net.buffers()])

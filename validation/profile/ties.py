@@ -1,4 +1,4 @@
-"""Tensors that several layers of a model have as one: taken apart to be profiled, counted once in what comes out."""
+"""Tensors that several layers of a model share: separated to be profiled, counted once in the profile."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Training
 
 
-def separated(architecture: Architecture) -> Architecture:
-    """Give each layer parameters of its own, and say which are one tensor in the model."""
+def separate_layers(architecture: Architecture) -> Architecture:
+    """Return layers with parameters of their own, and which of these are one tensor in the model."""
     seen: dict[int, list[nn.Parameter]] = {}
     layers = []
     for layer in architecture.layers:
@@ -28,8 +28,8 @@ def separated(architecture: Architecture) -> Architecture:
     return architecture._replace(layers=layers, tied=[*architecture.tied, *shared])
 
 
-def tie_up(model: Model, training: Training, tied: Sequence[Sequence[nn.Parameter]], optimizer: Optimizer) -> Model:
-    """Tie the stages of a profile; what is tied within one of them counts once there."""
+def tie_stages(model: Model, training: Training, tied: Sequence[Sequence[nn.Parameter]], optimizer: Optimizer) -> Model:
+    """Return a profile with its stages tied; tensors tied within one stage count once there."""
     stage_of = {id(parameter): j for j, stage in enumerate(training.stages) for parameter in stage.parameters()}
     stages, ties = list(model.stages), defaultdict[tuple[int, ...], list[Tie]](list)
     for group in tied:
@@ -43,7 +43,7 @@ def tie_up(model: Model, training: Training, tied: Sequence[Sequence[nn.Paramete
 
 
 def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
-    """Say what one tensor weighs; a count of steps is its stage's and not its own."""
+    """Return the bytes of one tensor and of its state, without the count of steps, which belongs to the stage."""
     state = optimizer.nbytes(Form((parameter.numel(),), parameter.dtype))
     return Tie(
         stages=(),
@@ -54,6 +54,6 @@ def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
 
 
 def _together(stages: tuple[int, ...], ties: Sequence[Tie]) -> Tie:
-    """One tie of all that the same stages share."""
+    """Return one tie of all tensors that the same stages share."""
     kinds = ("parameters", "optimizer", "factored")
     return Tie(stages=stages, **{kind: sum(getattr(tie, kind) for tie in ties) for kind in kinds})

@@ -1,7 +1,7 @@
-"""Which storages are alive, followed by weak reference: on a CPU, on a GPU and where tensors are fake alike.
+"""The storages that are alive, tracked by weak reference: on a CPU, on a GPU and for fake tensors alike.
 
-A storage counts once, whatever views there are of it, from the operation that made it to the moment that nothing refers
-to it any more. That is what an allocator counts, without the workspaces that kernels allocate for themselves.
+A storage counts once, however many views it has, from the operation that made it until the last reference to it is
+gone. An allocator counts the same, and the workspaces of kernels beside it.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,56 +15,56 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.program import Category
 
-Reference = Callable[[], torch.UntypedStorage | None]  # gives a storage as long as it is alive
+Reference = Callable[[], torch.UntypedStorage | None]  # returns a storage as long as it is alive
 
 
 def storage_of(tensor: Tensor) -> Reference:
-    """Refer to a tensor's storage without keeping it alive."""
+    """Return a reference to a tensor's storage that does not keep it alive."""
     return ref(tensor.untyped_storage())
 
 
 def is_alive(storage: Reference) -> bool:
-    """Say whether anything, a tensor or a graph of autograd, still holds a storage."""
+    """Return whether a tensor or a graph of autograd still refers to a storage."""
     return storage() is not None
 
 
 def granularity(device: str) -> int:
-    """Say what a device's allocator rounds up to: CUDA's caching one to 512 bytes."""
+    """Return the bytes to whose multiples a device's allocator rounds up: 512 of CUDA's caching allocator."""
     return 512 if torch.device(device).type == "cuda" else 1
 
 
 class _Entry:
-    """A storage that was seen."""
+    """A storage that is tracked."""
 
     __slots__ = ("category", "counts", "nbytes", "reference", "size")
 
     def __init__(self, reference: Reference) -> None:
-        self.reference = reference  # whose end calls the tracker back
+        self.reference = reference  # whose end calls the tracker
         self.category = Category.ACTIVATIONS
         self.counts = True
-        self.nbytes = -1  # none that a storage can have: it is weighed when it is first seen
-        self.size = 0  # as it counts
+        self.nbytes = -1  # no storage's size: the first look counts it
+        self.size = 0  # as counted
 
 
 class Tracker(TorchDispatchMode):
-    """While it is entered, sees every storage that an operation's result lies in; follows it to its end ever after.
+    """A tracker that finds the storages of operations' results while it is entered, and counts them until they end.
 
-    Each storage counts a multiple of `granularity` bytes; CUDA's allocator deals in 512. What was there before counts
-    from the first operation that gives a view of it, unless it is told to be ignored. Where a `device` type is given,
-    only its storages are seen: not what the host holds for a GPU.
+    Each storage counts a multiple of `granularity` bytes; CUDA's allocator deals in 512. An older storage counts from
+    the first operation that returns a view of it, unless it is ignored. Where a `device` type is given,
+    only its storages count: not those on the host for a GPU.
     """
 
     def __init__(self, granularity: int = 1, device: str | None = None) -> None:
         super().__init__()
         self._granularity, self._device = granularity, device
-        self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one has ended
+        self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one is freed
         self._level = self._peak = 0
         self._levels = [0] * len(Category)
         self._peaks = [0] * len(Category)
 
     @property
     def level(self) -> int:
-        """How many bytes are alive."""
+        """The bytes of storages that are alive."""
         return self._level
 
     @property
@@ -73,31 +73,31 @@ class Tracker(TorchDispatchMode):
         return self._peak
 
     def levels(self) -> dict[Category, int]:
-        """Give the level of each category."""
+        """The level of each category."""
         return dict(zip(Category, self._levels, strict=True))
 
     def peaks(self) -> dict[Category, int]:
-        """Give the highest level of each category by itself; they need not have been at one time."""
+        """The highest level of each category by itself; not necessarily at one time."""
         return dict(zip(Category, self._peaks, strict=True))
 
     def reset_peak(self) -> None:
-        """Let peaks begin anew at the levels of now."""
+        """Start new peaks at the present levels."""
         self._peak, self._peaks = self._level, self._levels.copy()
 
     def see(self, tensors: Iterable[Tensor]) -> None:
-        """Let tensors count from now on that no operation made: received, or from numpy."""
+        """Count tensors from now on that no operation made: received ones, or those from numpy."""
         for tensor in tensors:
             self._find(tensor)
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Count these storages no more, nor any view of them."""
+        """Stop counting the storages of these tensors."""
         for tensor in tensors:
             entry = self._find(tensor, count=False)
             entry.counts = False
             self._weigh(entry, 0)
 
     def label(self, tensor: Tensor, category: Category) -> None:
-        """Count a storage under a category from now on; what has none is activations."""
+        """Count a storage under a category from now on; storages without one are activations."""
         entry = self._find(tensor)
         size = entry.size
         self._levels[entry.category] -= size
@@ -108,7 +108,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        """Do an operation and look at what it gives."""
+        """Run an operation and track its results."""
         result = func(*args, **(kwargs or {}))
         self._look(result)
         return result
@@ -122,7 +122,7 @@ class Tracker(TorchDispatchMode):
                 self._look(part)
 
     def _find(self, tensor: Tensor, count: bool = True) -> _Entry:
-        """Give the entry of a tensor's storage, which counts as large as it now is."""
+        """Return the entry of a tensor's storage, updated to its present size."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         entry = self._entries.get(address)
@@ -135,7 +135,7 @@ class Tracker(TorchDispatchMode):
         return entry
 
     def _weigh(self, entry: _Entry, size: int) -> None:
-        """Count another size; where a storage is resized, the old one is given back after the new one has been made."""
+        """Count another size of a storage; a resized storage is freed after the new one has been made."""
         category = entry.category
         self._level += size
         self._levels[category] += size

@@ -1,1 +1,1 @@
-"""A process for each device: started here or by torchrun, and ended whatever happens."""
+"""A process for each device: started here or by torchrun, and ended in any case."""

@@ -1,4 +1,4 @@
-"""For the process that ranks are forked off, and for nobody else: importing this, it ends with its launcher."""
+"""Only for the process from which ranks are forked: once it has imported this, it ends with its launcher."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from validation.ranks.parent import end_with_parent
 
 
 def _leave(*_: object) -> None:
-    """Remove multiprocessing's socket, and its folder unless another socket is there: who should have done it is gone.
+    """Remove multiprocessing's socket, and its folder unless that has another socket: the launcher is gone.
 
-    A process that was forked off such a server, and starts a server itself, has the same folder.
+    A process that was forked from such a server, and starts a server itself, has the same folder.
     """
     address = getattr(forkserver._forkserver, "_forkserver_address", None)
     if address and Path(address).parent.name.startswith("pymp-"):
@@ -22,7 +22,7 @@ def _leave(*_: object) -> None:
     os._exit(1)
 
 
-# Before anything slow: a launcher may be killed while torch is being imported. SIGTERM would not do: it may come to all
-# processes of a group at once, and then the launcher itself removes what it has made.
+# Before anything slow: a launcher may be killed while torch is being imported. SIGTERM must not do this: it may come to
+# all processes of a group at once, and then the launcher itself removes its files.
 signal.signal(signal.SIGUSR1, _leave)
 end_with_parent(signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""One process a device: ranks that stay alive over many cases, and whoever starts them and waits for them."""
+"""One process for each device: ranks that stay alive over many cases, and their launcher, which waits for them."""
 
 import os
 import signal
@@ -16,67 +16,69 @@ from torch import multiprocessing
 from torch._C._distributed_c10d import FileStore
 
 from cdpsim.errors import RequestError
-from validation.ranks.member import Failure, answer, check_device, join, replay_part, verdict
+from validation.ranks.member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import Case, Outcome, profiled
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-START = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
-LONGEST = 74  # bytes of a folder in which multiprocessing finds room for a socket: a path of at most 107
-GRACE = 3.0  # seconds for ranks whose own waits have timed out to say so
+START_SECONDS = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
+LONGEST_SOCKET_FOLDER = (
+    74  # bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107
+)
+GRACE_SECONDS = 3.0  # seconds for ranks to report that their own waits have timed out
 
 
-def forks() -> Any:
-    """Fork processes off one that has imported torch and done nothing else: that costs its imports once.
+def fork_context() -> Any:
+    """Return a context that forks processes from one that has imported torch and done nothing else.
 
-    Fake tensors and optimizers would have every process import `torch._dynamo` by itself.
+    So torch is imported once. Fake tensors and optimizers would make each process import `torch._dynamo` by itself.
     """
-    if len(os.fsencode(gettempdir())) > LONGEST:
-        raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST} bytes are the most")
+    if len(os.fsencode(gettempdir())) > LONGEST_SOCKET_FOLDER:
+        raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST_SOCKET_FOLDER} bytes are the most")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
     return context
 
 
 class Ranks:
-    """Some ranks, each a process on this machine; a case uses as many of them as it has devices.
+    """Several ranks, each a process on this machine; a case uses as many of them as it has devices.
 
-    One that dies, fails or says nothing ends them all, with an error that names it. They end with the thread that
-    made the first of them, so that is best the main one.
+    A rank that dies, fails or is silent ends them all, with an error that names it. They end with the thread that
+    made the first of them, which is best the main thread.
     """
 
-    reports = True  # whether this process is the one that says what came of it
+    reports = True  # whether this process has the results
 
-    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> None:
+    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         check_device(device, backend, count)
         self._start, self._joined = start, False
-        # Where ranks meet: a file without a name needs no port, and nobody has to remove it.
+        # Ranks meet in a file without a name, which needs no port and is never left behind.
         self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
-        context = forks()
+        context = fork_context()
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(count):
             here, there = context.Pipe()
             arguments = (rank, count, device, backend, _Inherited(self._meeting.fileno()), there)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process = context.Process(target=_serve_rank, args=arguments, daemon=True)
             process.start()
             there.close()
             self._ends.append(here)
             self._processes.append(process)
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome]:
-        """Replay a case and give what each of its devices came to; `timeout` seconds are for all of it."""
+        """Replay a case and return the outcome of each device; `timeout` seconds are for all of it."""
         return [outcome for outcome in self.call(replay_part, profiled(case), timeout=timeout) if outcome is not None]
 
-    def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T]:
-        """Have every rank call a module's function with its `Member` and these arguments, and give what they return."""
+    def call(self, function: Callable[..., Result], *arguments: object, timeout: float = 60.0) -> list[Result]:
+        """Let every rank call a module's function with its `Member` and these arguments; return all results."""
         if not self._joined:
             self._tell(self._start)
             self._collect(self._start)
             self._joined = True
         self._tell((function, arguments, timeout))
-        return cast(list[T], self._collect(timeout))
+        return cast(list[Result], self._collect(timeout))
 
     @property
     def pids(self) -> list[int]:
@@ -84,10 +86,10 @@ class Ranks:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def close(self) -> None:
-        """Let the ranks go; those that do not are ended."""
+        """End the ranks; those that do not end by themselves are killed."""
         for end in self._ends:
-            end.close()  # a rank ends when nobody can tell it anything any more
-        deadline = time.monotonic() + GRACE
+            end.close()  # a rank ends when its connection is closed
+        deadline = time.monotonic() + GRACE_SECONDS
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
@@ -115,13 +117,13 @@ class Ranks:
             try:
                 end.send(what)
             except OSError:
-                continue  # it is dead, as will be found when it does not answer
+                continue  # it is dead, as `_collect` notices when it does not answer
 
     def _collect(self, seconds: float) -> list[object]:
-        """One answer of each rank; when one has failed, the others have a little time left to say what they saw."""
-        deadline = time.monotonic() + seconds + GRACE
+        """Return one answer of each rank; when a rank has failed, the others have a little time left to report."""
+        deadline = time.monotonic() + seconds + GRACE_SECONDS
         answers: dict[int, object] = {}
-        dead: dict[int, Failure] = {}
+        dead: dict[int, RankFailure] = {}
         missing = dict(enumerate(self._ends))
         while missing:
             ready = wait(list(missing.values()), max(0.0, deadline - time.monotonic()))
@@ -131,22 +133,22 @@ class Ranks:
                 try:
                     answers[rank] = missing.pop(rank).recv()
                 except (EOFError, OSError):
-                    dead[rank] = Failure(f"is gone ({self._code(rank)})", kind="killed")
-                if rank in dead or isinstance(answers[rank], Failure):
-                    deadline = min(deadline, time.monotonic() + GRACE)
-        failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, Failure)}
-        if problem := verdict(failures, list(missing)):
+                    dead[rank] = RankFailure(f"is gone ({self._code(rank)})", kind="killed")
+                if rank in dead or isinstance(answers[rank], RankFailure):
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, RankFailure)}
+        if problem := describe_failures(failures, list(missing)):
             self._kill()
             raise problem
         return [answers[rank] for rank in range(len(self._ends))]
 
     def _code(self, rank: int) -> str:
-        self._processes[rank].join(GRACE)
-        return ending(self._processes[rank].exitcode)
+        self._processes[rank].join(GRACE_SECONDS)
+        return describe_exit(self._processes[rank].exitcode)
 
 
-def ending(code: int | None) -> str:
-    """Say how a process ended."""
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, in words."""
     return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
@@ -161,30 +163,30 @@ class _Inherited:
 
 
 def _arrived(inherited: Any) -> int:
-    """Give the number that the file has here."""
+    """Return the number that the file has in this process."""
     return int(inherited.detach())
 
 
-def _serve(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
-    """Do what a rank is told until nobody tells it anything, or until something has gone wrong."""
+def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
+    """Serve the calls of a rank until its connection is closed or a call fails."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the launcher knows what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the launcher handles it
     torch.set_num_threads(1)
     try:
         seconds = end.recv()
         try:
             store = FileStore(f"/proc/self/fd/{meeting}", count)
-            member = join(rank, count, store, device=device, backend=backend, local_rank=rank, seconds=seconds)
+            member = join_ranks(rank, count, store, device=device, backend=backend, local_rank=rank, seconds=seconds)
         except Exception as error:
-            end.send(Failure(str(error)))
+            end.send(RankFailure(str(error)))
             raise SystemExit(1) from None
         end.send(None)
         while True:
             function, arguments, timeout = end.recv()
-            said = answer(member, function, arguments, timeout)
+            said = answer_call(member, function, arguments, timeout)
             end.send(said)
-            if isinstance(said, Failure):
-                # Its end is what tells others that wait for it.
+            if isinstance(said, RankFailure):
+                # The end of this process is the message to all that wait for it.
                 raise SystemExit(1)
     except (EOFError, OSError):
         pass  # the launcher is gone

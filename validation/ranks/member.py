@@ -1,4 +1,4 @@
-"""A rank's own side: its device, finding the other ranks, and doing what it is asked."""
+"""A rank's own side: its device, meeting the other ranks, and serving calls."""
 
 import os
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
-from validation.replay.case import Case, Outcome, Seat, allocator_of, parts_of, prepare
+from validation.replay.case import Case, DeviceRun, Outcome, allocator_of, parts_of, prepare
 from validation.replay.plan import Kinds, ReplayError
-from validation.replay.transport import Distributed, meet, plain
+from validation.replay.transport import Distributed, first_line, meet_ranks
 
 BACKENDS = ("gloo", "nccl")
 DEVICES = ("cpu", "cuda")
@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What a rank is and has."""
+    """A rank's number, device and transport."""
 
     rank: int
     count: int
@@ -30,8 +30,8 @@ class Member:
     transport: Distributed
 
 
-class Failure(NamedTuple):
-    """What a rank says when it cannot go on; `subject` is that of a request that cannot be served."""
+class RankFailure(NamedTuple):
+    """The report of a rank that cannot go on; `subject` is that of a request that cannot be served."""
 
     reason: str
     subject: str | None = None
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
 
 def check_device(device: str, backend: str, ranks: int) -> None:
-    """Refuse what so many ranks on this machine cannot have."""
+    """Refuse a device or backend that so many ranks on this machine cannot have."""
     choose("device", device, DEVICES)
     choose("backend", backend, BACKENDS)
     gpus = torch.cuda.device_count()
@@ -52,15 +52,17 @@ def check_device(device: str, backend: str, ranks: int) -> None:
         raise RequestError("device", "cuda needs a GPU that torch can use, and there is none; use --device cpu")
 
 
-def join(rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float) -> Member:
-    """Meet all other ranks at a store, and be one of them from then on."""
+def join_ranks(
+    rank: int, count: int, store: Store, *, device: str, backend: str, local_rank: int, seconds: float
+) -> Member:
+    """Meet all other ranks at a store, and return this rank as a member of them."""
     own = torch.device("cpu")
     if device == "cuda":
         own = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(own)
-    # So that waiting for a message ends with an error here, and not with the whole process.
+    # Waiting for a message then ends with an error here, and does not end the process.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    meet(store, "start", rank, range(count), seconds)
+    meet_ranks(store, "start", rank, range(count), seconds)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     group_store = PrefixStore("group", store)
     timeout = timedelta(seconds=seconds)
@@ -69,28 +71,30 @@ def join(rank: int, count: int, store: Store, *, device: str, backend: str, loca
     return Member(rank, count, own, store, Distributed(store, rank, count, device=own, staged=staged))
 
 
-def answer(member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float) -> object:
-    """Do what a rank is asked; whatever goes wrong, it is what others must learn of."""
+def answer_call(
+    member: Member, function: Callable[..., object], arguments: tuple[object, ...], timeout: float
+) -> object:
+    """Return the result of a call on a rank, or the failure, of which the other ranks must learn."""
     member.transport.allow(timeout)
     try:
         return function(member, *arguments)
     except RequestError as error:
-        return Failure(str(error).removeprefix(f"{error.subject}: "), error.subject)
+        return RankFailure(str(error).removeprefix(f"{error.subject}: "), error.subject)
     except ReplayError as error:
-        return Failure(plain(error))
+        return RankFailure(first_line(error))
     except Exception as error:
         if is_out_of_memory(error):
-            return Failure(f"out of memory: {plain(error)}", kind="out of memory")
-        return Failure(f"{type(error).__name__}: {plain(error)}")
+            return RankFailure(f"out of memory: {first_line(error)}", kind="out of memory")
+        return RankFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Say whether an error is that of Python, a GPU's or a CPU's allocator; the last has no type of its own."""
+    """Return whether an error is one of Python's, a GPU's or a CPU's allocator; the last has no type of its own."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | None:
-    """Say in one line what is wrong with so many ranks, those first that said so first."""
+def describe_failures(failures: dict[int, RankFailure], missing: list[int]) -> Exception | None:
+    """Return the error that names all failed ranks in one line, in the order of their failures."""
     for failure in failures.values():
         if failure.subject is not None:
             return RequestError(failure.subject, failure.reason)
@@ -103,7 +107,7 @@ def verdict(failures: dict[int, Failure], missing: list[int]) -> Exception | Non
 
 
 def replay_part(member: Member, case: Case) -> Outcome | None:
-    """Play one device of a case; a rank for which there is none only helps to make groups."""
+    """Play one device of a case; a rank without a device only helps to make groups."""
     prepared = prepare(case)
     program = prepared.plan.program
     if program.devices > member.count:
@@ -114,7 +118,7 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
     if member.rank >= program.devices:
         return None
     part = parts_of(prepared)[member.rank]
-    seat = Seat(prepared, part, member.transport, allocator_of(prepared))
+    seat = DeviceRun(prepared, part, member.transport, allocator_of(prepared))
     for node in part.nodes:
         seat.device.play(node)
     return seat.outcome()

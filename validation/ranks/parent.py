@@ -1,4 +1,4 @@
-"""The system ends a process when its parent ends, however that came about."""
+"""The end of a process with its parent, for whatever reason that ended."""
 
 import ctypes
 import signal
@@ -8,6 +8,6 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
-    """Have this process ended as soon as the thread that started it is gone; on Linux, elsewhere nothing happens."""
+    """Let Linux end this process as soon as the thread that started it is gone; do nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)

@@ -1,4 +1,4 @@
-"""Ranks that torchrun has started: this process is one of them, and rank 0 learns what all came to."""
+"""Ranks that torchrun has started: this process is one of them, and rank 0 gets all results."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, get_origin, get_type_hints
+from typing import Any, Self, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -16,28 +16,30 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from cdpsim.errors import RequestError
-from validation.ranks.launcher import GRACE, START, Ranks
-from validation.ranks.member import Failure, answer, check_device, join, replay_part, verdict
+from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, Result
+from validation.ranks.member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import Case, Outcome, profiled
 from validation.replay.plan import ReplayError
-from validation.replay.transport import meet, missing, plain
-
-T = TypeVar("T")
+from validation.replay.transport import first_line, meet_ranks, missing_keys
 
 
-def find_ranks(count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> "Ranks | Found":
-    """Take the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
+def find_ranks(
+    count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS
+) -> "Ranks | TorchrunRanks":
+    """Return the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
     here = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return (Found if here else Ranks)(count, device=device, backend=backend, start=start)
+    return (TorchrunRanks if here else Ranks)(count, device=device, backend=backend, start=start)
 
 
-class Found:
-    """Like `Ranks`, with this process as one of them: all do the same calls, and rank 0 alone has their results."""
+class TorchrunRanks:
+    """Ranks as in `Ranks`, one of which is this process: all make the same calls, and only rank 0 has the results."""
 
-    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START) -> None:
+    def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         end_with_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's; inside of a wait no exception would be raised
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # in place of torchrun's handler, whose exception would not be raised inside a wait
         torch.set_num_threads(1)
         rank, world = _number("RANK"), _number("WORLD_SIZE")
         if world < count:
@@ -45,37 +47,37 @@ class Found:
             raise RequestError("ranks", problem)
         check_device(device, backend, _number("LOCAL_WORLD_SIZE", world))
         local_rank = _number("LOCAL_RANK", rank)
-        self._member = join(
+        self._member = join_ranks(
             rank, world, _store(start), device=device, backend=backend, local_rank=local_rank, seconds=start
         )
         self.reports = rank == 0
         self._calls = 0
 
     def run(self, case: Case, *, timeout: float = 60.0) -> list[Outcome] | None:
-        """Replay a case; rank 0 gets what each of its devices came to. `timeout` seconds are for all of it."""
+        """Replay a case; rank 0 gets the outcome of each device. `timeout` seconds are for all of it."""
         outcomes = self.call(replay_part, profiled(case), timeout=timeout)
         return None if outcomes is None else [outcome for outcome in outcomes if outcome is not None]
 
-    def call(self, function: Callable[..., T], *arguments: object, timeout: float = 60.0) -> list[T] | None:
-        """Call a function on every rank with its `Member` and these arguments; rank 0 gets what they return."""
-        said = answer(self._member, function, arguments, timeout)
-        data = b"" if isinstance(said, Failure) else encode(said)
+    def call(self, function: Callable[..., Result], *arguments: object, timeout: float = 60.0) -> list[Result] | None:
+        """Call a function on every rank with its `Member` and these arguments; rank 0 gets all results."""
+        said = answer_call(self._member, function, arguments, timeout)
+        data = b"" if isinstance(said, RankFailure) else encode_result(said)
         self._calls += 1
-        if problem := self._agree(said if isinstance(said, Failure) else None, len(data), timeout):
+        if problem := self._agree(said if isinstance(said, RankFailure) else None, len(data), timeout):
             raise problem
         if not self.reports:
             dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
             return None
         kind = get_type_hints(function)["return"]
-        return [decode(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
+        return [decode_result(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
 
     def close(self) -> None:
-        """Leave together: who leaves while others still work makes them fail."""
+        """Leave together: a rank that leaves while others still work makes them fail."""
         store, rank = self._member.store, self._member.rank
         dist.all_reduce(torch.zeros(1))
         dist.destroy_process_group()
-        # Rank 0 may be the one that keeps the store, so it is the last.
-        meet(store, "end", rank, range(self._member.count) if rank == 0 else (), START)
+        # Rank 0 may keep the store, so it leaves last.
+        meet_ranks(store, "end", rank, range(self._member.count) if rank == 0 else (), START_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -86,39 +88,39 @@ class Found:
         if error is None:
             self.close()
 
-    def _agree(self, failure: Failure | None, size: int, timeout: float) -> Exception | None:
-        """Learn from each other whether all went well."""
+    def _agree(self, failure: RankFailure | None, size: int, timeout: float) -> Exception | None:
+        """Exchange between ranks whether all went well; refuse if not."""
         member, place = self._member, f"call {self._calls}"
         member.store.set(f"{place}/{member.rank}", msgspec.json.encode((failure, size)).decode())
         if member.rank == 0:
-            problem = verdict(*self._statuses(place, timeout))
+            problem = describe_failures(*self._statuses(place, timeout))
             subject = problem.subject if isinstance(problem, RequestError) else None
-            shared = Failure(str(problem), subject) if problem else None
+            shared = RankFailure(str(problem), subject) if problem else None
             member.store.set(f"{place}/verdict", msgspec.json.encode(shared).decode())
             return problem
-        if missing(member.store, [f"{place}/verdict"], timeout + 2 * GRACE):
+        if missing_keys(member.store, [f"{place}/verdict"], timeout + 2 * GRACE_SECONDS):
             return ReplayError(f"rank {member.rank} waited for what rank 0 makes of it, which has not answered")
-        shared = msgspec.json.decode(member.store.get(f"{place}/verdict"), type=Failure | None)
+        shared = msgspec.json.decode(member.store.get(f"{place}/verdict"), type=RankFailure | None)
         if shared is None:
             return None
         if shared.subject is None:
             return ReplayError(shared.reason)
         return RequestError(shared.subject, shared.reason.removeprefix(f"{shared.subject}: "))
 
-    def _statuses(self, place: str, timeout: float) -> tuple[dict[int, Failure], list[int]]:
-        """Who failed, and who says nothing; when one has failed, the others have a little time left."""
+    def _statuses(self, place: str, timeout: float) -> tuple[dict[int, RankFailure], list[int]]:
+        """Return failed and silent ranks; when one has failed, the others have a little time left."""
         store = self._member.store
-        deadline = time.monotonic() + timeout + GRACE
+        deadline = time.monotonic() + timeout + GRACE_SECONDS
         failures, silent, self._sizes = {}, [], {}
         for rank in range(self._member.count):
             key = f"{place}/{rank}"
-            if missing(store, [key], deadline - time.monotonic()):
+            if missing_keys(store, [key], deadline - time.monotonic()):
                 silent.append(rank)
                 continue
-            failure, self._sizes[rank] = msgspec.json.decode(store.get(key), type=tuple[Failure | None, int])
+            failure, self._sizes[rank] = msgspec.json.decode(store.get(key), type=tuple[RankFailure | None, int])
             if failure:
                 failures[rank] = failure
-                deadline = min(deadline, time.monotonic() + GRACE)
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return failures, silent
 
     def _fetch(self, rank: int) -> bytes:
@@ -136,12 +138,12 @@ def _number(name: str, default: int | None = None) -> int:
 
 
 def _store(seconds: float) -> Store:
-    """Where torchrun lets ranks meet."""
+    """Return the store at which torchrun lets ranks meet."""
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise RequestError("MASTER_ADDR", "is not set; start the ranks with torchrun")
     port, first = _number("MASTER_PORT"), _number("RANK") == 0
-    # torchrun keeps the store itself, or tells rank 0 to; a second attempt must not find the first one's keys.
+    # torchrun or rank 0 keeps the store; a second attempt must not find the keys of the first one.
     kept, attempt = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("USE_AGENT_STORE", "RESTART_COUNT"))
     try:
         store = TCPStore(
@@ -149,22 +151,22 @@ def _store(seconds: float) -> Store:
             port,
             is_master=first and kept != "True",
             timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,  # it could not say for whom
+            wait_for_workers=False,  # an error there would not name a rank
         )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error):
             raise RequestError("MASTER_PORT", f"{port} is in use; choose another") from None
-        raise ReplayError(f"nobody could be met at {address}:{port} within {seconds:g} s ({plain(error)})") from None
+        raise ReplayError(f"no rank was met at {address}:{port} within {seconds:g} s ({first_line(error)})") from None
     return PrefixStore(f"cdpsim {attempt}", store)
 
 
-def encode(value: object) -> bytes:
-    """Write what a call returned, arrays included, so that reading it runs nothing."""
+def encode_result(value: object) -> bytes:
+    """Return the bytes of a call's result, arrays included, of which reading runs no code."""
     return msgspec.msgpack.encode(value, enc_hook=_written)
 
 
-def decode(data: bytes, kind: Any) -> Any:
-    """Read what `encode` wrote, as the type that it has."""
+def decode_result(data: bytes, kind: Any) -> Any:
+    """Return the result in bytes of `encode_result`, as a value of its type."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_read)
 
 

@@ -1,1 +1,1 @@
-"""Programs of cdpsim played with real tensors: one interpreter, which knows no schedule."""
+"""Replay of cdpsim's programs with real tensors, by one interpreter that knows no schedule."""

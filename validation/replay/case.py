@@ -1,4 +1,4 @@
-"""A case to replay, what replaying it needs, and its replay within one process."""
+"""A case to replay, its preparation, and its replay within one process."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,8 +20,8 @@ from validation.profile.tracker import granularity
 from validation.replay.equation import evaluate, grouping_of
 from validation.replay.interpreter import Device
 from validation.replay.plan import Calls, Part, Plan, ReplayError
-from validation.replay.transport import InProcess, Mailroom, Transport
-from validation.replay.watch import Allocator, Meter, Nobody, Reading, Span, Stopwatch, Watch
+from validation.replay.transport import InProcess, Mailboxes, Transport
+from validation.replay.watch import Allocator, Meter, NoWatch, Reading, Stopwatch, TaskInterval, Watch
 from validation.training.models import Stages
 from validation.training.optimizer import Optimizer
 from validation.training.passes import one_thread
@@ -37,7 +37,7 @@ Final = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters in the e
 
 @dataclass(frozen=True)
 class Case:
-    """What to replay; plain values, so that ranks can be told."""
+    """A replay to run; plain values, so that it can be sent to ranks."""
 
     schedule: str
     n: int
@@ -46,7 +46,7 @@ class Case:
     chunks: int | None = None  # stages per device, likewise
     replicas: int = 1
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
-    slot_order: str | None = None  # what one device does first in a slot that has several tasks for it
+    slot_order: str | None = None  # the task that a device does first in a slot with several
     model: str = "mlp"
     optimizer: Optimizer = field(default_factory=Optimizer)
     batch: int = 4
@@ -54,28 +54,28 @@ class Case:
     seed: int = 0
     sizes: tuple[tuple[str, int], ...] = ()  # of the model
     cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
-    stages: Model | None = None  # what they hold, if it is known: else it is found out
+    stages: Model | None = None  # the stages' costs, where they are known; else they are profiled
     device: str = "cpu"
     backend: str = "gloo"
     watch: Watched = "nothing"
 
     @property
     def shape(self) -> Shape:
-        """How large it is."""
+        """The sizes of its program."""
         schedule = find_schedule(self.schedule)
         m, chunks = self.m or schedule.micro_batches(self.n), self.chunks or schedule.order.chunks
         return Shape(self.n, m, chunks, self.replicas)
 
     @property
     def trains(self) -> Stages:
-        """What it trains."""
+        """The stages that it trains."""
         dtype = choose("dtype", self.dtype, DTYPES)
         return Stages(self.model, self.n, self.batch, dtype, self.optimizer, dict(self.sizes), self.cuts, self.seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case with its program, planned, and what it trains."""
+    """A case with its planned program and its training."""
 
     case: Case
     rule: Rule
@@ -85,22 +85,22 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one device's part came to: what its last updates made, the calls that it counted, what was seen of it."""
+    """The result of one device's part: the parameters of its last updates, its calls, and the measurements."""
 
     parameters: Final
     calls: Calls
     readings: list[Reading]  # where storages were watched
-    spans: list[Span]  # where time was
+    spans: list[TaskInterval]  # where time was
 
 
 def prepare(case: Case) -> Prepared:
-    """Build what a case trains, and plan its program."""
+    """Build the training of a case, plan its program, and return both."""
     case = profiled(case)
-    return Prepared(case, rule_of(case), planned(case), train(case))
+    return Prepared(case, rule_of(case), planned(case), build_training(case))
 
 
 def planned(case: Case) -> Plan:
-    """Assemble and plan the program of a case that says what its stages hold."""
+    """Return the planned program of a case whose stages are profiled."""
     assert case.stages is not None, "it has been profiled, or comes with a model file"
     schedule, shape = find_schedule(case.schedule), case.shape
     program = derive(
@@ -117,24 +117,24 @@ def planned(case: Case) -> Plan:
 
 
 def rule_of(case: Case) -> Rule:
-    """Give the rule of a case: its schedule's own, one by name, or a matrix."""
+    """Return the rule of a case: its schedule's own, one by name, or a matrix."""
     if case.rule is None:
         return find_schedule(case.schedule).rule
     return find_rule(case.rule) if isinstance(case.rule, str) else matrix_rule(np.array(case.rule, dtype=bool))
 
 
 def profiled(case: Case) -> Case:
-    """Find out what a case's stages hold and do, without computing anything, unless it says so."""
+    """Return a case with its stages profiled, on fake tensors, unless it has a profile."""
     if case.stages is not None:
         return case
-    return replace(case, stages=profile_stages(train(case), case.optimizer, granularity(case.device)))
+    return replace(case, stages=profile_stages(build_training(case), case.optimizer, granularity(case.device)))
 
 
 _built: dict[str, tuple[Stages, Training]] = {}  # on each device the last one: a replay changes nothing in it
 
 
-def train(case: Case) -> Training:
-    """Build what a case trains, unless the last case trained the same: a large model takes a second to build."""
+def build_training(case: Case) -> Training:
+    """Return the training of a case, built unless the last case had the same: a large model takes a second to build."""
     wanted = case.trains
     if case.device not in _built or _built[case.device][0] != wanted:
         _built[case.device] = wanted, wanted.training(case.device)
@@ -142,20 +142,20 @@ def train(case: Case) -> Training:
 
 
 class Collector:
-    """Keeps what the last updates make: the program itself has no use for it."""
+    """A collector of the parameters that the last updates make, which the program itself does not use."""
 
     def __init__(self, steps: int) -> None:
         self.parameters: Final = {}
         self._steps = steps
 
     def __call__(self, stage: int, version: int, theta: Tensor) -> None:
-        """Take note of an update."""
+        """Keep the parameters of an update."""
         if version == self._steps:
             self.parameters[stage] = theta.cpu().numpy().copy()  # memory that no watch sees
 
 
-class Seat:
-    """A device, and all that is to be learned of what it does."""
+class DeviceRun:
+    """One device of a replay, with its transport, its watch and its collector."""
 
     def __init__(
         self, prepared: Prepared, part: Part, transport: Transport, allocator: Allocator | None = None
@@ -164,11 +164,11 @@ class Seat:
         self._collector, self._transport = Collector(case.steps), transport
         self._meter = Meter(device, allocator) if case.watch in METERED else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
-        watch: Watch = self._meter or self._stopwatch or Nobody()
+        watch: Watch = self._meter or self._stopwatch or NoWatch()
         self.device = Device(prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch)
 
     def outcome(self) -> Outcome:
-        """Say what it came to, once the device has finished."""
+        """Return the outcome of the device, once it has finished."""
         self.device.finish()
         return Outcome(
             self._collector.parameters,
@@ -179,28 +179,31 @@ class Seat:
 
 
 def allocator_of(prepared: Prepared) -> Allocator | None:
-    """Give the allocator's account of this process, where that is watched."""
+    """Return the allocator of this process, if a case watches it."""
     return Allocator(torch.device(prepared.case.device)) if prepared.case.watch == "allocator" else None
 
 
 def parts_of(prepared: Prepared) -> list[Part]:
-    """Every device's part, by slot where memory is watched."""
+    """Return every device's part, by slot where memory is watched."""
     return prepared.plan.parts(by_slot=prepared.case.watch in METERED)
 
 
-def play_together(prepared: Prepared) -> list[Outcome]:
-    """Play all devices in one process, in the program's order."""
-    plan, room, allocator = prepared.plan, Mailroom(), allocator_of(prepared)
+def play_in_process(prepared: Prepared) -> list[Outcome]:
+    """Play all devices in one process, in the program's order, and return their outcomes."""
+    plan, room, allocator = prepared.plan, Mailboxes(), allocator_of(prepared)
     with one_thread():
-        seats = [Seat(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
+        seats = [DeviceRun(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
         for node in plan.order:
             for number in plan.devices_of(node):
                 seats[number].device.play(node)
         return [seat.outcome() for seat in seats]
 
 
-def expected(prepared: Prepared) -> list[Tensor]:
-    """Evaluate the update equation for a case, in its type, on its device, adding gradients as its program does."""
+def expected_parameters(prepared: Prepared) -> list[Tensor]:
+    """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
+
+    Gradients are added in the order in which the case's program adds them.
+    """
     program, case = prepared.plan.program, prepared.case
     rule, shape = prepared.rule, case.shape
     lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
@@ -209,12 +212,12 @@ def expected(prepared: Prepared) -> list[Tensor]:
         return evaluate(prepared.training, case.optimizer, lags, case.steps, grouping_of(program), backward_lags, line)
 
 
-def difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
-    """Give the largest difference between what devices ended with and what it should be; 0 is bit-equal."""
+def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
+    """Return the largest difference between the devices' final parameters and the expected ones; 0 is bit-equal."""
     made = [(stage, theta) for outcome in outcomes for stage, theta in outcome.parameters.items()]
     if missing := set(range(len(parameters))) - {stage for stage, _ in made}:
-        raise ReplayError(f"nobody updated stages {sorted(missing)} in the last step")
-    # torch's maximum is nan where one is, Python's is not.
+        raise ReplayError(f"no device updated stages {sorted(missing)} in the last step")
+    # torch's maximum is nan where a value is nan, Python's is not.
     return float(
         torch.stack([(torch.tensor(theta) - parameters[stage].cpu()).abs().max() for stage, theta in made]).max()
     )

@@ -1,7 +1,7 @@
 """The update equation, evaluated step by step in one process: theta_{t+1} = OPT(theta_t, mean of gradients).
 
 Micro-batch i takes its gradient at theta_{t-lag} of stage j, with the lag of its rule: in the CDP paper 0 where u[i, j]
-is true and 1 elsewhere. Nothing here knows of devices, messages or buffers; only the order in which gradients are added
+is true and 1 elsewhere. Nothing here knows devices, messages or buffers; only the order in which gradients are added
 is the caller's, because that decides the last bits.
 """
 
@@ -26,7 +26,7 @@ from validation.training.optimizer import Optimizer
 from validation.training.stages import Training
 
 Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
-Parameters = list[dict[str, Tensor]]  # of each stage, by name
+StageParameters = list[dict[str, Tensor]]  # of each stage, by name
 
 
 def evaluate(
@@ -38,11 +38,11 @@ def evaluate(
     backward_lags: Ints | None = None,
     line: UpdateSources | None = None,
 ) -> list[Tensor]:
-    """Give each stage's parameters after some steps as one vector; by default gradients are added one by one.
+    """Return each stage's parameters after some steps as one vector; by default gradients are added one by one.
 
-    Lags have a row a micro-batch and a column a stage. Backwards may have others: they go back with those parameters
-    through what forwards have made with theirs. By a `line` of versions, each update starts from the parameters and the
-    optimizer state of its base, and takes the mean of several steps' gradients.
+    Lags have a row for each micro-batch and a column for each stage. Backwards may have other lags: a backward then
+    uses other parameters than the forward whose graph it goes through. By a `line` of versions, each update starts from
+    the parameters and the optimizer state of its base, and takes the mean of several steps' gradients.
     """
     m, back = len(lags), lags if backward_lags is None else backward_lags
     grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
@@ -52,9 +52,11 @@ def evaluate(
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
     versions = deque([_snapshot(stages)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
     states = [_states(optimizers)]
-    taken: dict[int, list[Parameters]] = {}  # the gradients of a step's micro-batches, while an update is to take them
+    taken: dict[
+        int, list[StageParameters]
+    ] = {}  # the gradients of a step's micro-batches, while an update is to take them
 
-    def read(step: int, lag: list[int]) -> Parameters:
+    def read(step: int, lag: list[int]) -> StageParameters:
         return [versions[-1 - min(own, step)][j] for j, own in enumerate(lag)]
 
     for t in range(steps):
@@ -86,14 +88,14 @@ def _states(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, Any]]:
 def _go_back(
     stage: torch.nn.Module, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Give a stage and its optimizer what they had when a version had been made."""
+    """Set a stage and its optimizer back to a version that they had."""
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             parameter.copy_(parameters[name])
     optimizer.load_state_dict(deepcopy(state))
 
 
-def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:
+def _snapshot(stages: tuple[torch.nn.Module, ...]) -> StageParameters:
     return [
         {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
         for stage in stages
@@ -101,22 +103,22 @@ def _snapshot(stages: tuple[torch.nn.Module, ...]) -> Parameters:
 
 
 def _gradients(
-    training: Training, forward: Parameters, backward: Parameters, step: int, micro_batch: int, m: int
-) -> Parameters:
-    """One micro-batch's gradient through all stages at once, each at the versions that it reads."""
+    training: Training, forward: StageParameters, backward: StageParameters, step: int, micro_batch: int, m: int
+) -> StageParameters:
+    """Return one micro-batch's gradient through all stages at once, each at the version that it reads."""
     x, target = training.data(step, micro_batch)
     inputs = [tensor for parameters in forward for tensor in parameters.values()]
     with _going_back_with(inputs, [tensor for parameters in backward for tensor in parameters.values()]):
         for j, parameters in enumerate(forward):
             x = training.apply(j, parameters, x)
         loss = training.loss(x, target, m)
-    flat = torch.autograd.grad(loss, inputs, materialize_grads=True)  # zeros of what has no part in it
+    flat = torch.autograd.grad(loss, inputs, materialize_grads=True)  # zeros for a parameter without a part in it
     remaining = iter(flat)
     return [dict(zip(parameters, remaining, strict=False)) for parameters in forward]
 
 
 def _going_back_with(forward: list[Tensor], backward: list[Tensor]) -> AbstractContextManager[object]:
-    """Let a graph that is made with some parameters go back with others."""
+    """Let a graph that is made with some parameters be differentiated with others."""
     if all(there is back for there, back in zip(forward, backward, strict=True)):
         return nullcontext()
     other = {there.data_ptr(): back.detach() for there, back in zip(forward, backward, strict=True)}
@@ -133,7 +135,7 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 
 def grouping_of(program: Program) -> Grouping:
-    """Add as a program does point to point: each device its own micro-batches, then devices one after another."""
+    """Return the order of additions point to point: each device its own micro-batches, then device by device."""
     gives, first = program.gradient_tasks, program.first_pass
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))

@@ -1,4 +1,4 @@
-"""One device's part of a program, done with real tensors: it knows nodes, buffers and messages, and no schedule."""
+"""The interpreter of one device's part of a program, on real tensors: it knows no schedule."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
+from validation.replay.buffer_store import BufferStore
 from validation.replay.plan import BEGINNING, Holding, Message, Part, Passing, Plan, ReplayError, kind_of
-from validation.replay.shelf import Shelf
 from validation.replay.transport import Pending, Transport
 from validation.replay.watch import Watch
 from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
-from validation.training.optimizer import Optimizer, State
+from validation.training.optimizer import Optimizer, OptimizerState
 from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
 from validation.training.stages import Training
 
@@ -21,7 +21,7 @@ Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that 
 
 
 class Device:
-    """Does the nodes of one device, one after another."""
+    """A device that runs its nodes, one after another."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Device:
         self._plan, self._part, self._program = plan, part, plan.program
         self._training, self._optimizer, self._transport = training, optimizer, transport
         self._made, self._watch = made, watch
-        self._passes: Shelf[Pass] = Shelf(part.device)
-        self._parameters: Shelf[Tensor] = Shelf(part.device)
-        self._gradients: Shelf[Tensor] = Shelf(part.device)
-        self._states: Shelf[State] = Shelf(part.device)
-        self._shelves: dict[Category, Shelf[Any]] = {
+        self._passes: BufferStore[Pass] = BufferStore(part.device)
+        self._parameters: BufferStore[Tensor] = BufferStore(part.device)
+        self._gradients: BufferStore[Tensor] = BufferStore(part.device)
+        self._states: BufferStore[OptimizerState] = BufferStore(part.device)
+        self._stores: dict[Category, BufferStore[Any]] = {
             Category.ACTIVATIONS: self._passes,
             Category.PARAMETERS: self._parameters,
             Category.GRADIENTS: self._gradients,
@@ -52,11 +52,11 @@ class Device:
         back = self._backward_for_input if self._program.splits else self._backward
         self._tasks = {Kind.F: self._forward, Kind.B: back, Kind.W: self._backward_for_weights, Kind.U: self._update}
         self._begin(BEGINNING)
-        for holding in part.begins[BEGINNING]:  # not while watched: the modules' own parameters are only patterns
+        for holding in part.begins[BEGINNING]:  # unwatched: the modules' own parameters are only templates
             self._keep(holding, self._first(holding))
 
     def play(self, node: int) -> None:
-        """Do a task, or begin a message and leave it to itself until it is due."""
+        """Run a task, or begin a message, which then runs by itself until it is due."""
         with self._watch.playing():
             for message in self._part.due.get(node, ()):
                 self._complete(message)
@@ -69,32 +69,32 @@ class Device:
             self._end(node)
 
     def finish(self) -> None:
-        """Complete what is still on its way, and see that nothing is left."""
+        """Complete all messages on their way, and refuse values that are left over."""
         for message in list(self._pending):
             self._complete(message)
-        left = sum(map(len, self._shelves.values())) + len(self._passing)
+        left = sum(map(len, self._stores.values())) + len(self._passing)
         if left:
             raise ReplayError(f"device {self._part.device} still holds {left} things at the end")
 
     def _begin(self, node: int) -> None:
         for holding in self._part.begins.get(node, ()):
-            self._shelves[holding.category].begin(holding)
+            self._stores[holding.category].begin(holding)
 
     def _end(self, node: int) -> None:
         for number in self._part.ends.get(node, ()):
             self._uses[number] -= 1
             if not self._uses[number]:
                 holding = self._part.held[number]
-                self._shelves[holding.category].end(holding)
+                self._stores[holding.category].end(holding)
 
-    def _keep(self, holding: Holding, value: Tensor | State) -> None:
+    def _keep(self, holding: Holding, value: Tensor | OptimizerState) -> None:
         """Keep a value if the program has a buffer for it."""
         for tensor in value.values() if isinstance(value, dict) else (value,):
             self._watch.holds(tensor, holding.category)
-        self._shelves[holding.category].put(holding, value)
+        self._stores[holding.category].put(holding, value)
 
-    def _first(self, holding: Holding) -> Tensor | State:
-        """What is there before anything has happened."""
+    def _first(self, holding: Holding) -> Tensor | OptimizerState:
+        """Return the value of a buffer at the start of the run."""
         if holding.category == Category.OPTIMIZER:
             return self._optimizer.state(self._training.parameters(holding.stage), self._training.device)
         return flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
@@ -152,7 +152,7 @@ class Device:
             self._watch.holds(below, Category.COMMUNICATION)
 
     def _taken(self, content: Content, step: int, micro_batch: int, stage: int) -> Tensor | None:
-        """What the stage before or after left; where there is none, nothing."""
+        """Return the value from the stage before or after, None where there is no such stage."""
         if not 0 <= stage < self._training.n:
             return None
         tensor = self._passed((content, step, micro_batch, stage))
@@ -160,18 +160,18 @@ class Device:
         return tensor
 
     def _passed(self, key: Passing) -> Tensor:
-        """What was made here for another task, or has arrived for one."""
+        """Return a value that this device made for another task, or that has arrived for one."""
         if key not in self._passing:
             raise self._plan.lack(self._part.device, key)
         return self._passing.pop(key)
 
     def _theta(self, node: int) -> Tensor:
-        """The version that a task reads, or that its forward has read."""
+        """Return the parameters that a task reads, or that its forward has read."""
         tasks = self._program.tasks
         return self._parameters.get(Holding(Category.PARAMETERS, int(tasks.stage[node]), int(tasks.version[node]), -1))
 
     def _gradient(self, step: int, stage: int) -> Tensor:
-        """The device's own gradients of a step so far, to be added to in place."""
+        """Return the device's own gradients of a step so far; tasks add to them in place."""
         holding = Holding(Category.GRADIENTS, stage, step, -1)
         if holding not in self._gradients:
             self._keep(holding, zeros(self._training.parameters(stage), self._training.device))
@@ -184,7 +184,7 @@ class Device:
         )
         held = Holding(Category.OPTIMIZER, j, 0, -1)
         state = self._states.get(held) if self._optimizer.nbytes(self._training.parameters(j)) > 0 else {}
-        if program.estimates[version]:  # after which the state is that of the version which it started from
+        if program.estimates[version]:  # the state is then that of the version from which the update started
             state = {name: tensor.clone() for name, tensor in state.items()}
         gradient = self._sum(t, j)
         if first < t:
@@ -194,12 +194,12 @@ class Device:
         self._made(j, version, theta)
 
     def _place(self, node: int) -> tuple[int, int, int]:
-        """Step, micro-batch and stage of a task."""
+        """Return the step, micro-batch and stage of a task."""
         tasks = self._program.tasks
         return int(tasks.step[node]), int(tasks.micro_batch[node]), int(tasks.stage[node])
 
     def _sum(self, step: int, stage: int) -> Tensor:
-        """The device's own gradients, and those that have arrived from the device before it."""
+        """Return the sum of the device's own gradients and those from the device before it."""
         own = self._gradients.get(Holding(Category.GRADIENTS, stage, step, -1))
         arrived = self._passing.pop((Content.GRADIENT, step, -1, stage), None)
         return own if arrived is None else own.add_(arrived)
@@ -207,14 +207,14 @@ class Device:
     # Messages
 
     def _start(self, message: Message) -> None:
-        """Begin this device's part in a message, and leave it to itself until it is due."""
+        """Begin this device's part in a message, which then runs by itself until it is due."""
         try:
             self._pending[message.node] = self._launch(message)
         except ReplayError as error:
             raise ReplayError(f"device {self._part.device} cannot begin {message}: {error}") from error
 
     def _launch(self, message: Message) -> Pending:
-        """Give or make room for what a message carries."""
+        """Send the content of a message, or make room for it."""
         if message.op == Op.P2P:
             if self._part.device == message.src:
                 return self._transport.send(message, self._weighed(message, self._outgoing(message)))
@@ -226,7 +226,7 @@ class Device:
         return summing[message.op](message, self._weighed(message, self._sum(message.step, message.stage)))
 
     def _complete(self, node: int) -> None:
-        """Wait until a message is through, and keep what it brought."""
+        """Wait until a message is complete, and keep its content."""
         message = self._plan.message(node)
         if node not in self._pending:
             raise ReplayError(f"device {self._part.device} waits for {message}, which it has not begun")
@@ -242,7 +242,7 @@ class Device:
         self._end(node)
 
     def _outgoing(self, message: Message) -> Tensor:
-        """What a message takes along."""
+        """Return the tensor that a message carries."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
             return self._passed(message.key)
         if message.content == Content.GRADIENT:
@@ -250,7 +250,7 @@ class Device:
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
 
     def _arrive(self, message: Message, tensor: Tensor) -> None:
-        """Keep what a message brought."""
+        """Keep the content of a message."""
         cargo = self._plan.cargo(message.node)
         if not cargo:
             self._watch.holds(tensor, Category.COMMUNICATION)
@@ -263,7 +263,7 @@ class Device:
             self._keep(holding, value)
 
     def _form(self, message: Message) -> Form:
-        """What a message will be when it arrives."""
+        """Return the form of a message's tensor on arrival."""
         if message.content == Content.ACTIVATION:
             return self._training.boundary(message.stage)
         if message.content == Content.ACTIVATION_GRADIENT:
@@ -274,20 +274,20 @@ class Device:
         return packed(forms)
 
     def _forms(self, holding: Holding) -> dict[str, Form]:
-        """The tensors that something consists of; a vector has no name."""
+        """Return the forms of the tensors of a content; a vector has no name."""
         vector = self._training.parameters(holding.stage)
         if holding.category != Category.OPTIMIZER:
             return {"": vector}
         return self._optimizer.forms(vector)
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
-        """The tensors of something that is held, in the order of its forms."""
+        """Return the tensors of a stored value, in the order of its forms."""
         if holding.category == Category.OPTIMIZER:
             return [self._states.get(holding)[name] for name in self._forms(holding)]
-        return [self._shelves[holding.category].get(holding)]
+        return [self._stores[holding.category].get(holding)]
 
     def _weighed(self, message: Message, tensor: Tensor) -> Tensor:
-        """Refuse to send what has not the size that the program says."""
+        """Return a tensor; refuse one whose size is not that of the program."""
         if tensor.nbytes != message.size:
             raise ReplayError(f"it has {tensor.nbytes} bytes; the program says {message.size}")
         return tensor

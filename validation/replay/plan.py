@@ -1,4 +1,4 @@
-"""A program as a replay walks it: one order of all nodes, and each device's part of what is held and waited for."""
+"""A program prepared for a replay: one order of all nodes, and each device's nodes, buffers and messages."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from cdpsim.program import Category, Content, EdgeKind, Kind, Messages, Op, Prog
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
 
-Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from what explains most to what explains least
-BEGINNING = -1  # stands for a node: what is held from the start of the run
-Calls = Counter[tuple[str, tuple[int, ...], int]]  # what was called, with whom, how many bytes: how often
-Passing = tuple[Content, int, int, int]  # content, step, micro-batch, stage: what goes from one task to the next
+Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from the most to the least telling
+BEGINNING = -1  # in place of a node, for a buffer from the start of the run
+Calls = Counter[tuple[str, tuple[int, ...], int]]  # how often a call was made, by name, partners and bytes
+Passing = tuple[Content, int, int, int]  # a value between two tasks: content, step, micro-batch, stage
 
 
 class ReplayError(RuntimeError):
-    """A replay that cannot go on; `kind` is a word for why."""
+    """A replay that cannot go on; `kind` is a word for the reason."""
 
     def __init__(self, problem: str, kind: Kinds = "error") -> None:
         super().__init__(problem)
@@ -31,16 +31,16 @@ class ReplayError(RuntimeError):
 
 
 class Holding(NamedTuple):
-    """What a buffer is for: parameters of a version, gradients of a step, an optimizer state, a pass's activations."""
+    """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash."""
 
     category: Category
     stage: int
-    version: int  # of gradients and activations the step; of an optimizer state, which is one that changes, 0
+    version: int  # the step of gradients and activations; 0 of an optimizer state, of which there is only one
     micro_batch: int  # of activations, else -1
 
 
 class Message(NamedTuple):
-    """One message, for whoever goes message by message."""
+    """One message, with readable fields."""
 
     node: int
     op: Op
@@ -54,12 +54,12 @@ class Message(NamedTuple):
 
     @property
     def key(self) -> Passing:
-        """What it takes along, if that is in no buffer."""
+        """The value that it carries, if that is in no buffer."""
         return self.content, self.step, self.micro_batch, self.stage
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """The devices that give something to it."""
+        """The devices that contribute to it."""
         return self.members if self.op in (Op.ALL_REDUCE, Op.REDUCE) else (self.src,)
 
     def __str__(self) -> str:
@@ -69,10 +69,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one device does: its nodes in order, and at each of them what begins and ceases to be held.
+    """One device's nodes in order, and at each of them the buffers that begin and end.
 
-    `ends` are numbers of buffers; a buffer is let go when it has ended as often as `uses` says. `due` are the messages
-    that a node finds completed.
+    `ends` are numbers of buffers; a buffer is freed when it has ended as often as `uses` says. `due` are the messages
+    that are complete before a node.
     """
 
     device: int
@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def slots(self) -> tuple[Ints, Ints]:
-        """In which slots all nodes start and end, where every task takes one slot and every message no time."""
+        """The slots in which all nodes start and end, where every task takes one slot and every message no time."""
         program = self.program
         return fast.run_by_longest_paths(
             program, node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
@@ -101,10 +101,10 @@ class Plan:
 
     @cached_property
     def order(self) -> list[int]:
-        """All nodes, each after what it waits for: by their slots, messages and updates first.
+        """All nodes, each after its dependencies: by their slots, messages and updates first.
 
-        Slots choose among the many orders that dependencies allow, so that one process holds over time what devices
-        that run at once hold together.
+        Among the many orders that dependencies allow, slots choose one in which a single process holds over time as
+        much as devices that run at once hold together.
         """
         program = self.program
         compute = np.arange(program.nodes) < program.compute
@@ -137,40 +137,39 @@ class Plan:
 
     @cached_property
     def sent(self) -> frozenset[Passing]:
-        """All that messages take along."""
+        """All values that messages carry outside of buffers."""
         return frozenset(message.key for message in self.messages)
 
     def lack(self, device: int, key: Passing) -> ReplayError:
-        """Say what a device lacks, and which message should have brought it."""
+        """Return the error of a device that lacks a value, which names the message that should have brought it."""
         brings = next((each for each in self.messages if each.key == key and device in each.members), None)
         why = "which it has not made" if brings is None else f"for it waits for {brings}, which has not brought it"
         return ReplayError(f"device {device} does not have {text_of(key)}, {why}")
 
     def is_message(self, node: int) -> bool:
-        """Tell messages from tasks."""
+        """Return whether a node is a message."""
         return node >= self._first
 
     def message(self, node: int) -> Message:
-        """Give the message that a node is."""
+        """Return the message of a node."""
         return self.messages[node - self._first]
 
     def devices_of(self, node: int) -> tuple[int, ...]:
-        """Who takes part in a node, senders first."""
+        """Return the devices that take part in a node, senders first."""
         if not self.is_message(node):
             return (int(self.program.tasks.device[node]),)
         message = self.message(node)
         return tuple(sorted(message.members, key=lambda member: member != message.src))
 
     def cargo(self, node: int) -> list[Holding]:
-        """Say what a message of parameters or states brings: what its receivers hold from its end on."""
+        """Return the contents of a message of parameters or states, which its receivers have from its end on."""
         return self._cargo.get(node, [])
 
     @cached_property
     def _holdings(self) -> list[tuple[int, int, Holding, int, list[int]]]:
-        """Number, device, holding, begin and ends of each buffer that outlives the message or task it belongs to.
+        """Yield number, device, content, begin and ends of each buffer that outlives its message or task.
 
-        What is only passing (communication, and activations but for what a forward keeps for its backward) is taken
-        out by whoever needs it, and needs no book.
+        Passing values (communication, and activations other than a stash) are removed by the task that reads them.
         """
         buffers, tasks = self.program.buffers, self.program.tasks
         ends: dict[int, list[int]] = defaultdict(list)
@@ -201,7 +200,7 @@ class Plan:
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
-        """Of each message, the nodes that need what it brings."""
+        """Return the nodes that read the content of each message."""
         edges = self.program.edges
         data = (edges.kind == EdgeKind.DATA) & (edges.before >= self._first)
         readers: dict[int, list[int]] = defaultdict(list)
@@ -210,7 +209,7 @@ class Plan:
         return readers
 
     def parts(self, *, by_slot: bool = False) -> list[Part]:
-        """Every device's part; `by_slot` says to complete each message before the next task, as if slots were real."""
+        """Return every device's part; `by_slot` completes each message before the next task, as if slots were real."""
         nodes: list[list[int]] = [[] for _ in range(self.program.devices)]
         for node in self.order:
             for device in self.devices_of(node):
@@ -231,17 +230,17 @@ class Plan:
         return parts
 
     def _due(self, device: int, own: list[int], by_slot: bool) -> dict[int, list[int]]:
-        """Which messages each node of a device finds completed.
+        """Return the messages that are complete before each node of a device.
 
         A message is completed before its first reader on the device; where it has none there (it was sent, or reduced
         to another device), before the first node that comes after a reader elsewhere. Waiting so cannot deadlock: all
-        devices go by one order, so of those that wait, the one that has come least far waits for a message that
-        everybody who takes part in it has begun. By slot, a message is through before the device's next task and before
+        devices go by one order, so of the devices that wait, the one that is least far in it waits for a message
+        that all its members have begun. By slot, a message is through before the device's next task and before
         the next slot: what a device holds is then what it would hold if all devices' slots began and ended together.
         """
         place, slot = self._place, self.slots[0]
         due: dict[int, list[int]] = defaultdict(list)
-        waiting: dict[int, int] = {}  # message -> the place before which it must be through
+        waiting: dict[int, int] = {}  # message -> the place before which it must be complete
         for node in own:
             task = node < self.program.compute
             for message, until in list(waiting.items()):
@@ -261,7 +260,7 @@ class Plan:
         return {node: place for place, node in enumerate(self.order)}
 
     def calls(self, device: int) -> Calls:
-        """Count what a device must call for its messages, by call, partners and bytes."""
+        """Count the calls that a device's messages need, by name, partners and bytes."""
         counted: Calls = Counter()
         for message in self.messages:
             if device not in message.members:
@@ -275,19 +274,19 @@ class Plan:
 
 
 def text_of(passing: Passing) -> str:
-    """Name what goes from one task to the next as a program names it: `activation(t=0,i=1,j=2)`."""
+    """Return the name of a value between two tasks, as a program gives it: `activation(t=0,i=1,j=2)`."""
     content, step, micro_batch, stage = passing
     places = zip("tij", (step, micro_batch, stage), strict=True)
     return f"{content.name.lower()}({','.join(f'{letter}={place}' for letter, place in places if place >= 0)})"
 
 
 def name_of(holding: Holding) -> str:
-    """Name what is held as a person would."""
+    """Return the name of a buffer's content, for people."""
     place = f"stage {holding.stage}, version {holding.version}"
     place += f", micro-batch {holding.micro_batch}" if holding.micro_batch >= 0 else ""
     return f"{holding.category.name.lower()} of {place}"
 
 
 def kind_of(program: Program, task: int) -> Kind:
-    """Say what a task does."""
+    """Return the kind of a task."""
     return Kind(int(program.tasks.kind[task]))

@@ -1,6 +1,6 @@
-"""How tensors travel between devices: within one process, or by torch.distributed between processes.
+"""Transport of tensors between devices: within one process, or by torch.distributed between processes.
 
-Both count what they are asked to carry where they carry it: what was called, with whom, how many bytes.
+Both count each call where they make it: its name, its partners and its bytes.
 """
 
 import re
@@ -24,42 +24,42 @@ class Pending(Protocol):
     """A message on its way."""
 
     def wait(self) -> Tensor:
-        """Wait until it is through, and give what it brought; of a message that was sent, what was sent."""
+        """Wait until it is complete, and return the tensor that it brought, or that was sent."""
 
 
 class Transport(Protocol):
-    """One device's way to the others; `calls` is what was counted."""
+    """One device's transport to the others; `calls` are the calls that it counted."""
 
     calls: Calls
 
     def send(self, message: Message, tensor: Tensor) -> Pending:
-        """Begin to send a tensor, which must not change until that is through."""
+        """Begin to send a tensor, which must not change until the message is complete."""
 
     def receive(self, message: Message, form: Form) -> Pending:
-        """Make room and let the message come."""
+        """Make room for a message and begin to receive it."""
 
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Sum over a group; the tensor itself may become the sum."""
 
     def reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum over a group at its root; elsewhere the tensor is of no use afterwards."""
+        """Sum over a group at its root; on other devices the tensor is undefined afterwards."""
 
     def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
-        """Send the root's tensor to all of a group; others have none."""
+        """Send the root's tensor to all of a group; only the root has one."""
 
 
 @dataclass(frozen=True)
 class _Later:
-    """Something to be had when it is asked for."""
+    """A message whose tensor is computed when it is waited for."""
 
     wait: Callable[[], Tensor]
 
 
-class Mailroom:
-    """What devices in one process have put down for each other, by message."""
+class Mailboxes:
+    """Tensors that the devices of one process leave for each other, by message."""
 
     def __init__(self) -> None:
-        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor, as they came
+        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor, in the order of arrival
         self._looks: Counter[int] = Counter()
 
     def put(self, message: Message, device: int, tensor: Tensor) -> None:
@@ -67,7 +67,7 @@ class Mailroom:
         self._posts.setdefault(message.node, {})[device] = tensor
 
     def take(self, message: Message, device: int, readers: int = 1) -> list[Tensor]:
-        """Give a device what was left for a message; the last of so many readers takes it away."""
+        """Return the tensor left for a message; the last of so many readers removes it."""
         posts = self._posts.get(message.node, {})
         if late := [sender for sender in message.senders if sender not in posts]:
             whom = f"device{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
@@ -78,7 +78,7 @@ class Mailroom:
         return list(posts.values())
 
     def sum(self, message: Message, device: int, readers: int = 1) -> Tensor:
-        """Add up what was left, in the order in which it came and in the place of the first; then as `take`."""
+        """Add the tensors of a message, in the order of arrival and into the first; then do as `take`."""
         first = self._looks[message.node] == 0
         posts = self.take(message, device, readers)
         if first:
@@ -90,15 +90,15 @@ class Mailroom:
 class InProcess:
     """A device's transport where all devices are played in one process, in the program's order, senders first.
 
-    What is received has a storage of its own, as between processes.
+    A received tensor has a storage of its own, as between processes.
     """
 
-    def __init__(self, device: int, room: Mailroom) -> None:
+    def __init__(self, device: int, room: Mailboxes) -> None:
         self.calls: Calls = Counter()
         self._device, self._room = device, room
 
     def send(self, message: Message, tensor: Tensor) -> Pending:
-        """Put the tensor down for the receiver."""
+        """Leave the tensor for the receiver."""
         self.calls["send", (message.members[1],), tensor.nbytes] += 1
         self._room.put(message, self._device, tensor)
         return _Later(lambda: tensor)
@@ -143,10 +143,10 @@ class InProcess:
         return _Later(lambda: copy)
 
 
-def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
-    """Wait for keys of a store, and give those that are not there in time."""
+def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
+    """Wait for keys of a store, and return those that are not there in time."""
     deadline = time.monotonic() + seconds
-    # The store's own `wait` says neither which one is missing nor, where it warns on stderr, that it was asked to.
+    # The store's own `wait` does not say which key is missing, and warns on stderr.
     while not store.check(list(keys)):
         if time.monotonic() > deadline:
             return [key for key in keys if not store.check([key])]
@@ -154,17 +154,17 @@ def missing(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
     return []
 
 
-def meet(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
-    """Wait until the other ranks are at a place too; those that do not come in time are named."""
+def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
+    """Wait until the other ranks are at a place too; an error names those that do not come in time."""
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
-    if late := [here[key] for key in missing(store, list(here), seconds)]:
+    if late := [here[key] for key in missing_keys(store, list(here), seconds)]:
         raise ReplayError(f"waited {seconds:g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}")
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A torch call that goes on by itself, with what it carries, and for whom."""
+    """A torch call that runs by itself, with its tensor and its receiver."""
 
     work: dist.Work
     carried: Tensor
@@ -173,21 +173,21 @@ class _Work:
     until: float
 
     def wait(self) -> Tensor:
-        # No time at all would mean without end.
+        # A timeout of zero would mean none.
         left = timedelta(seconds=max(0.001, self.until - time.monotonic()))
         try:
             self.work.wait(left)
         except RuntimeError as error:
-            raise ReplayError(plain(error)) from error
+            raise ReplayError(first_line(error)) from error
         if self.brings and not self.carried.is_set_to(self.tensor):
             self.tensor.copy_(self.carried)
-        # A thread of gloo's may keep what it has carried for a while; the storage is to be let go with the tensor.
+        # A thread of gloo may keep a sent tensor for a while; its storage is to be freed with the tensor.
         self.carried.data = self.carried.new_empty(0)
         return self.tensor
 
 
-def plain(error: BaseException) -> str:
-    """Give the first line of what torch says, without where in its sources it says so and what may have been."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of a torch error, without the place in torch's sources and without guesses."""
     lines = str(error).splitlines() or [type(error).__name__]
     return re.sub(r"^(\[[^]]*:\d+\] *)+|\. This is typically caused by .*", "", lines[0])
 
@@ -195,14 +195,14 @@ def plain(error: BaseException) -> str:
 class Distributed:
     """A rank's transport: torch.distributed, where device and rank are the same number.
 
-    gloo knows a point-to-point message by its tag, its node, so two ranks agree which is which in whatever order they
-    come. NCCL ignores tags: there the order counts in which two ranks post what is between them, and it is the same on
-    both sides because both go by one order of all nodes. Nor can NCCL's queues block each other. Of all messages that
-    are not through, take the first in that order: both of its sides have posted it or will, because whatever they wait
-    for comes before it, and nothing in front of it in any queue is left. So one queue for both directions is enough.
+    gloo knows a point-to-point message by its tag, which is its node, so two ranks agree on it in any order of arrival.
+    NCCL ignores tags: there the order counts in which two ranks post what is between them, and it is the same on both
+    sides because both go by one order of all nodes. Nor can NCCL's queues block each other. Of all messages that are
+    not complete, take the first in that order: both of its sides have posted it or will, because all that they wait for
+    comes before it, and nothing in front of it is left in any queue. So one queue for both directions is enough.
 
-    gloo sends and receives no CUDA tensors, and two ranks on one GPU have nothing but gloo: `staged` messages go
-    through a buffer on the host, collectives too, so that there is one way for all.
+    gloo sends and receives no CUDA tensors, and two ranks on one GPU can use only gloo: `staged` messages go
+    through a buffer on the host, collectives too, so that there is only one way.
     """
 
     def __init__(
@@ -216,18 +216,18 @@ class Distributed:
         self.allow(60.0)
 
     def allow(self, seconds: float) -> None:
-        """Give all that is waited for from now on so much time together."""
+        """Set the time that all waits from now on have together."""
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def make_groups(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Make process groups: called by all ranks with the same groups in the same order, members or not."""
-        # A group gives up by itself after the time that it was made with.
+        # A group gives up after the timeout with which it was made.
         new = [members for members in groups if self._groups.get(members, (None, 0.0))[1] < self._seconds]
         if not new:
             return
-        # Making a group with somebody who does not come says nothing but that a key is missing.
+        # If a member does not come, making a group says only that a key is missing.
         self._meetings += 1
-        meet(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
+        meet_ranks(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
         for members in new:
             timeout = timedelta(seconds=self._seconds)
             self._groups[members] = dist.new_group(list(members), timeout=timeout), self._seconds
@@ -275,26 +275,26 @@ class Distributed:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)
 
     def _outward(self, tensor: Tensor) -> Tensor:
-        """What torch is to carry away: the tensor's own storage or, staged, its values on the host."""
+        """Return the tensor that torch sends: the given one or, staged, its values on the host."""
         return host_buffer(tensor).copy_(tensor) if self._staged else tensor.detach()
 
     def _inward(self, tensor: Tensor) -> Tensor:
-        """Where torch is to put what is for a tensor: there or, staged, on the host."""
+        """Return the tensor into which torch receives: the given one or, staged, one on the host."""
         return host_buffer(tensor) if self._staged else tensor.detach()
 
     def _group(self, message: Message) -> dist.ProcessGroup:
         return self._groups[message.members][0]
 
     def _begin(self, call: Callable[[], dist.Work | None]) -> dist.Work:
-        """Call torch, which refuses at once where it knows already that somebody is gone."""
+        """Call torch, which refuses at once where it knows already that a rank is gone."""
         try:
             work = call()
         except RuntimeError as error:
-            raise ReplayError(plain(error)) from error
+            raise ReplayError(first_line(error)) from error
         assert work is not None, "torch gives no work to those outside a group"
         return work
 
 
 def host_buffer(tensor: Tensor) -> Tensor:
-    """Make room on the host for a tensor's values; pinned for a GPU's, which copies faster from and to there."""
+    """Return room on the host for a tensor's values; pinned for a GPU's tensor, whose copies are then faster."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")

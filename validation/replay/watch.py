@@ -1,4 +1,4 @@
-"""What is seen of a device while it plays: nothing, the storages that it holds, or the time that its tasks take."""
+"""Measurements of a device while it plays: none, the storages that it holds, or the time that its tasks take."""
 
 import time
 from collections.abc import Iterator
@@ -13,49 +13,49 @@ from validation.profile.tracker import Tracker, granularity
 
 
 class Watch(Protocol):
-    """Is told what a device does."""
+    """An observer of a device, which calls these methods."""
 
     def playing(self) -> AbstractContextManager[object]:
-        """The device does something from here to there."""
+        """The device does something inside this context."""
 
     def turn(self, slot: int) -> None:
-        """The device comes to a slot; what was to be done before is done."""
+        """The device comes to a slot; all its work of earlier slots is done."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
-        """It does a forward or a backward from here to there."""
+        """The device does a forward or a backward inside this context."""
 
     def holds(self, tensor: Tensor, category: Category) -> None:
-        """From now on a tensor belongs to a category; what has none is activations."""
+        """A tensor belongs to a category from now on; tensors without one are activations."""
 
 
-class Nobody:
-    """Sees nothing."""
+class NoWatch:
+    """An observer that measures nothing."""
 
     def playing(self) -> AbstractContextManager[object]:
-        """Look away."""
+        """Do nothing."""
         return nullcontext()
 
     def turn(self, slot: int) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
-        """Look away."""
+        """Do nothing."""
         return nullcontext()
 
     def holds(self, tensor: Tensor, category: Category) -> None:
-        """Forget it."""
+        """Do nothing."""
 
 
 class Reading(NamedTuple):
-    """What a device held, by `Category`, from a slot on until another: at the most, each category by itself."""
+    """The peak memory of a device by `Category`, each by itself, from one slot until another."""
 
     begin: int
     end: int
     held: list[int]
 
 
-class Span(NamedTuple):
-    """From when until when a task took, in seconds on a clock that all processes of a machine share."""
+class TaskInterval(NamedTuple):
+    """The begin and end of a task, in seconds on a clock that all processes of a machine share."""
 
     node: int
     begin: float
@@ -63,9 +63,9 @@ class Span(NamedTuple):
 
 
 class Allocator:
-    """What CUDA's own allocator says of this process, beyond what was there before.
+    """The memory that CUDA's allocator gives this process, beyond what it gave before.
 
-    Its kernels' workspaces count, and blocks as large as they really are; whose they are it does not know.
+    Workspaces of kernels count, and blocks count with their real size; the allocator knows no categories.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,11 +73,11 @@ class Allocator:
         self._device, self._base = device, torch.cuda.memory_allocated(device)
 
     def reset_peak(self) -> None:
-        """Let the peak begin anew at the level of now."""
+        """Start a new peak at the present level."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def level(self) -> int:
-        """How many bytes are allocated."""
+        """The bytes that are allocated."""
         return torch.cuda.memory_allocated(self._device) - self._base
 
     def peak(self) -> int:
@@ -85,10 +85,10 @@ class Allocator:
         return torch.cuda.max_memory_allocated(self._device) - self._base
 
 
-class Meter(Nobody):
-    """Follows the storages that a device makes, slot by slot: it must play as if slots were real.
+class Meter(NoWatch):
+    """An observer of a device's storages, slot by slot; the device must play as if slots were real.
 
-    With an allocator, activations are what that has, less what is known to belong to other categories and devices.
+    With an allocator, activations are its bytes less those of other categories and devices.
     """
 
     def __init__(self, device: torch.device, allocator: Allocator | None = None) -> None:
@@ -100,18 +100,18 @@ class Meter(Nobody):
             allocator.trackers.append(self._tracker)
 
     def playing(self) -> AbstractContextManager[object]:
-        """See what is made meanwhile."""
+        """Track the storages that are made inside."""
         return self._tracker
 
     def turn(self, slot: int) -> None:
-        """Read what was held since the last task."""
+        """Read the memory since the last task."""
         if slot > self._slot:
             allocated = self._allocator.level() if self._allocator else None
             self._read(slot, self._tracker.levels(), allocated)
 
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
-        """Read what it comes to at the most."""
+        """Read the peak of the task."""
         self._tracker.reset_peak()
         if self._allocator:
             self._allocator.reset_peak()
@@ -119,7 +119,7 @@ class Meter(Nobody):
         self._read(self._slot + 1, self._tracker.peaks(), self._allocator.peak() if self._allocator else None)
 
     def holds(self, tensor: Tensor, category: Category) -> None:
-        """Book it."""
+        """Count the tensor under the category."""
         self._tracker.label(tensor, category)
 
     def _read(self, until: int, seen: dict[Category, int], allocated: int | None) -> None:
@@ -132,19 +132,19 @@ class Meter(Nobody):
         self._slot = until
 
 
-class Stopwatch(Nobody):
-    """Takes the time of tasks."""
+class Stopwatch(NoWatch):
+    """An observer of the times of tasks."""
 
     def __init__(self, device: torch.device) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TaskInterval] = []
         self._device = device
 
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
-        """Take the time, on a GPU until it has done the task."""
+        """Time the task, on a GPU until it is done there."""
         begin = self._now()
         yield
-        self.spans.append(Span(node, begin, self._now()))
+        self.spans.append(TaskInterval(node, begin, self._now()))
 
     def _now(self) -> float:
         if self._device.type == "cuda":

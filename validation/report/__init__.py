@@ -1,1 +1,1 @@
-"""What came of replays: the form of a report, and tables and figures of many."""
+"""Results of replays: the schema of a report, and tables and figures of many."""

@@ -11,8 +11,8 @@ from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from cdpsim.files import tables
 from cdpsim.files import writing as files
-from validation.report import form as reportform
-from validation.report.form import Report
+from validation.report import schema as reportform
+from validation.report.schema import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,23 +21,23 @@ ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".
 PATTERNS = ("report*.json", "battery*.json")
 
 
-class Found(NamedTuple):
-    """A report and the file that it was read from, named from the folder on."""
+class StoredReport(NamedTuple):
+    """A report and its file, named from the folder on."""
 
     file: str
     report: Report
 
 
 class Reports(NamedTuple):
-    """All reports below a folder, in the order of what was asked for, and lines on what is missing."""
+    """All reports below a folder, in the order of their requests, and lines on missing ones."""
 
-    found: list[Found]
+    found: list[StoredReport]
     refused: list[str]  # files that are no reports
     unmeasured: list[str]  # trials of batteries that failed or were left out
 
 
-def find(folder: str | Path) -> Reports:
-    """Read every report below a folder; where there is none that can be read, the folder is refused."""
+def find_reports(folder: str | Path) -> Reports:
+    """Return every report below a folder; refuse a folder without one that can be read."""
     home = Path(folder)
     if not home.is_dir():
         remedy = "give a folder" if home.exists() else "check its spelling"
@@ -57,23 +57,23 @@ def find(folder: str | Path) -> Reports:
 
 
 def _add(path: Path, name: str, reports: Reports) -> None:
-    """Read one file, and note what it lacks."""
+    """Add the reports in one file, and lines on what it lacks."""
     try:
-        content = reportform.load(path)
+        content = reportform.load_report(path)
     except RequestError as error:
         reports.refused.append(str(error))
         return
     if isinstance(content, Report):
-        reports.found.append(Found(name, content))
+        reports.found.append(StoredReport(name, content))
         return
-    reports.found.extend(Found(name, report) for report in content.reports)
+    reports.found.extend(StoredReport(name, report) for report in content.reports)
     failed = [trial for trial in content.unmeasured if trial.state == "failed"]
     reports.unmeasured.extend(f"{name}: {each.name} failed ({each.failure}): {each.reason}" for each in failed)
     if left := len(content.unmeasured) - len(failed):
         reports.unmeasured.append(f"{name}: {left} of {len(content.trials)} trials were left out")
 
 
-def _order(found: Found) -> tuple[object, ...]:
+def _order(found: StoredReport) -> tuple[object, ...]:
     asked = found.report.asked
     return asked.model, asked.device, asked.single_process, asked.n, asked.schedule, asked.rule or "", found.file
 
@@ -96,8 +96,8 @@ HEADER = (
 )
 
 
-def as_table(found: list[Found], form: str) -> str:
-    """Write one row for each report, in one of the forms of `cdpsim.files.tables`."""
+def reports_table(found: list[StoredReport], form: str) -> str:
+    """Return a table with a row for each report, in one of the formats of `cdpsim.files.tables`."""
     if tables.check_format(form) == "json":
         return tables.as_json([_values(each) for each in found])
     if form == "csv":
@@ -106,8 +106,8 @@ def as_table(found: list[Found], form: str) -> str:
     return tables.FORMATS[form](HEADER, [_row(each) for each in found])
 
 
-def _values(found: Found) -> dict[str, object]:
-    """What a report comes to, for programs."""
+def _values(found: StoredReport) -> dict[str, object]:
+    """Return the results of a report for programs, by JSON's keys."""
     report = found.report
     return {
         "file": found.file,
@@ -125,8 +125,8 @@ def _values(found: Found) -> dict[str, object]:
     }
 
 
-def _row(found: Found) -> list[str]:
-    """What a report comes to, for people."""
+def _row(found: StoredReport) -> list[str]:
+    """Return the cells of a report for people."""
     report, asked = found.report, found.report.asked
     total = report.memory.total
     return [
@@ -134,7 +134,7 @@ def _row(found: Found) -> list[str]:
         asked.rule or "-",
         str(asked.n),
         asked.model,
-        where(report),
+        platform_text(report),
         str(total.simulated_bytes),
         str(total.measured_bytes),
         percent(total.relative_error),
@@ -147,8 +147,8 @@ def _row(found: Found) -> list[str]:
     ]
 
 
-def _data(found: Found) -> dict[str, object]:
-    """What a report comes to, for programs, under the headings of a table; errors are shares."""
+def _data(found: StoredReport) -> dict[str, object]:
+    """Return the cells of a report for programs, under the headings of a table; errors are shares."""
     report, asked = found.report, found.report.asked
     total = report.memory.total
     return {
@@ -156,7 +156,7 @@ def _data(found: Found) -> dict[str, object]:
         "rule": asked.rule,
         "n": asked.n,
         "model": asked.model,
-        "on": where(report),
+        "on": platform_text(report),
         "simulated bytes": total.simulated_bytes,
         "measured bytes": total.measured_bytes,
         "error": total.relative_error,
@@ -170,15 +170,15 @@ def _data(found: Found) -> dict[str, object]:
     }
 
 
-def where(report: Report) -> str:
-    """Say what a replay ran on."""
+def platform_text(report: Report) -> str:
+    """Return the device and backend of a replay, in words."""
     asked = report.asked
     how = "one process" if asked.single_process else asked.backend
     return " ".join(word for word in (asked.device, how) if word) or "-"
 
 
 def percent(share: float) -> str:
-    """Write a share in percent: 0 is exact, and what would be rounded to it is not."""
+    """Return a share in percent: 0 is exact, and a share that would be rounded to it is not 0."""
     text = f"{100 * share:.2f}"
     return "0" if share == 0 else f"{100 * share:.0e}" if float(text) == 0 else text
 
@@ -195,7 +195,7 @@ def _messages(report: Report) -> str:
     return f"{messages.measured}" if messages.agree else f"{messages.measured}, not {messages.simulated}"
 
 
-def run(
+def write_reports_table(
     folder: str | Path,
     output: str | Path | None = None,
     *,
@@ -204,17 +204,17 @@ def run(
     force: bool = False,
     missing: Callable[[Reports], object] = lambda reports: None,
 ) -> str:
-    """Write table and figure where they are wanted, and give the table; `missing` is told of what they lack."""
+    """Write table and figure where they are wanted, and return the table; `missing` is called with all reports."""
     form = tables.check_format(form or _form_of(output))
     if picture is not None:
         canvas.check_form(picture)
-    reports = find(folder)
+    reports = find_reports(folder)
     for path in (output, picture):
         if path is not None:
             files.check_writable(path, force=force)
     missing(reports)
-    table = as_table(reports.found, form)
-    drawn = None if picture is None else canvas.rendered(figure(reports.found), picture)
+    table = reports_table(reports.found, form)
+    drawn = None if picture is None else canvas.rendered(reports_figure(reports.found), picture)
     if output is not None:
         files.write_file(output, [table], force=force)
     if picture is not None and drawn is not None:
@@ -222,12 +222,12 @@ def run(
     return table
 
 
-def figure(found: list[Found]) -> "Figure":
-    """Draw what simulations said against what was measured."""
-    from validation.report.figure import draw
+def reports_figure(found: list[StoredReport]) -> "Figure":
+    """Return the figure of simulated against measured values."""
+    from validation.report.figure import draw_reports
 
     with canvas.defaults():
-        return draw([each.report for each in found])
+        return draw_reports([each.report for each in found])
 
 
 def _form_of(output: str | Path | None) -> str:
@@ -247,7 +247,7 @@ def _form_of(output: str | Path | None) -> str:
     argument(
         "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
     ),
-    argument("--force", action="store_true", help="overwrite files that are there"),
+    argument("--force", action="store_true", help="overwrite files that exist"),
     package="validation",
 )
 def report_command(options: argparse.Namespace) -> int:
@@ -259,7 +259,7 @@ def report_command(options: argparse.Namespace) -> int:
         for line in (*(f"error: {each}" for each in refused), *reports.unmeasured):
             say(line)
 
-    table = run(
+    table = write_reports_table(
         options.folder,
         options.output,
         form=options.format,

@@ -1,4 +1,4 @@
-"""What a result was measured with: versions and machine, as plain JSON, without names of hosts, users or folders."""
+"""The environment of a result: versions and machine, as plain JSON, without names of hosts, users or folders."""
 
 import os
 import platform
@@ -17,18 +17,18 @@ _ROOT = Path(__file__).parents[2]
 
 
 def environment(device: str = "cpu") -> dict[str, object]:
-    """Describe date, versions and machine; of GPUs only where `device` is one."""
+    """Return date, versions and machine; of GPUs only where `device` is one."""
     found: dict[str, object] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "cdpsim": __version__,
         "commit": _commit(),
-        "source": source(),
+        "source": source_hash(),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # which is more than text
+        "torch": str(torch.__version__),  # which is a subclass of text
         "transformers": installed("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": {
-            "model": _line("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
+            "model": _kernel_value("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
             "count": os.cpu_count(),
             "usable": _usable(),
             "threads": torch.get_num_threads(),
@@ -40,8 +40,8 @@ def environment(device: str = "cpu") -> dict[str, object]:
     return found
 
 
-def source() -> str:
-    """Identify the code of simulator and harness by its content, whether it has been committed or not."""
+def source_hash() -> str:
+    """Return a hash of the code of simulator and harness, committed or not."""
     digest = sha256()
     for path in sorted(path for folder in ("cdpsim", "validation") for path in (_ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT).as_posix()}\n".encode() + path.read_bytes())
@@ -49,7 +49,7 @@ def source() -> str:
 
 
 def _cuda(device: torch.device) -> dict[str, object]:
-    """Describe one GPU, and how many there are."""
+    """Return the first GPU and the number of GPUs."""
     properties = torch.cuda.get_device_properties(device)
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     cudnn: Callable[[], object] = torch.backends.cudnn.version  # without types of its own
@@ -75,7 +75,7 @@ def _nccl() -> str | None:
 
 
 def _commit() -> str | None:
-    """Give the commit of this very checkout, marked where files differ from it."""
+    """Return the commit of this checkout, marked where files differ from it."""
     head = _output("git", "rev-parse", "--short=12", "HEAD")
     if head is None:
         return None
@@ -83,7 +83,7 @@ def _commit() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Run a command in the checkout and give what it prints; None where there is no such command or no answer."""
+    """Return the output of a command in the checkout; None where the command is missing or fails."""
     try:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -91,8 +91,8 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def _line(file: str, name: str) -> str | None:
-    """Give the value of the first line `name: value` of one of the kernel's files."""
+def _kernel_value(file: str, name: str) -> str | None:
+    """Return the value of the first line `name: value` of one of the kernel's files."""
     try:
         lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -102,10 +102,10 @@ def _line(file: str, name: str) -> str | None:
 
 
 def _usable() -> int | None:
-    """Count the processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory() -> int | None:
-    total = _line("/proc/meminfo", "MemTotal")
+    total = _kernel_value("/proc/meminfo", "MemTotal")
     return int(total.split()[0]) * 1024 if total else None

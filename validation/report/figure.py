@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, PALE, plain
 from cdpsim.schedules import SCHEDULES
-from validation.report.form import Report
+from validation.report.schema import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-CURVES = 9  # as many fit
+CURVES = 9  # as many as fit
 BAND = 0.01
 # A hue for each family of the paper's schedules: pale for the simultaneous one, full for the cyclic one.
-_HUES = {
+_FAMILY_HUES = {
     "single": ("#9ecae1", "#2171b5"),
     "multi": ("#fdbe85", "#d94701"),
     "mp": ("#a1d99b", "#238b45"),
@@ -25,8 +25,8 @@ _OTHERS = ("#e7298a", "#1b9e9e", "#b8860b", "#525252", "#8c2d04", "#3f007d")
 _MARKS = "osD^vP*Xhp"
 
 
-def draw(reports: list[Report]) -> "Figure":
-    """Draw memory and its errors on the left, time's errors below them where known, and curves on the right."""
+def draw_reports(reports: list[Report]) -> "Figure":
+    """Return a figure: memory and its errors on the left, errors of times below them if known, curves on the right."""
     from matplotlib.figure import Figure
 
     times = [report for report in reports if report.time]
@@ -44,23 +44,27 @@ def draw(reports: list[Report]) -> "Figure":
 
 
 def _colours(reports: list[Report]) -> dict[str, str]:
-    """Give each schedule a colour, the paper's always the same."""
+    """Return a colour for each schedule, always the same for the paper's."""
     names = {report.asked.schedule for report in reports}
     known = [name for name in SCHEDULES if name in names]
     colours, others = {}, iter(_OTHERS * len(names))
     for name in known + sorted(names - set(known)):
         family, _, timing = name.rpartition("-")
-        colours[name] = _HUES[family][timing == "cdp"] if family in _HUES and timing in ("dp", "cdp") else next(others)
+        colours[name] = (
+            _FAMILY_HUES[family][timing == "cdp"]
+            if family in _FAMILY_HUES and timing in ("dp", "cdp")
+            else next(others)
+        )
     return colours
 
 
 def _marks(reports: list[Report]) -> dict[str, str]:
-    """Give each model a mark."""
+    """Return a mark for each model."""
     models = sorted({report.asked.model for report in reports})
     return {model: _MARKS[k % len(_MARKS)] for k, model in enumerate(models)}
 
 
-def _dots(
+def _draw_dots(
     axes: "Axes", x: list[float], y: list[float], report: Report, colours: dict[str, str], marks: dict[str, str]
 ) -> None:
     asked = report.asked
@@ -78,17 +82,17 @@ def _dots(
 
 
 def _measured(report: Report) -> list[float]:
-    """Each device's peak; nothing at all would have no place on a logarithmic axis."""
+    """Return each device's peaks above 0, which a logarithmic axis can show."""
     return [max(1.0, device.measured_bytes) for device in report.memory.devices]
 
 
 def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
-    """Each device's peak, one axis against the other."""
+    """Draw each device's simulated against its measured peak."""
     plain(axes, "Peak activations of each device")
     axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="simulated")
     for report in reports:
         devices = report.memory.devices
-        _dots(axes, _measured(report), [max(1.0, d.simulated_bytes) for d in devices], report, colours, marks)
+        _draw_dots(axes, _measured(report), [max(1.0, d.simulated_bytes) for d in devices], report, colours, marks)
     ends = (min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1]))
     axes.plot(ends, ends, color=GREY, linewidth=0.9, zorder=1)
     axes.set(xlim=ends, ylim=ends)
@@ -97,11 +101,11 @@ def _scatter(axes: "Axes", reports: list[Report], colours: dict[str, str], marks
 
 
 def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
-    """How far each device's peak is off, beside a band of one per cent."""
+    """Draw the error of each device's peak, beside a band of one per cent."""
     plain(axes, f"Its error, and a band of ±{BAND:.0%}")
     for report in reports:
         errors = [100 * d.relative_error for d in report.memory.devices]
-        _dots(axes, _measured(report), errors, report, colours, marks)
+        _draw_dots(axes, _measured(report), errors, report, colours, marks)
     axes.axhspan(-100 * BAND, 100 * BAND, color=PALE, alpha=0.6, linewidth=0)
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 150 * BAND)
@@ -110,12 +114,12 @@ def _memory_errors(axes: "Axes", reports: list[Report], colours: dict[str, str],
 
 
 def _time_errors(axes: "Axes", reports: list[Report], colours: dict[str, str], marks: dict[str, str]) -> None:
-    """How far the time of each run is off."""
+    """Draw the error of the time of each run."""
     plain(axes, "Error of the predicted time of a run")
     for report in reports:
         assert report.time is not None
         x, y = [max(1e-9, report.time.measured_seconds)], [100 * report.time.relative_error]
-        _dots(axes, x, y, report, colours, marks)
+        _draw_dots(axes, x, y, report, colours, marks)
     axes.axhline(0, color=GREY, linewidth=0.9)
     _centre(axes, 5)
     axes.set(xscale="log", xlabel="measured", ylabel="error, %")
@@ -136,13 +140,13 @@ def _decades(axis: "Axis", unit: str) -> None:
 
 
 def _centre(axes: "Axes", least: float) -> None:
-    """Put no error at all into the middle."""
+    """Centre an axis on an error of 0."""
     most = max(least, *(1.1 * abs(end) for end in axes.get_ylim()))
     axes.set_ylim(-most, most)
 
 
 def _curves(panel: "SubFigure", reports: list[Report], colours: dict[str, str]) -> None:
-    """What all devices hold over time: of each schedule the run with the most stages."""
+    """Draw the memory of all devices over time: of each schedule the run with the most stages."""
     chosen = _chosen(reports)
     side = 2 if len(chosen) <= 4 else 3
     for k, axes in enumerate(panel.subplots(side, side, squeeze=False).flat):
@@ -179,7 +183,7 @@ def _curve(axes: "Axes", report: Report, colour: str) -> None:
 
 
 def _legend(figure: "Figure", colours: dict[str, str], marks: dict[str, str]) -> None:
-    """Colours are schedules, marks are models."""
+    """Draw the key: colours are schedules, marks are models."""
     from matplotlib.lines import Line2D
 
     shown = [Line2D([], [], color=colour, marker="s", linestyle="", label=name) for name, colour in colours.items()]

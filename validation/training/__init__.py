@@ -1,1 +1,1 @@
-"""What is trained: models cut into stages, their passes, data, optimizers."""
+"""Training: models cut into stages, their passes, data, optimizers."""

@@ -1,18 +1,18 @@
 """Families of models in `transformers`, taken apart into layers: modules from one tensor to one tensor.
 
-Each is built from a configuration with random weights; nothing is downloaded. Composed, its layers compute what the
-model of transformers computes with the same weights, with these exceptions, all of which stages ask for:
+Each is built from a configuration with random weights; nothing is downloaded. Composed, its layers compute the same as
+the model of transformers with the same weights, with these exceptions, all of which stages need:
 
 * A language model's output layer has weights of its own, also where the model ties them to its embedding's: stages on
   different devices cannot share a tensor. `Architecture.tied` says so, and a profile counts them once (GPT-2's
   124,439,808 parameters); a replay trains both (163,037,184).
-* BatchNorm keeps no running statistics: a forward that changes the module would not be the same one twice.
+* BatchNorm keeps no running statistics: a forward that changes the module would differ the second time.
 * Every Llama block computes its rotary embedding, and with attention "eager" every block of GPT-2 and Llama holds the
-  causal mask: what goes from layer to layer is one tensor.
-* Llama's norms compute in float64 where the model does (transformers: in float32, whatever the model does).
+  causal mask: layers pass only one tensor to each other.
+* Llama's norms compute in float64 where the model does (transformers: always in float32).
 * Dropout is off, and no activation is computed twice.
 
-What is said of Llama goes for Mistral and Qwen2, too.
+The statements about Llama hold for Mistral and Qwen2, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,17 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from validation.modules import Unfit, installed, needed, unfit
+from validation.modules import Unfit, describe_unfit, installed, require
 from validation.training.forms import Form
 from validation.training.stages import Architecture, Build, Draw, cross_entropy
 
 ATTENTIONS = ("sdpa", "eager")
 ROTARIES = ("default", "linear", "llama3", "yarn")  # the others change their frequencies as they run
-LONGEST = 8192  # tokens of a sample, where a configuration allows more and nobody says
+MOST_TOKENS = 8192  # tokens of a sample, where a configuration allows more and no length is given
 
 
 class Description(NamedTuple):
-    """A configuration as its file has it, and what errors call it."""
+    """A configuration as its file has it, and its name in errors."""
 
     name: str
     fields: Mapping[str, Any]
@@ -55,7 +55,7 @@ class RootMeanSquareNorm(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """Takes the class token of a sequence."""
+    """The class token of a sequence, as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to (batch, width)."""
@@ -76,7 +76,7 @@ class TokensAndPositions(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Llama's rotary embedding, in float32; that of transformers writes into itself when it runs."""
+    """Llama's rotary embedding, in float32; that of transformers changes itself when it runs."""
 
     frequencies: Tensor
 
@@ -86,7 +86,7 @@ class Rotary(nn.Module):
         self.scaling = scaling
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Give cosine and sine for each position of (batch, length, width)."""
+        """Return cosine and sine for each position of (batch, length, width)."""
         positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
         angles = (positions[:, None] * self.frequencies.float()).repeat(1, 2)[None]
         return (angles.cos() * self.scaling).to(x.dtype), (angles.sin() * self.scaling).to(x.dtype)
@@ -99,7 +99,7 @@ class CausalBlock(nn.Module):
         super().__init__()
         self.block, self.rotary = block, rotary
         for part in block.modules():
-            if hasattr(part, "layer_idx"):  # its place in a cache, which is not in use; equal blocks are equal without
+            if hasattr(part, "layer_idx"):  # its place in an unused cache; without it, equal blocks compare equal
                 vars(part)["layer_idx"] = None
         self.register_buffer("mask", mask, persistent=False)
 
@@ -112,7 +112,7 @@ class CausalBlock(nn.Module):
 
 @contextmanager
 def _taking_apart() -> Iterator[None]:
-    """Say in one line where a model of transformers has not the parts that are looked for in it."""
+    """Refuse, in one line, a model of transformers without the parts that its family should have."""
     try:
         yield
     except AttributeError as error:
@@ -121,14 +121,14 @@ def _taking_apart() -> Iterator[None]:
 
 
 def causal_mask(length: int, attention: str) -> Tensor | None:
-    """Give what eager attention adds to its scores; the fused kernels know what causal means."""
+    """Return the mask that eager attention adds to its scores; fused kernels need none."""
     if attention == "sdpa":
         return None
     return torch.full((1, 1, length, length), -torch.inf).triu(1)
 
 
 def resnet(described: Description, image: int = 224) -> Build:
-    """Say how to build a ResNet: its stem, its bottlenecks (or basic layers) and its head."""
+    """Return how to build a ResNet: its stem, its bottlenecks (or basic layers) and its head."""
 
     @_taking_apart()
     def build(n: int, *, batch: int, dtype: torch.dtype, image: int = image) -> Architecture:
@@ -146,7 +146,7 @@ def resnet(described: Description, image: int = 224) -> Build:
 
 
 def vit(described: Description) -> Build:
-    """Say how to build a vision transformer: its embedding, its blocks and its head."""
+    """Return how to build a vision transformer: its embedding, its blocks and its head."""
 
     @_taking_apart()
     def build(
@@ -163,7 +163,7 @@ def vit(described: Description) -> Build:
 
 
 def gpt2(described: Description) -> Build:
-    """Say how to build a GPT-2: its embedding, its blocks and its head."""
+    """Return how to build a GPT-2: its embedding, its blocks and its head."""
 
     @_taking_apart()
     def build(
@@ -184,7 +184,7 @@ def gpt2(described: Description) -> Build:
 
 
 def llama(described: Description, family: str = "Llama") -> Build:
-    """Say how to build a Llama, or what is built like it: its embedding, its blocks and its head."""
+    """Return how to build a Llama, or a model of its kind: its embedding, its blocks and its head."""
 
     @_taking_apart()
     def build(
@@ -210,12 +210,12 @@ def llama(described: Description, family: str = "Llama") -> Build:
 
 
 def mistral(described: Description) -> Build:
-    """Say how to build a Mistral, a Llama whose attention may look back over a window only."""
+    """Return how to build a Mistral, a Llama whose attention may look back over a window only."""
     return llama(described, "Mistral")
 
 
 def qwen2(described: Description) -> Build:
-    """Say how to build a Qwen2, a Llama with biases of queries, keys and values."""
+    """Return how to build a Qwen2, a Llama with biases of queries, keys and values."""
     return llama(described, "Qwen2")
 
 
@@ -226,7 +226,7 @@ FAMILIES: Mapping[str, Callable[..., Build]] = MappingProxyType(
 
 
 def _check_llama(name: str, config: Any, length: int | None) -> int:
-    """Refuse what `Rotary` and a causal mask do not compute, and say how long samples are if nobody says."""
+    """Refuse a model that `Rotary` and a causal mask cannot compute; return the length of its samples."""
     kind = (config.rope_parameters or {}).get("rope_type", "default")
     if kind not in ROTARIES:
         raise RequestError(name, f"its rotary embedding is of type {kind!r}; known are {', '.join(ROTARIES)}")
@@ -234,11 +234,11 @@ def _check_llama(name: str, config: Any, length: int | None) -> int:
     window = getattr(config, "sliding_window", None) if slides else None
     if window and length and length > window:
         raise RequestError(name, f"length {length} is more than its sliding window, {window}; lower the length")
-    return min(LONGEST, config.max_position_embeddings, window or LONGEST)
+    return min(MOST_TOKENS, config.max_position_embeddings, window or MOST_TOKENS)
 
 
-# Whatever a file says: how its weights were stored, tied and trained. transformers warns of these tokens where a
-# vocabulary is smaller than their usual numbers.
+# Fields of a file that are ignored: how its weights were stored, tied and trained. transformers warns of these tokens
+# where a vocabulary is smaller than their usual numbers.
 _ALWAYS: Mapping[str, Any] = MappingProxyType(
     {
         "dtype": None,
@@ -253,9 +253,9 @@ _ALWAYS: Mapping[str, Any] = MappingProxyType(
 
 
 def _config(described: Description, kind: str, attention: str = "eager", **sizes: int) -> Any:
-    """Make a configuration of transformers of what a file says, but for what no stage can do and for a size."""
+    """Return a configuration of transformers with the fields of a file that stages can have, and a size."""
     kernel = choose("attention", attention, ATTENTIONS)
-    # A name with an underscore is transformers' own, and could name code to be loaded.
+    # A name with an underscore is internal to transformers, and could name code to be loaded.
     given = {name: value for name, value in described.fields.items() if not name.startswith("_")}
     fields = {**given, **_ALWAYS, **sizes, "attn_implementation": kernel}
     make = _transformers(kind).from_dict
@@ -266,16 +266,16 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
 
 
 def _model(described: Description, kind: str, config: Any) -> Any:
-    """Make a model of transformers, with random weights in torch's default type."""
+    """Return a model of transformers, with random weights in torch's default type."""
     make = _transformers(kind)
     return _made(described, lambda: make(config))
 
 
 def _made(described: Description, make: Callable[[], Any]) -> Any:
-    """Tell in one line what transformers says of a configuration that it cannot use."""
+    """Turn the errors of transformers about a configuration into refusals in one line."""
     try:
         return make()
-    except Exception as error:  # it checks little, and fails in any way
+    except Exception as error:  # transformers checks little, and fails in any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(described.name, f"makes no model ({reason}); mend the configuration") from error
 
@@ -285,7 +285,7 @@ def _wide(norm: Any) -> RootMeanSquareNorm:
 
 
 def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: int, config: Any) -> Architecture:
-    """Whose inputs are square images."""
+    """Return the architecture of a classifier of square images."""
     images, labels = Form((batch, config.num_channels, image, image), dtype), Form((batch,), torch.int64)
     return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy)
 
@@ -294,24 +294,24 @@ Tied = list[tuple[nn.Parameter, ...]]
 
 
 def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
-    """The weights of embedding and output layer, if the configuration ties them, or its kind where that is silent."""
+    """Return the weights of embedding and output layer, if the configuration, or by default its kind, ties them."""
     usual = _transformers(kind)().tie_word_embeddings
     return [(tokens.weight, head.weight)] if described.fields.get("tie_word_embeddings", usual) else []
 
 
 def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int, tied: Tied) -> Architecture:
-    """Whose targets, the next tokens, are drawn like its input."""
+    """Return the architecture of a language model, whose targets, the next tokens, are drawn like its input."""
     tokens = Draw(Form((batch, length), torch.int64), vocabulary)
     return Architecture(layers, tokens, tokens, cross_entropy, tied)
 
 
 def _transformers(kind: str) -> Any:
-    """Give a class of transformers, which is imported when it is needed: it is slow, and an extra.
+    """Return a class of transformers, imported when it is needed: the import is slow, and of an extra.
 
-    It imports its own parts only now, and with them a torchvision that may not fit torch.
+    transformers imports its parts only now, and with them a torchvision that may not fit torch.
     """
-    module = needed("transformers")
+    module = require("transformers")
     try:
         return getattr(module, kind)
     except Exception as error:
-        raise unfit("transformers", error) from error
+        raise describe_unfit("transformers", error) from error

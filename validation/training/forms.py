@@ -1,4 +1,4 @@
-"""Shapes of tensors that are yet to come, vectors of many tensors, and several tensors in one message."""
+"""Forms of future tensors, vectors of many tensors, and several tensors in one message."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,41 +9,41 @@ from torch import Tensor
 
 
 class Form(NamedTuple):
-    """The shape and the type of a tensor that is yet to come."""
+    """The shape and the type of a future tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """How many bytes such a tensor has."""
+        """The bytes of such a tensor."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 def zeros(form: Form, device: torch.device) -> Tensor:
-    """Make a tensor of some form."""
+    """Return a tensor of zeros of a form."""
     return torch.zeros(form.shape, dtype=form.dtype, device=device)
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """Join tensors to one new vector."""
+    """Return a new vector of the values of tensors."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def pack(tensors: list[Tensor]) -> Tensor:
-    """Make one tensor of several, or leave the one that there is."""
+    """Return several tensors as one, or the only one as it is."""
     if len(tensors) == 1:
         return tensors[0]
     return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def packed(forms: list[Form]) -> Form:
-    """Say what such tensors are as one."""
+    """Return the form of packed tensors of these forms."""
     return forms[0] if len(forms) == 1 else Form((sum(form.nbytes for form in forms),), torch.uint8)
 
 
 def unpack(tensor: Tensor, forms: list[Form]) -> list[Tensor]:
-    """Take apart what `pack` made; each tensor has its own storage, to be let go by itself."""
+    """Return the tensors in a packed one; each has a storage of its own, which can be freed by itself."""
     if len(forms) == 1:
         return [tensor]
     pieces = torch.split(tensor, [form.nbytes for form in forms])

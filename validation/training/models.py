@@ -1,7 +1,7 @@
-"""The models that can be trained by name, and the stages that are made of them.
+"""The models that can be trained by name, and their stages.
 
 A model is a function in `MODELS`, called as `build(n, batch=..., dtype=..., **sizes)`, that gives an `Architecture`.
-`n` is how many stages it will be cut into, for models that have any number of layers; `sizes` are its own, with
+`n` is the number of stages, for models that have any number of layers; `sizes` are parameters of the model, with
 defaults. Parameters are made in torch's default type, which is `dtype` then, and from torch's seed.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from cdpsim.errors import RequestError, choose
 from validation.training.forms import Form
 from validation.training.optimizer import Optimizer
-from validation.training.own import own_model
 from validation.training.stages import Architecture, Build, Draw, Training, cut, mean_square
+from validation.training.user_models import user_model
 from validation.training.zoo import ZOO, configured_model, is_config
 
 
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, layers: int = 1) -> Architecture:
-    """Build an MLP with so many layers in each of n stages."""
+    """Return an MLP with so many layers in each of n stages."""
     data = Draw(Form((batch, width), dtype))
     return Architecture([Perceptron(width) for _ in range(n * layers)], data, data, mean_square)
 
@@ -71,7 +71,7 @@ def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, laye
 def transformer(
     n: int, *, batch: int, dtype: torch.dtype, width: int = 16, length: int = 6, heads: int = 2, layers: int = 1
 ) -> Architecture:
-    """Build a transformer from vectors to vectors with so many layers in each of n stages."""
+    """Return a transformer from vectors to vectors with so many layers in each of n stages."""
     if width % heads:
         raise RequestError(f"heads={heads}", f"must divide the width, which is {width}")
     data = Draw(Form((batch, length, width), dtype))
@@ -92,7 +92,7 @@ def make_training(
     cuts: Sequence[int] | None = None,
     **sizes: Any,
 ) -> Training:
-    """Build n stages of a model, the same ones wherever it is built; `sizes` are those that the model has."""
+    """Return n stages of a model, the same ones in every process; `sizes` are parameters of the model."""
     architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, **sizes)
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
@@ -101,7 +101,7 @@ def make_training(
 
 @dataclass(frozen=True)
 class Stages:
-    """Which stages to train; plain values, so that ranks can be told."""
+    """Stages to train; plain values, so that they can be sent to ranks."""
 
     model: str
     n: int
@@ -113,7 +113,7 @@ class Stages:
     seed: int = 0
 
     def training(self, device: torch.device | str) -> Training:
-        """Build them."""
+        """Return their training."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         sizes: dict[str, Any] = dict(self.sizes)
         return make_training(
@@ -131,7 +131,7 @@ class Stages:
 def make_architecture(
     model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, **sizes: Any
 ) -> Architecture:
-    """Build the layers of a model, always the same ones."""
+    """Return the layers of a model, always the same ones."""
     build = find_model(model)
     known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
     for name, size in sizes.items():
@@ -144,20 +144,20 @@ def make_architecture(
 
 
 def find_model(name: str) -> Build:
-    """Say how to build a model: one of `MODELS`, one of transformers, or somebody's own.
+    """Return how to build a model: one of `MODELS`, one of transformers, or a user's.
 
-    A model of transformers has a name of `ZOO` or is the path of a configuration; one's own is `module:function`.
+    A model of transformers has a name of `ZOO` or is the path of a configuration; a user's is `module:function`.
     """
     known = {**MODELS, **ZOO}
     if name not in known and is_config(name):
         return configured_model(name)
     if ":" in name:
-        return own_model(name)
+        return user_model(name)
     return known[choose("model", name, known)]
 
 
 def even_cuts(layers: int, n: int) -> list[int]:
-    """Say with which layer each stage but the first begins, for stages of as many layers as can be."""
+    """Return the layer with which each stage but the first begins, for stages of as equal size as possible."""
     if layers < n:
         raise RequestError(f"n={n}", f"the model has {layers} layers, fewer than stages; lower n")
     return [layers * j // n for j in range(1, n)]
@@ -165,7 +165,7 @@ def even_cuts(layers: int, n: int) -> list[int]:
 
 @contextmanager
 def _default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Let modules be made in a type, so that no parameter is a rounded one of another."""
+    """Let modules be made in a type, so that no parameter is rounded from another type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cdpsim.errors import choose
 from validation.training.forms import Form, zeros
 
-State = dict[str, Tensor]
+OptimizerState = dict[str, Tensor]
 
 _KINDS = MappingProxyType({"sgd": torch.optim.SGD, "adam": torch.optim.Adam})
 
@@ -25,31 +25,31 @@ class Optimizer:
         choose("optimizer", self.kind, _KINDS)
 
     def over(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make torch's own optimizer of some parameters."""
+        """Return torch's optimizer of parameters."""
         return _KINDS[self.kind](parameters, **self.options)
 
     def forms(self, vector: Form) -> dict[str, Form]:
-        """Say what the state of a vector of parameters consists of."""
+        """Return the forms of the state of a vector of parameters."""
         moments = dict.fromkeys(self._moments(), vector)
         return {"step": Form((), torch.float32)} | moments if self.kind == "adam" else moments
 
-    def state(self, vector: Form, device: torch.device | None = None) -> State:
-        """Make the state before the first update: zeros, with which torch's first update is what it is without any.
+    def state(self, vector: Form, device: torch.device | None = None) -> OptimizerState:
+        """Return the state before the first update: zeros, with which torch's first update is as without a state.
 
-        A step, too, is on the device: what belongs together travels as one tensor.
+        The count of steps is on the device, too, as the state travels as one tensor.
         """
         return {name: zeros(form, device or torch.device("cpu")) for name, form in self.forms(vector).items()}
 
     def nbytes(self, vector: Form) -> int:
-        """Say what a state weighs."""
+        """Return the bytes of a state."""
         return sum(form.nbytes for form in self.forms(vector).values())
 
-    def update(self, theta: Tensor, gradient: Tensor, state: State) -> Tensor:
-        """Give the next parameters; the state is changed in place."""
+    def update(self, theta: Tensor, gradient: Tensor, state: OptimizerState) -> Tensor:
+        """Return the next parameters; the state is changed in place."""
         parameter = nn.Parameter(theta.clone())
         parameter.grad = gradient
         optimizer = self.over([parameter])
-        optimizer.state[parameter] = dict(state)  # torch notes None there where it keeps nothing
+        optimizer.state[parameter] = dict(state)  # torch has None there where it keeps nothing
         optimizer.step()
         return parameter.detach()
 

@@ -1,4 +1,4 @@
-"""The forward and the backward of one stage, as a replay does them and as a profile measures them.
+"""The forward and the backward of one stage, which a replay runs and a profile measures.
 
 Parameters are leaves that view one vector, and their gradients views of another, into which autograd adds. A backward
 is done as a whole, or in two parts: first for the stage's input, then for its weights. The second part goes through the
@@ -18,35 +18,35 @@ from validation.training.stages import Training, leaves, pieces
 
 
 class Pass(NamedTuple):
-    """What a forward keeps for its backward; of its output only where it is in the graph, not its values."""
+    """The stash of a forward for its backward; of the output only its place in the graph, not its values."""
 
     stage: int
     output: GradientEdge
     x: Tensor
-    parameters: Sequence[Tensor]  # leaves, which have no values between the two
+    parameters: Sequence[Tensor]  # leaves, without values between forward and backward
     lent: "_Lent"
-    above: Tensor | None = None  # the gradient of what was sent on, between the two parts of a backward
+    above: Tensor | None = None  # the gradient of the output, between the two parts of a backward
 
 
 class _Lent:
-    """What a graph reads in a vector of parameters, and keeps as places in it instead of values.
+    """Parameters that a graph reads, which it keeps as places in a vector instead of values.
 
-    So a device may drop a version between a forward and its backward, and have it again from elsewhere.
+    So a device may free a version between a forward and its backward, and receive it again.
     """
 
     def __init__(self, theta: Tensor) -> None:
         self.theta: Tensor | None = theta
 
     def pack(self, tensor: Tensor) -> object:
-        """Keep a place in the vector, or a tensor that has other values."""
+        """Return a place in the vector, or a tensor that has other values."""
         assert self.theta is not None
         if tensor.untyped_storage()._cdata != self.theta.untyped_storage()._cdata:
-            # An output kept as it is would keep its own graph.
+            # The output itself would keep its own graph.
             return tensor.detach() if tensor.requires_grad else tensor
         return tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def unpack(self, kept: object) -> Tensor:
-        """Give what was kept."""
+        """Return the tensor of a place."""
         if isinstance(kept, Tensor):
             return kept
         assert self.theta is not None and isinstance(kept, tuple), "a backward has its version"
@@ -56,7 +56,7 @@ class _Lent:
 def forward(
     training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
 ) -> tuple[Tensor | None, Pass]:
-    """Run a stage at some parameters; give what it sends on, if it is not the last, and what its backward needs."""
+    """Run a stage at given parameters; return its output, unless it is the last, and its stash."""
     parameters, lent = leaves(training.stages[stage], theta), _Lent(theta)
     if stage > 0:
         x = x.detach().requires_grad_()
@@ -73,10 +73,10 @@ def forward(
 
 
 def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None, gradient: Tensor) -> Tensor | None:
-    """Add a pass's gradient to the stage's vector, in place; give that of its input, if a stage is before it.
+    """Add a pass's gradient to the stage's vector, in place; return that of its input, if a stage is before it.
 
-    `theta` are the parameters that it reads, `above` the gradient of what the forward sent on. A parameter that had no
-    part in it keeps the gradient that it has.
+    `theta` are the parameters that it reads, `above` is the gradient of the forward's output. A parameter without a
+    part in the pass keeps its gradient.
     """
     _lend(training, kept, theta, gradient)
     torch.autograd.backward(kept.output, above)
@@ -88,7 +88,7 @@ def backward(training: Training, kept: Pass, theta: Tensor, above: Tensor | None
 
 
 def backward_for_input(kept: Pass, theta: Tensor, above: Tensor | None) -> tuple[Tensor | None, Pass]:
-    """Give the gradient of a pass's input, if a stage is before it, and what is left to do for the weights."""
+    """Return the gradient of a pass's input, if a stage is before it, and the rest of the pass, for the weights."""
     left = kept._replace(above=above)
     if kept.stage == 0:
         return None, left
@@ -112,7 +112,7 @@ def _handed_back(kept: Pass, below: Tensor | None) -> Tensor:
 
 
 def _lend(training: Training, kept: Pass, theta: Tensor, gradient: Tensor) -> None:
-    """Give parameters and gradients to leaves and graph until `_return`."""
+    """Lend parameters and gradients to leaves and graph until `_return`."""
     kept.lent.theta = theta
     values, gradients = (pieces(training.stages[kept.stage], vector).values() for vector in (theta, gradient))
     for parameter, value, piece in zip(kept.parameters, values, gradients, strict=True):
@@ -120,21 +120,21 @@ def _lend(training: Training, kept: Pass, theta: Tensor, gradient: Tensor) -> No
 
 
 def _return(kept: Pass) -> None:
-    """Leave parameters and gradients to who holds them."""
+    """Take parameters and gradients back from leaves and graph."""
     kept.lent.theta = None
     for parameter in kept.parameters:
         parameter.data, parameter.grad = parameter.new_empty(0), None
 
 
 def on_its_own(tensor: Tensor) -> Tensor:
-    """Give a tensor that fills its storage in the order of its indices: it is to travel, and not to keep more alive."""
+    """Return a tensor that fills its storage in the order of its indices: it can travel, and keeps no more alive."""
     tensor = tensor.contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: how many there are decides the order of additions inside an operation."""
+    """Let torch compute on one thread: the number of threads decides the order of additions inside an operation."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
 """Training: stages cut from a model's layers, the data that micro-batches bring, and a loss.
 
-Nothing here computes but draws of data and the loss; how a stage runs is in `passes.py`.
+Only draws of data and the loss compute here; `passes.py` runs stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over t
 
 
 class Draw(NamedTuple):
-    """How data are drawn: normal numbers, or whole ones below `classes` where that is given."""
+    """A way to draw data: normal numbers, or whole ones below `classes` where that is given."""
 
     form: Form
     classes: int = 0
 
     def __call__(self, *seeds: int) -> Tensor:
-        """Draw, the same numbers for the same seeds, on a CPU wherever they will be used."""
+        """Draw data, the same for the same seeds, on a CPU whatever device uses them."""
         state = np.random.SeedSequence(seeds).generate_state(1, np.uint32)
         generator = torch.Generator().manual_seed(int(state[0]))
         shape, dtype = self.form
@@ -43,8 +43,8 @@ class Architecture(NamedTuple):
     Each layer is from one tensor to one tensor, and has its parameters to itself. Its buffers must not change in a
     forward, so it keeps no running statistics; nor may it draw random numbers, so it has no dropout.
 
-    `tied` are groups of parameters, each of which the model that is meant has as one tensor. A profile counts it once;
-    a replay trains each by itself.
+    `tied` are groups of parameters, each of which is one tensor in the original model. A profile counts that once; a
+    replay trains each parameter by itself.
     """
 
     layers: Sequence[nn.Module]
@@ -63,7 +63,7 @@ class Training:
 
     stages: tuple[nn.Module, ...]
     buffers: tuple[Mapping[str, Tensor], ...]  # of each stage, on the device
-    boundaries: tuple[Form, ...]  # what each stage but the last sends on
+    boundaries: tuple[Form, ...]  # the output of each stage but the last
     inputs: Draw
     targets: Draw
     criterion: Loss
@@ -76,28 +76,28 @@ class Training:
         return len(self.stages)
 
     def parameters(self, stage: int) -> Form:
-        """Say what all parameters of a stage are as one vector."""
+        """Return the form of a stage's parameters as one vector."""
         own = list(self.stages[stage].parameters())
         return Form((sum(parameter.numel() for parameter in own),), own[0].dtype)
 
     def boundary(self, stage: int) -> Form:
-        """Say what the output of a stage is that is not the last."""
+        """Return the form of the output of a stage that is not the last."""
         return self.boundaries[stage]
 
     def input(self, step: int, micro_batch: int) -> Tensor:
-        """Draw what a micro-batch brings to the first stage, always the same."""
+        """Draw the input of a micro-batch, always the same."""
         return self.inputs(self.seed, step, micro_batch, 0).to(self.device)
 
     def target(self, step: int, micro_batch: int) -> Tensor:
-        """Draw what a micro-batch's output is held against at the last stage, always the same."""
+        """Draw the target of a micro-batch, always the same."""
         return self.targets(self.seed, step, micro_batch, 1).to(self.device)
 
     def data(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Draw both."""
+        """Draw input and target of a micro-batch."""
         return self.input(step, micro_batch), self.target(step, micro_batch)
 
     def loss(self, output: Tensor, target: Tensor, micro_batches: int) -> Tensor:
-        """Give a micro-batch's share in the loss of a step: what sums up to the mean."""
+        """Return a micro-batch's share in the loss of a step; shares add up to the mean."""
         return self.criterion(output, target) / micro_batches
 
     def apply(self, stage: int, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Training:
 def cut(
     architecture: Architecture, cuts: Sequence[int], *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Training:
-    """Make stages of consecutive layers; a cut is the number of the layer with which a stage begins."""
+    """Return stages of consecutive layers; a cut is the number of the layer with which a stage begins."""
     layers, inputs, targets, loss, _ = architecture
     ends = [0, *cuts, len(layers)]
     if any(first >= end for first, end in pairwise(ends)):
@@ -117,9 +117,11 @@ def cut(
     stages = tuple(nn.Sequential(*layers[first:end]) for first, end in pairwise(ends))
     _check_parameters(stages)
     device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():  # fake tensors too would end the process, with no error
+    if (
+        device.type == "cuda" and not torch.cuda.is_available()
+    ):  # fake tensors would also end the process, without an error
         raise RequestError(f"device {device}", "torch finds no GPU here; use cpu")
-    # What was built on the meta device has no numbers to be moved; it can be profiled.
+    # A model on the meta device has no numbers to move; it can be profiled.
     buffers = tuple(
         {name: buffer if buffer.is_meta else buffer.to(device) for name, buffer in stage.named_buffers()}
         for stage in stages
@@ -129,7 +131,7 @@ def cut(
 
 
 def _check_parameters(stages: Sequence[nn.Module]) -> None:
-    """Refuse what cannot be one vector for each stage."""
+    """Refuse parameters that cannot be one vector for each stage."""
     seen: set[int] = set()
     for j, stage in enumerate(stages):
         own = {id(parameter): parameter for parameter in stage.parameters()}
@@ -143,7 +145,7 @@ def _check_parameters(stages: Sequence[nn.Module]) -> None:
 
 
 class _Draws(TorchDispatchMode):
-    """Finds an operation that draws random numbers."""
+    """A search for an operation that draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,14 +154,14 @@ class _Draws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        # Attention is marked as one that may; which is for a dropout of its own.
+        # Attention is marked as random, for its own dropout.
         if torch.Tag.nondeterministic_seeded in func.tags and not {"attention", "sdp"} & set(func.name().split("_")):
             self.found = func.name()
         return func(*args, **(kwargs or {}))
 
 
 def _boundaries(training: Training) -> tuple[Form, ...]:
-    """Find what each stage but the last gives, without computing anything."""
+    """Return the form of each stage's output but the last one's, found with fake tensors."""
     forms = []
     with FakeTensorMode(), torch.no_grad(), _Draws() as draws:
         imitation = imitate(training)
@@ -181,7 +183,7 @@ def _boundaries(training: Training) -> tuple[Form, ...]:
 
 
 def imitate(training: Training) -> Training:
-    """Make a training that runs under a `FakeTensorMode`, in which this is called, with fake parameters and data."""
+    """Return a training with fake parameters and data, for the `FakeTensorMode` in which this is called."""
     buffers = tuple(
         {name: zeros(Form(tuple(buffer.shape), buffer.dtype), training.device) for name, buffer in own.items()}
         for own in training.buffers
@@ -190,9 +192,9 @@ def imitate(training: Training) -> Training:
 
 
 def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Cut a vector of parameters into those of a stage, each a leaf for autograd with the values of a view of it.
+    """Return the parameters of a stage in a vector, each a leaf for autograd with the values of a view.
 
-    A leaf that is a view itself would keep the whole vector alive, whatever became of its values.
+    A leaf that is a view itself would keep the whole vector alive.
     """
     cut = {name: vector.new_empty(0) for name, _ in stage.named_parameters()}
     for piece, leaf in zip(pieces(stage, vector.detach()).values(), cut.values(), strict=True):
@@ -202,7 +204,7 @@ def leaves(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Cut a vector as long as a stage's parameters into views of their shapes."""
+    """Return views of a vector in the shapes of a stage's parameters."""
     named = dict(stage.named_parameters())
     split = torch.split(vector, [parameter.numel() for parameter in named.values()])
     return {name: piece.view(parameter.shape) for (name, parameter), piece in zip(named.items(), split, strict=True)}
@@ -212,11 +214,11 @@ def pieces(stage: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def mean_square(output: Tensor, target: Tensor) -> Tensor:
-    """Give the mean square of the differences."""
-    # As one operation it would give a single number in a storage as large as the output.
+    """Return the mean square of the differences."""
+    # torch's single operation returns one number in a storage as large as the output.
     return nn.functional.mse_loss(output, target, reduction="none").mean()
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Give the mean cross entropy of labels, or of a token at each place of a sequence; classes come last."""
+    """Return the mean cross entropy of labels, or of a token at each place of a sequence; classes come last."""
     return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())

@@ -79,7 +79,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-_SIZES = {"resnet-mini": {"image": 64}}  # what a configuration does not say
+_SIZES = {"resnet-mini": {"image": 64}}  # sizes that a configuration does not have
 
 
 def _built_in(name: str) -> Build:
@@ -91,12 +91,12 @@ ZOO: Mapping[str, Build] = MappingProxyType({name: _built_in(name) for name in _
 
 
 def is_config(name: str) -> bool:
-    """Say whether a model's name is meant as the path of a configuration, or of a folder that has one."""
+    """Return whether a model's name is the path of a configuration, or of a folder that has one."""
     return name.endswith(".json") or ("/" in name and ":" not in name) or (Path(name) / CONFIG).is_file()
 
 
 def configured_model(path: str) -> Build:
-    """Say how to build what a configuration of transformers describes: a `config.json`, or a folder that has one.
+    """Return how to build the model of a configuration of transformers: a `config.json`, or a folder that has one.
 
     The file is read as data: nothing is downloaded, and no code beside it is run. A size that is not given is the
     configuration's: `image` its image_size (224 for a ResNet, whose has none), `length` its n_positions, or its

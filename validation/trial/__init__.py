@@ -1,1 +1,1 @@
-"""Replays held against their simulations."""
+"""Comparisons of replays with their simulations."""

@@ -1,6 +1,6 @@
-"""All that one machine can show: many trials, and one file that has each result as soon as there is one.
+"""All trials of one machine, and one file that has each result as soon as there is one.
 
-A trial that fails is a result too, and the next one goes on.
+A failed trial is a result, too, and the battery continues with the next one.
 """
 
 import argparse
@@ -20,32 +20,34 @@ from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.progress import progress
 from validation.ranks.member import DEVICES, check_device
-from validation.report import form as reportform
+from validation.report import schema as reportform
 from validation.report.environment import environment
-from validation.report.form import MEASURED, Battery, Report, Result
-from validation.trial.trials import Trial, named, only, trials
+from validation.report.schema import MEASURED, Battery, Report, TrialResult
+from validation.trial.trials import Trial, list_trials, select_trials, trial_names
 from validation.trial.worker import Answer, Calibrated, Failed, Worker
 
 TIMEOUT = 300.0
-# Of an environment, what may differ between the results of one file.
+# The parts of an environment that may differ between the results of one file.
 _CHANGES = ("date", "commit", "memory_bytes")
 
 
 class Journal:
-    """The results of a battery's trials, and the file that has them."""
+    """The results of a battery's trials, and their file."""
 
     def __init__(self, path: str | Path, device: str, found: list[Trial]) -> None:
-        self.results: dict[str, Result] = {trial.name: Result(name=trial.name, state="left out") for trial in found}
+        self.results: dict[str, TrialResult] = {
+            trial.name: TrialResult(name=trial.name, state="left out") for trial in found
+        }
         self._path, self._environment = path, environment(device)
         self._calibration: dict[str, Any] | None = None
         self._reports: dict[str, Report] = {}
         self._models: dict[str, dict[str, object]] = {}
 
     def resume(self) -> None:
-        """Take over what the file has, if it is there and from the same code on the same kind of machine."""
+        """Take over the results in the file, if it exists; refuse one of other code or another kind of machine."""
         if not Path(self._path).exists():
             return
-        before = reportform.load(self._path, rewritten=True)
+        before = reportform.load_report(self._path, rewritten=True)
         if not isinstance(before, Battery):
             raise RequestError(str(self._path), "has one report and no battery; choose another file")
         if differs := _difference(before.environment, self._environment):
@@ -54,36 +56,36 @@ class Journal:
         self.results |= {result.name: result for result in before.trials if result.name in self.results}
 
     def is_done(self, trial: Trial) -> bool:
-        """Say whether a trial has a good result."""
+        """Return whether a trial has a good result."""
         return self.results[trial.name].state == "ok"
 
     def expected(self, trial: Trial) -> float:
-        """Give the seconds that a trial may take: the median of its group here, else a guess."""
+        """Return the seconds that a trial may take: the median of its group in this file, else a guess."""
         name = trial.group.name
         own = [result for result in self.results.values() if result.name.partition("/")[0] == name]
         taken = [result.seconds for result in own if result.state in MEASURED]
         return statistics.median(taken) if taken else trial.group.seconds
 
     def add(self, trial: Trial, answer: Answer, seconds: float) -> None:
-        """Note what a trial came to, and write the file."""
+        """Add the result of a trial, and write the file."""
         name, taken = trial.name, round(seconds, 2)
         self._reports.pop(name, None)
-        result = Result(name=name, state="ok", seconds=taken)
+        result = TrialResult(name=name, state="ok", seconds=taken)
         if isinstance(answer, Failed):
-            result = Result(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
+            result = TrialResult(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
         elif isinstance(answer, Calibrated):
             self._calibration = answer.calibration
         else:
             self._reports[name] = answer.report
             self._models[answer.model_hash] = answer.model
             if not answer.report.ok:
-                result = Result(name=name, state="not within tolerance", seconds=taken)
+                result = TrialResult(name=name, state="not within tolerance", seconds=taken)
         self.results[name] = result
-        reportform.write(self._path, self.battery, force=True)
+        reportform.write_report(self._path, self.battery, force=True)
 
     @property
     def battery(self) -> Battery:
-        """All of it, in the order of the trials."""
+        """The battery with all results, in the order of the trials."""
         reports = [self._reports[name] for name in self.results if name in self._reports]
         used = {str(report.request["model_sha256"]) for report in reports}
         return Battery(
@@ -97,7 +99,7 @@ class Journal:
 
 
 def _difference(before: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """Say in which way results of another environment are not comparable with those of here."""
+    """Return the difference for which results of another environment are not comparable, None without one."""
     for name in sorted({*before, *here} - {*_CHANGES}):
         was, now = before.get(name), here.get(name)
         if isinstance(was, dict) and isinstance(now, dict):
@@ -109,7 +111,7 @@ def _difference(before: dict[str, Any], here: dict[str, Any]) -> str | None:
     return None
 
 
-def run(
+def run_battery(
     output: str | Path,
     device: str,
     *,
@@ -119,11 +121,11 @@ def run(
     force: bool = False,
     timeout: float = TIMEOUT,
 ) -> Battery:
-    """Make all trials, or those that are asked for and fit into some minutes, and write one file after each."""
+    """Make all trials, or those of the patterns that fit into so many minutes; write the file after each."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     check_device(choose("device", device, DEVICES), "gloo", 1)
-    known = trials(device)
-    chosen = only(known, patterns) if patterns else known
+    known = list_trials(device)
+    chosen = select_trials(known, patterns) if patterns else known
     files.check_writable(output, force=force or resume)
     journal = Journal(output, device, known)
     if resume:
@@ -137,12 +139,12 @@ def run(
             else:
                 _make(trial, worker, left, journal)
     if late:
-        say(f"left out for want of time: {named(late, known)}")
+        say(f"left out for want of time: {trial_names(late, known)}")
     return journal.battery
 
 
 def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None:
-    """Make one trial, and say if it went wrong."""
+    """Make one trial, and print its failure, if any."""
     begun = time.monotonic()
     answer = worker.make(trial, within)
     journal.add(trial, answer, time.monotonic() - begun)
@@ -153,15 +155,15 @@ def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None
         say(f"{trial.name}: {result.state}")
 
 
-def as_table(found: list[Trial]) -> str:
-    """List trials in their order, with what they show and about how long they take."""
+def trials_table(found: list[Trial]) -> str:
+    """Return a table of trials in their order, with what they show and about how long they take."""
     rows = [(trial.name, trial.group.shows, f"{trial.group.seconds:g}") for trial in found]
     total = sum(trial.group.seconds for trial in found)
     return f"{tables.as_text(('trial', 'shows', 'seconds'), rows)}{len(found)} trials, about {total:.0f} s\n"
 
 
-def told(found: Battery) -> str:
-    """Say in a line what all came to."""
+def battery_summary(found: Battery) -> str:
+    """Return a summary of a battery in a line."""
     states = [result.state for result in found.trials]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(("ok", *states)) if state != "left out"]
     left = f", {states.count('left out')} left out" if "left out" in states else ""
@@ -176,8 +178,8 @@ def told(found: Battery) -> str:
     argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),
     argument("--list", action="store_true", help="show the trials, and make none"),
-    argument("--resume", action="store_true", help="make the trials that a file has no good result of"),
-    argument("--force", action="store_true", help="overwrite a file that is there"),
+    argument("--resume", action="store_true", help="make the trials without a good result in the file"),
+    argument("--force", action="store_true", help="overwrite a file that exists"),
     package="validation",
 )
 def battery_command(options: argparse.Namespace) -> int:
@@ -185,14 +187,14 @@ def battery_command(options: argparse.Namespace) -> int:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     patterns = options.only or ()
     if options.list:
-        known = trials(choose("device", device, DEVICES))
-        write_stdout(as_table(only(known, patterns) if patterns else known))
+        known = list_trials(choose("device", device, DEVICES))
+        write_stdout(trials_table(select_trials(known, patterns) if patterns else known))
         return 0
     if options.output is None:
         raise RequestError("-o/--output", "is missing; see python -m validation battery --help")
     if options.resume and options.force:
         raise RequestError("--resume", "goes on with a file that --force overwrites; leave out one of them")
-    found = run(
+    found = run_battery(
         options.output,
         device,
         patterns=patterns,
@@ -201,12 +203,12 @@ def battery_command(options: argparse.Namespace) -> int:
         force=options.force,
         timeout=TIMEOUT if options.timeout is None else positive("--timeout", options.timeout),
     )
-    write_stdout(told(found))
+    write_stdout(battery_summary(found))
     return 1 if any(result.state not in ("ok", "left out") for result in found.trials) else 0
 
 
 def positive(name: str, given: str) -> float:
-    """Read a number above 0, as an option gives it."""
+    """Return the number above 0 in an option's value."""
     try:
         number = float(given)
     except ValueError:

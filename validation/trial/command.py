@@ -1,4 +1,4 @@
-"""The command `replay`: what it takes, and the report that it writes."""
+"""The command `replay`: its arguments and its report."""
 
 import argparse
 from contextlib import suppress
@@ -20,12 +20,12 @@ from cdpsim.schedules.shape import Shape
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import DTYPES, Case, prepare, profiled
-from validation.report import form as reportform
+from validation.report import schema as reportform
 from validation.report.command import percent
-from validation.report.form import Report
+from validation.report.schema import Report
 from validation.training.optimizer import OPTIMIZERS
+from validation.trial.comparison import SingleProcess, compare_replay, count_runs
 from validation.trial.forecast import Forecast
-from validation.trial.hold import Alone, hold, runs_of
 
 _TRAINING = argument_group(
     "what is trained",
@@ -41,7 +41,7 @@ _TRAINING = argument_group(
 )
 
 _MACHINE = argument_group(
-    "what it runs on, and what is said of that",
+    "where it runs, and what is predicted",
     argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda"),
     argument("--backend", default="gloo", metavar="NAME", help="gloo (default), or nccl: a GPU for each rank"),
     argument("--single-process", action="store_true", help="play all devices' programs in slot order in one process"),
@@ -65,11 +65,11 @@ _MACHINE = argument_group(
     "replay",
     argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"),
     argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
-    argument("-m", metavar="M", help="micro-batches, where there are to be more or fewer than stages"),
+    argument("-m", metavar="M", help="micro-batches (default: as many as stages)"),
     argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`"),
-    argument("--replicas", default="1", metavar="R", help="how often all of it is there (default once)"),
+    argument("--replicas", default="1", metavar="R", help="copies of the whole schedule side by side (default 1)"),
     argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
-    argument("--force", action="store_true", help="overwrite a report that is there"),
+    argument("--force", action="store_true", help="overwrite a report that exists"),
     argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
     argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
@@ -82,9 +82,9 @@ _MACHINE = argument_group(
 )
 def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
-    from validation.profile.command import refusing
+    from validation.profile.command import refuse_unfit_layers
 
-    with refusing(options.model):
+    with refuse_unfit_layers(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
     waits = _waits(options)
@@ -94,13 +94,13 @@ def replay_command(options: argparse.Namespace) -> int:
     report = _played(options, case, forecast, *waits)
     if report is None:  # another rank reports
         return 0
-    reportform.write(options.output, report, force=options.force)
-    write_stdout(told(report))
+    reportform.write_report(options.output, report, force=options.force)
+    write_stdout(report_summary(report))
     return 0 if report.ok else 1
 
 
 def case_of(options: argparse.Namespace) -> Case:
-    """Read what to replay, and find out what its stages hold: before anything runs."""
+    """Return the case of a command line, with its stages profiled."""
     from validation.profile.command import TYPES, read_sizes, without_weights
     from validation.profile.cuts import find_cuts
 
@@ -131,7 +131,7 @@ def case_of(options: argparse.Namespace) -> Case:
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )
-    return profiled(case) if options.stages is None else replace(case, stages=_stages(options.stages, n))
+    return profiled(case) if options.stages is None else replace(case, stages=_read_stages(options.stages, n))
 
 
 def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
@@ -140,7 +140,7 @@ def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...]
     return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
 
 
-def _stages(path: str, n: int) -> Model:
+def _read_stages(path: str, n: int) -> Model:
     model = Model.load(path)
     if model.n != n:
         raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
@@ -163,15 +163,15 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 
 
 def _waits(options: argparse.Namespace) -> tuple[float, int]:
-    """Read how long ranks may take, and how often they are timed."""
+    """Return the seconds that ranks may take, and the number of timed runs."""
     timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
     return timeout, whole_number("repeats", options.repeats, at_least=0)
 
 
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
-    """Refuse options of ranks where there are none."""
+    """Refuse options for ranks where there are no ranks."""
     if options.timeout is not None:
-        raise RequestError("--timeout", "is for ranks; --single-process waits for nobody")
+        raise RequestError("--timeout", "is for ranks; --single-process waits for no rank")
     if case.backend != "gloo":
         raise RequestError("--backend", "is for ranks; --single-process sends nothing")
     check_device(case.device, case.backend, 1)
@@ -180,16 +180,16 @@ def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
 def _played(
     options: argparse.Namespace, case: Case, forecast: Forecast | None, timeout: float, repeats: int
 ) -> Report | None:
-    done = ticker(runs_of(repeats), "replay")
+    done = ticker(count_runs(repeats), "replay")
     if options.single_process:
-        return hold(case, Alone(), forecast, timeout=timeout, repeats=repeats, done=done)
+        return compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
     devices = prepare(case).plan.program.devices
     with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return hold(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
+        return compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
 
 
 def _seconds(given: str) -> float:
-    """Read a time of which there is some; on a command line seconds need no unit."""
+    """Return a time above 0; on a command line seconds need no unit."""
     with suppress(ValueError):
         given = f"{float(given)} s"
     if not (found := seconds(given)):
@@ -197,8 +197,8 @@ def _seconds(given: str) -> float:
     return found
 
 
-def told(report: Report) -> str:
-    """Say in a few lines what came of it."""
+def report_summary(report: Report) -> str:
+    """Return a summary of a report in a few lines."""
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
     apart = parameters.max_abs_difference
     lines = [

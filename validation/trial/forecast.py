@@ -1,4 +1,4 @@
-"""What a replay will take, said before it is played: from a calibration's files, or from times taken just before."""
+"""The predicted time of a replay: from a calibration's files, or from times measured just before."""
 
 from typing import NamedTuple
 
@@ -13,18 +13,18 @@ from validation.calibrate import results as calibration
 from validation.calibrate import timings
 from validation.calibrate.results import timed_model
 from validation.ranks.launcher import Ranks
-from validation.ranks.torchrun import Found
-from validation.replay.case import Case, train
+from validation.ranks.torchrun import TorchrunRanks
+from validation.replay.case import Case, build_training
 from validation.replay.plan import Plan
 from validation.training.passes import one_thread
 
-SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages whose time is taken
+PROBE_SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages that are timed
 ROUNDS = 8  # micro-batches through each stage
 HERE = "times taken here just before"
 
 
 class Forecast(NamedTuple):
-    """What time is predicted from: stages with seconds or work, a cluster, a collective algorithm, and who says so."""
+    """The basis of a prediction: stages with seconds or work, a cluster, a collective algorithm, and their source."""
 
     model: Model
     cluster: Cluster
@@ -32,45 +32,45 @@ class Forecast(NamedTuple):
     source: str = HERE
 
 
-class Took(NamedTuple):
+class Durations(NamedTuple):
     """Seconds from the first task's start to the last one's end, and those that each device computes."""
 
     makespan: float
     busy: list[float]
 
 
-def predict(plan: Plan, forecast: Forecast, *, turns: bool) -> Took:
-    """Say what a replay will take; devices that share a process take turns."""
+def predict_durations(plan: Plan, forecast: Forecast, *, turns: bool) -> Durations:
+    """Return the predicted durations of a replay; devices that share a process take turns."""
     program = plan.program
     forecast.cluster.require(program.devices)
     costs = node_costs(program, forecast.model, forecast.cluster, forecast.collective)
     start, end = fast.run_by_longest_paths(program, costs)
     compute = program.compute
     busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
-    return Took(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())
+    return Durations(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())
 
 
-def alone(case: Case) -> Forecast:
+def forecast_alone(case: Case) -> Forecast:
     """Time a case's stages in this process, where messages take no time."""
     assert case.stages is not None, "what is forecast has been profiled"
     with one_thread():
-        times = timings.stage_times(train(case), case.optimizer, ROUNDS)
-    return Forecast(_timed(case, calibration.tasks(times)), Cluster())
+        times = timings.stage_times(build_training(case), case.optimizer, ROUNDS)
+    return Forecast(_timed(case, calibration.summarize_tasks(times)), Cluster())
 
 
-def by_ranks(case: Case, ranks: Ranks | Found, devices: int, *, timeout: float) -> Forecast | None:
-    """Time a case's stages in as many ranks at once, and messages between two; said where reports are made."""
+def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *, timeout: float) -> Forecast | None:
+    """Time a case's stages in as many ranks at once, and messages between two; return None without the results."""
     assert case.stages is not None, "what is forecast has been profiled"
-    passes = ranks.call(timings.passes, case.trains, ROUNDS, devices, timeout=timeout)
+    passes = ranks.call(timings.time_passes, case.trains, ROUNDS, devices, timeout=timeout)
     link = Link()
     if devices > 1:
-        messages = ranks.call(timings.ping_pong, list(SIZES), timeout=timeout)
+        messages = ranks.call(timings.ping_pong, list(PROBE_SIZES), timeout=timeout)
         if messages is not None:
-            fit = calibration.transfers(messages[0]).fit
+            fit = calibration.summarize_transfers(messages[0]).fit
             link = Link(latency=fit.latency_seconds, bandwidth=fit.bandwidth)
     if passes is None:
         return None
-    tasks = calibration.tasks(calibration.pooled(passes[:devices]))
+    tasks = calibration.summarize_tasks(calibration.pool_ranks(passes[:devices]))
     return Forecast(_timed(case, tasks), Cluster(link=link))
 
 

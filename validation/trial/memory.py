@@ -1,4 +1,4 @@
-"""Memory held against memory: what devices held while they played, and what the simulation says, slot by slot."""
+"""Comparison of memory: of the devices while they played, and of the simulation, slot by slot."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from cdpsim.program import Category
 from cdpsim.trace.metrics import memory
 from validation.replay.plan import Plan
 from validation.replay.watch import Reading
-from validation.report.form import Amount, Curve, DeviceMemory, Memory, Method, PartsAt, Total, relative_error
+from validation.report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Method, Total, relative_error
 
-Held = NDArray[np.int64]  # over device, slot, category: the most in that slot
+MemoryBySlot = NDArray[np.int64]  # by device, slot and category: the peak in that slot
 
 
-def simulated(plan: Plan) -> Held:
-    """What the program's buffers come to where every task takes one slot and every message no time."""
+def simulated_memory(plan: Plan) -> MemoryBySlot:
+    """Return the memory of the program's buffers where every task takes one slot and every message no time."""
     start, end = plan.slots
     curve = memory.memory_by_category(plan.program, start, end)
-    held: Held = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
+    held: MemoryBySlot = np.zeros((plan.program.devices, int(end.max()), len(Category)), dtype=np.int64)
     # A step function: each row holds until the next one of its device and category.
     columns = (curve[name].tolist() for name in ("device", "category", "time", "size"))
     for device, category, time, size in zip(*columns, strict=True):
@@ -26,18 +26,18 @@ def simulated(plan: Plan) -> Held:
     return held
 
 
-def measured(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Held:
-    """What the devices' own readings come to."""
-    held: Held = np.zeros((plan.program.devices, int(plan.slots[1].max()), len(Category)), dtype=np.int64)
+def measured_memory(plan: Plan, readings: Sequence[Sequence[Reading]]) -> MemoryBySlot:
+    """Return the memory in the readings of devices."""
+    held: MemoryBySlot = np.zeros((plan.program.devices, int(plan.slots[1].max()), len(Category)), dtype=np.int64)
     for device, own in enumerate(readings):
         for begin, end, levels in own:
             held[device, begin:end] = levels
     return held
 
 
-def compare(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
-    """Hold peak activations against each other, device by device, and all devices' together, slot by slot."""
-    ours, theirs = simulated(plan), measured(plan, readings)
+def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
+    """Compare peak activations, device by device, and of all devices together, slot by slot."""
+    ours, theirs = simulated_memory(plan), measured_memory(plan, readings)
     devices = [_device(plan, device, ours[device], theirs[device], tolerance) for device in range(len(ours))]
     curves = [held[:, :, Category.ACTIVATIONS].sum(axis=0).tolist() for held in (ours, theirs)]
     peaks = [max(curve) for curve in curves]
@@ -54,9 +54,9 @@ def compare(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: flo
 
 
 def is_within(held: Memory) -> bool:
-    """Say whether peaks are within tolerance: of activations, and of all else where storages were measured.
+    """Return whether peaks are within tolerance: of activations, and of other categories where storages were measured.
 
-    On a GPU all else is storages in blocks of its allocator, which are larger than small vectors.
+    On a GPU the other categories are in blocks of its allocator, which are larger than small vectors.
     """
     if held.method == "allocator":
         return held.max_relative_error <= held.tolerance
@@ -67,7 +67,7 @@ def is_within(held: Memory) -> bool:
     )
 
 
-def _device(plan: Plan, device: int, ours: Held, theirs: Held, tolerance: float) -> DeviceMemory:
+def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, tolerance: float) -> DeviceMemory:
     peaks = [held.max(axis=0).tolist() for held in (ours, theirs)]
     activations = [held[:, Category.ACTIVATIONS] for held in (ours, theirs)]
     most = [peak[Category.ACTIVATIONS] for peak in peaks]
@@ -85,12 +85,12 @@ def _device(plan: Plan, device: int, ours: Held, theirs: Held, tolerance: float)
     )
 
 
-def _parts_at(plan: Plan, device: int, slot: int, activations: Sequence[Held]) -> PartsAt:
-    """Where two curves part, by slot and the device's task in it or before it."""
+def _parts_at(plan: Plan, device: int, slot: int, activations: Sequence[MemoryBySlot]) -> Divergence:
+    """Return the first difference of two curves, by slot and the device's task in it or before it."""
     tasks = plan.program.lane_tasks[plan.program.tasks.device[plan.program.lane_tasks] == device]
     begun = tasks[plan.slots[0][tasks] <= slot]
     ours, theirs = (int(curve[slot]) for curve in activations)
-    return PartsAt(
+    return Divergence(
         task=plan.program.describe(int(begun[-1])) if len(begun) else "the beginning",
         slot=slot,
         simulated_bytes=ours,

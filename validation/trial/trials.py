@@ -1,4 +1,4 @@
-"""The trials of a battery: what is replayed, what each shows, how long it takes, and in which order they are made."""
+"""The trials of a battery in their order, with what each shows and how long it takes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cdpsim.errors import RequestError, suggestion
 from cdpsim.schedules import TABLE_1
 from validation.replay.case import Case
-from validation.report.form import CALIBRATION
+from validation.report.schema import CALIBRATION
 from validation.training.optimizer import OPTIMIZERS
 
 PIPELINES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 1}  # and the stages on each device
@@ -16,7 +16,7 @@ LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", CALIBRATION)
 
 
 class Group(NamedTuple):
-    """Trials that have all in common but the schedule: what they show, and about how many seconds each takes."""
+    """Trials that differ only in the schedule: what they show, and about how many seconds each takes."""
 
     name: str
     shows: str
@@ -40,17 +40,17 @@ class Trial(NamedTuple):
         return f"{self.group.name}/{self.case.schedule}{order}"
 
 
-def trials(device: str) -> list[Trial]:
-    """List what to do on a kind of device, the most telling first.
+def list_trials(device: str) -> list[Trial]:
+    """Return the trials on a kind of device, the most telling first.
 
-    Of each group the schedules that say most come before all others of any group.
+    The most telling schedules of each group come before all other schedules of any group.
     """
     found = list(_on_gpu() if device == "cuda" else _on_cpu())
     return sorted(found, key=lambda trial: (trial.case.schedule if trial.case else CALIBRATION) not in LEADING)
 
 
 _SMALL = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"])
-# Where tasks take milliseconds their times say something.
+# Only tasks of milliseconds have telling times.
 _MIDDLE = replace(_SMALL, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
 _BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
 
@@ -86,7 +86,7 @@ def _mlp_by_ranks(small: Case, seconds: float) -> Iterator[Trial]:
 
 
 def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Trial]:
-    """What is the same on all devices."""
+    """Return the trials that all kinds of devices have."""
     group = Group("timed-ranks", "a transformer by two ranks: times", seconds)
     for schedule in _BY_RANKS:
         yield Trial(group, replace(middle, schedule=schedule, n=2), repeats=3)
@@ -102,13 +102,13 @@ def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Tria
 
 
 def _each(case: Case) -> Iterator[Case]:
-    """Give the same case with one schedule after another."""
+    """Return the same case with one schedule after another."""
     yield from (replace(case, schedule=schedule) for schedule in TABLE_1)
     yield from (replace(case, schedule=schedule, chunks=chunks) for schedule, chunks in PIPELINES.items())
 
 
-def only(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
-    """Choose trials by their names, by the names of their groups, or by patterns of either such as `timed*`."""
+def select_trials(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
+    """Return trials by their names, by the names of their groups, or by patterns of either such as `timed*`."""
     names = [*dict.fromkeys(trial.group.name for trial in found), *(trial.name for trial in found)]
     chosen: set[str] = set()
     for pattern in patterns:
@@ -119,8 +119,8 @@ def only(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:
     return [trial for trial in found if {trial.name, trial.group.name} & chosen]
 
 
-def named(left: list[Trial], found: list[Trial]) -> str:
-    """Name trials in short: groups of which all are meant by their name and `/*`."""
+def trial_names(left: list[Trial], found: list[Trial]) -> str:
+    """Return short names of trials: complete groups by their name and `/*`."""
     names = []
     for group in dict.fromkeys(trial.group for trial in left):
         own = [trial for trial in left if trial.group == group]

@@ -1,4 +1,4 @@
-"""A process that makes the trials of a battery: it may run out of memory, hang or be killed, and only one is lost."""
+"""A process for the trials of a battery: if it runs out of memory, hangs or is killed, only one trial is lost."""
 
 import gc
 import math
@@ -13,25 +13,25 @@ import torch
 from cdpsim.errors import RequestError
 from validation.calibrate import command as calibrate
 from validation.modules import Unfit, reason_of
-from validation.ranks.launcher import GRACE, START, Ranks, ending, forks
+from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from validation.ranks.member import is_out_of_memory
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import prepare, profiled
 from validation.replay.plan import ReplayError
-from validation.report.form import Failure, Report
-from validation.trial.hold import Alone, hold, model_hash
+from validation.report.schema import FailureKind, Report
+from validation.trial.comparison import SingleProcess, compare_replay, model_hash
 from validation.trial.trials import Trial
 
 
 class Failed(NamedTuple):
-    """Why there is no result."""
+    """The reason for a missing result."""
 
-    failure: Failure
+    failure: FailureKind
     reason: str
 
 
 class Replayed(NamedTuple):
-    """A report, and the model file that its simulation has read, with its hash."""
+    """A report, and the model file of its simulation, with its hash."""
 
     report: Report
     model_hash: str
@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
 
 
 class Calibrated(NamedTuple):
-    """What a calibration has measured, as plain values."""
+    """The results of a calibration, as plain values."""
 
     calibration: dict[str, Any]
 
@@ -48,25 +48,25 @@ Answer = Failed | Replayed | Calibrated
 
 
 class Worker:
-    """Makes trials in a process of its own, and in a new one after each that fails.
+    """A process for trials, replaced by a new one after each trial that fails.
 
     Ranks have `timeout` seconds for a run, and a trial `spare` seconds more: for ranks to start, and for the process to
     name those that do not answer.
     """
 
-    def __init__(self, device: str, timeout: float, spare: float = START) -> None:
+    def __init__(self, device: str, timeout: float, spare: float = START_SECONDS) -> None:
         self._device, self._timeout, self._spare = device, timeout, spare
         self._process: Any = None
         self._end: Connection | None = None
 
     def make(self, trial: Trial, within: float = math.inf) -> Answer:
-        """Make a trial in so many seconds at most, and say what it came to, whatever happens to the process."""
+        """Make a trial in so many seconds at most, and return its result, even if the process dies."""
         end = self._end or self._begin()
         try:
             answer = self._ask(end, trial, min(self._timeout + self._spare, within))
         except (EOFError, OSError):
-            self._process.join(GRACE)
-            answer = Failed("killed", f"its process is gone ({ending(self._process.exitcode)})")
+            self._process.join(GRACE_SECONDS)
+            answer = Failed("killed", f"its process is gone ({describe_exit(self._process.exitcode)})")
         if isinstance(answer, Failed):
             self.kill()
         return answer
@@ -79,10 +79,10 @@ class Worker:
         return answer
 
     def _begin(self) -> Connection:
-        """Start the process, and wait until it has imported what it needs."""
-        context = forks()
+        """Start the process, and wait until it has imported its modules."""
+        context = fork_context()
         here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._device, there))
+        self._process = context.Process(target=_serve_trials, args=(self._device, there))
         self._process.start()
         there.close()
         self._end = here
@@ -107,11 +107,11 @@ class Worker:
         self.kill()
 
 
-def _serve(device: str, end: Connection) -> None:
-    """Make one trial after another until nobody asks for more."""
+def _serve_trials(device: str, end: Connection) -> None:
+    """Make one trial after another until the connection is closed."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all; the battery knows what to do
-    crew = Crew(device)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the battery handles it
+    crew = RankPool(device)
     end.send(None)
     while True:
         try:
@@ -122,7 +122,7 @@ def _serve(device: str, end: Connection) -> None:
     crew.leave()
 
 
-class Crew:
+class RankPool:
     """The ranks of a process, started when a trial needs them and kept for the next ones."""
 
     def __init__(self, device: str) -> None:
@@ -131,52 +131,52 @@ class Crew:
         self._count = 0
 
     def ranks(self, count: int) -> Ranks:
-        """Give so many ranks or more."""
+        """Return so many ranks or more."""
         if self._ranks is None or self._count < count:
             self.leave()
             self._ranks, self._count = Ranks(count, device=self.device), count
         return self._ranks
 
     def leave(self) -> None:
-        """Let the ranks go, with the memory that they keep."""
+        """End the ranks, and free their memory."""
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
 
 
-def _attempt(trial: Trial, crew: Crew, timeout: float) -> Answer:
+def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
     try:
         return _replayed(trial, crew, timeout) if trial.case else _calibrated(crew)
     except Exception as error:
-        return failed(error)
+        return failure_of(error)
     finally:
         gc.collect()
         if crew.device == "cuda":
             torch.cuda.empty_cache()  # for ranks on the same GPU
 
 
-def _replayed(trial: Trial, crew: Crew, timeout: float) -> Replayed:
+def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
     assert trial.case is not None, "a calibration is no replay"
     case = profiled(trial.case)
     assert case.stages is not None, "it has been profiled"
     if trial.alone:
         crew.leave()
-        players: Alone | Ranks = Alone()
+        players: SingleProcess | Ranks = SingleProcess()
     else:
         players = crew.ranks(prepare(case).plan.program.devices)
-    report = hold(case, players, timeout=timeout, repeats=trial.repeats)
+    report = compare_replay(case, players, timeout=timeout, repeats=trial.repeats)
     assert report is not None, "this process reports"
     return Replayed(report, model_hash(case.stages), case.stages.table())
 
 
-def _calibrated(crew: Crew) -> Calibrated:
-    request = calibrate.Request(device=crew.device)
-    found = calibrate.measure(crew.ranks(request.ranks), request, calibrate.profile_of(request))
+def _calibrated(crew: RankPool) -> Calibrated:
+    request = calibrate.CalibrationRequest(device=crew.device)
+    found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
     return Calibrated(msgspec.to_builtins(found))
 
 
-def failed(error: Exception) -> Failed:
-    """Say in one line, and in a word, why a trial has failed."""
+def failure_of(error: Exception) -> Failed:
+    """Return the reason for which a trial has failed, in a word and in one line."""
     reason = reason_of(error)
     if isinstance(error, Unfit):
         return Failed("import", reason)

@@ -43,6 +43,7 @@ def memory_over_time(traces: Sequence[Trace]) -> "Figure":
 
 
 def _memory_of_one(trace: Trace) -> "Figure":
+    """Draw the total by category with the paper's levels, and each device."""
     scale, total, each = scale_of([trace]), total_memory(trace), memory_of_devices(trace)
     figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
     heading = "Held by all devices together" if len(each) > 1 else "Held"
@@ -52,6 +53,7 @@ def _memory_of_one(trace: Trace) -> "Figure":
 
 
 def _memory_of_several(traces: Sequence[Trace]) -> "Figure":
+    """Draw a curve for each trace, of activations in one panel and of everything in another."""
     title, names = titles(traces)
     scale, everything = scale_of(traces), list(map(total_memory, traces))
     activations = [Series(total.time, total.value[[Category.ACTIVATIONS]]) for total in everything]

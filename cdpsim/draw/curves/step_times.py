@@ -27,8 +27,8 @@ _STEADY: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 1.5))}
 def step_durations(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
     """Draw the time of each training step, from the end of one to the end of the next.
 
-    With `runs`, of so many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to 95 %,
-    the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
+    With `runs`, draw this many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to
+    95 %, the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
     """
     refuse_undrawable(traces)
     if len(traces) > MOST_PANELS:

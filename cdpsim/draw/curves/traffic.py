@@ -57,7 +57,7 @@ def _sizes_over_time(trace: Trace, message: Ints, size: np.ndarray, scale: Scale
 
 
 def traffic_by_content(trace: Trace, scale: Scale) -> Series:
-    """Return the bytes that must leave devices over time, whatever algorithm carries them, by content."""
+    """Return the bytes that must leave devices over time by content; they do not depend on algorithms."""
     every = np.arange(len(trace.messages["size"]))
     return _sizes_over_time(trace, every, copied_bytes(trace.messages), scale)
 
@@ -71,10 +71,12 @@ def traffic_by_sender(trace: Trace, scale: Scale) -> dict[int, Series]:
 
 
 def _collective(trace: Trace) -> str:
+    """Return the name of the algorithm of collectives that was requested."""
     return str(trace.request.get("collective"))
 
 
 def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
+    """Draw the total by content, and the bytes that each device sends."""
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
     figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithms(trace))
@@ -85,6 +87,7 @@ def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
 
 
 def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> "Figure":
+    """Draw a curve for each trace; the legend says of which traces nothing is sent."""
     title, names = titles(traces)
     totals = [traffic_by_content(trace, scale) for trace in traces]
     figure, parts = figure_of(title, [2.9 + 0.18 * len(traces)])

@@ -1,4 +1,4 @@
-"""Versions of parameters over time: how many of each stage each device keeps, and how old what tasks read is."""
+"""Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
-_LABELLED_ROWS = 32  # up to so many, each row has its name beside it
-_EDGED_SPANS = 500  # up to so many, spans have white edges
+_LABELLED_ROWS = 32  # with at most so many rows, each has its name beside it
+_EDGED_SPANS = 500  # at most so many spans have white edges
 MOST_SPANS = 5_000  # more are widened to columns of pixels
 
 
@@ -49,8 +49,8 @@ class Spans(NamedTuple):
 def versions_over_time(traces: Sequence[Trace]) -> "Figure":
     """Draw how many versions of parameters devices keep.
 
-    Of one trace those of each stage on each device, and the mean age of what tasks read; of several the most that a
-    device keeps of a stage.
+    Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
+    most that a device keeps of a stage.
     """
     refuse_undrawable(traces)
     runs = [trace for trace in traces if isinstance(trace, Run)]
@@ -111,6 +111,7 @@ def mean_age(trace: Trace) -> Series:
 
 
 def _versions_of_one(run: Run) -> "Figure":
+    """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
     spans, device, stage = version_spans(run)
     scale = scale_of([run])
     labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
@@ -133,6 +134,7 @@ def _versions_of_one(run: Run) -> "Figure":
 
 
 def _versions_of_several(runs: Sequence[Run]) -> "Figure":
+    """Draw a strip for each run, with the mean age beside it."""
     title, names = titles(runs)
     parts = []
     for k, run in enumerate(runs):
@@ -143,7 +145,7 @@ def _versions_of_several(runs: Sequence[Run]) -> "Figure":
     axes = part.subplots()
     _strips(axes, "Versions kept: the most of a stage on a device", spans, names, scale_of(runs))
     for k, run in enumerate(runs):
-        write_beside(axes, k, f"mean age read {run.at_rest.staleness:.3g}", 5)
+        write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}", 5)
     _legend_of_counts(figure, spans)
     return figure
 
@@ -190,7 +192,7 @@ def shade(count: int, largest: int) -> str:
 
 
 def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
-    """Draw the mean age of what tasks read over time, and its mean at rest."""
+    """Draw the mean age of the versions that tasks read over time, and its mean at rest."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     series = mean_age(run)
@@ -200,11 +202,12 @@ def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
     axes.yaxis.set_major_formatter(ScalarFormatter())
     few = thinned(series, scale.end)
     steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
-    mean = run.at_rest.staleness
+    mean = run.steady_state.staleness
     level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
 
 
 def _legend_of_counts(figure: "Figure", spans: Spans) -> None:
+    """Add a legend with the colour of each number of versions."""
     from matplotlib.patches import Patch
 
     largest = _largest(spans)

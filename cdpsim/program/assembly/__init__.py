@@ -96,7 +96,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
 def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
     """Return how many devices each stage needs where a device ends one pass before the next.
 
-    At `speed`, work takes time.
+    Work takes time at `speed`; without one, the model's times are slots.
     """
     times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
     return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
@@ -118,8 +118,10 @@ def _check_homes(tables: Tables) -> None:
 
 
 def _tasks(tables: Tables, updates: Updates) -> Tasks:
+    """Write down the columns of the compute tasks, then of the updates."""
+
     def column(of_tasks: Ints, of_updates: Ints | int) -> Ints:
-        return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))]).astype(np.int32, copy=False)
+        return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))], dtype=np.int32)
 
     passes = tables.passes
     return Tasks(

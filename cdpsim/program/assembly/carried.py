@@ -32,6 +32,7 @@ class _Route(NamedTuple):
 
 
 def _find_route(passes: Passes) -> _Route:
+    """Return the uses of all stages in the schedule's order."""
     task, first = uses(passes)
     user = np.insert(task, first, -1)
     starts = first + np.arange(passes.n)
@@ -66,6 +67,7 @@ class _Carried(NamedTuple):
 
 
 def _find_carried(updates: Updates, route: _Route) -> _Carried:
+    """Find the first and the last use of each version and sum."""
     passes, updated_at = updates.tables.passes, route.at[updates.after]
     by_update = updated_at.reshape(passes.steps, passes.n)
     last_reader = by_update.copy()  # an update reads what it replaces
@@ -90,7 +92,7 @@ def _move(updates: Updates, model: Model, build: Builder, prefetch: int, route: 
     build.link(message, reader)
     pull(lanes, build, message, lanes.rank[reader], 1 + prefetch)
 
-    # What waits for a use: the message that takes the state on, or the next use.
+    # The message that takes the state on waits for a use, or the next use does.
     taker = np.full(count, -1, dtype=np.int32)
     taker[now] = user[now + 1]
     taker[moves] = message

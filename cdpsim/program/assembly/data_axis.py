@@ -100,7 +100,7 @@ class _Axis:
         op = Op.REDUCE if self.owned else Op.ALL_REDUCE
         at, rows, taker = self.exchange(op, Content.GRADIENT, self.several, size, 0)
         if self.waits_for_end:
-            ends = self.tables.lanes.last_in_step(holders.device[rows], holders.step[rows])
+            ends = self.tables.lanes.step_ends[holders.step[rows], holders.device[rows]]
             build.link(ends, taker[rows], EdgeKind.BARRIER)
         makers = holders.owners[at] if self.owned else rows
         build.link(taker[makers], node[makers])
@@ -222,7 +222,7 @@ class _Axis:
             last = np.arange(-1, steps - 1)
             np.maximum.at(last, self.passes.base, np.arange(steps))
             until = end(np.where(last[:, None] < 0, -1, self.node.reshape(steps, -1)[last]).ravel())
-        if self.owned:  # what comes to others is written in its place; what nobody reads there does not come
+        if self.owned:  # others write what comes in its place; a version that none of them reads does not come
             comes = provider != self.node
             made[in_step:] = np.where(self.at_owner[old], made[in_step:], end(provider[old]))
             until = np.where(self.at_owner, until, np.where(comes, start(provider), end(taker)))

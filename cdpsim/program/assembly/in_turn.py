@@ -114,6 +114,7 @@ def _uses(updates: Updates) -> _Uses:
     place, made = updates.lane_place, slice(len(updates) - n)
 
     def readers(version: Ints, task: Ints, last_use: Ints) -> tuple[Ints, ...]:
+        """Return the first seven columns of the tasks that read a version, until their last use of it."""
         reader = task.ravel()
         return version.ravel(), stage, device, 2 * position[reader], reader, end(last_use.ravel()), rank[reader]
 

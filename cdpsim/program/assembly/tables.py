@@ -112,7 +112,7 @@ class Passes:
 
     @cached_property
     def listing(self) -> Listing | None:
-        """What devices do, where the order says that instead of positions."""
+        """The lists of tasks that devices do, where the order has these instead of positions."""
         return Listing.of(self.schedule.actions(self.shape), self.shape) if self.schedule.order.lists else None
 
     @property
@@ -219,9 +219,9 @@ class Passes:
 
     def by_task(self, forward: Ints, backward: Ints | None = None) -> Ints:
         """Return values of tasks, given those of passes and stages: of the forwards, then back for the backwards."""
-        there = np.broadcast_to(forward, (len(self), self.n))
-        back = there if backward is None else np.broadcast_to(backward, there.shape)
-        return np.concatenate([there, *[back[:, ::-1]] * (self.phases // self.n - 1)], axis=1).ravel()
+        forth = np.broadcast_to(forward, (len(self), self.n))
+        back = forth if backward is None else np.broadcast_to(backward, forth.shape)
+        return np.concatenate([forth, *[back[:, ::-1]] * (self.phases // self.n - 1)], axis=1).ravel()
 
     @cached_property
     def position(self) -> Ints:
@@ -321,13 +321,9 @@ class DeviceLanes:
         key = np.maximum.accumulate(lane * span + self.passes.position[self.tasks])
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
-    def last_in_step(self, device: Ints, step: Ints) -> Ints:
-        """Return the last tasks that devices do in steps; of a device with several lanes, that of its last one."""
-        task: Ints = self._ends[step, device]
-        return task
-
     @cached_property
-    def _ends(self) -> Ints:
+    def step_ends(self) -> Ints:
+        """The last task of each step and device; of a device with several lanes, that of its last one."""
         tasks = self.tasks[np.append(self.step_heads[1:], len(self.tasks)) - 1]
         ends = np.full((self.passes.steps, self.passes.devices), -1, dtype=np.int32)
         ends[self._step(tasks), self.passes.task_device[tasks]] = tasks  # of several lanes the last one stays

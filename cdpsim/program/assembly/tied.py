@@ -59,6 +59,7 @@ class _Copies(NamedTuple):
 
 
 def _find_copies(tables: Tables, tie: Tie) -> _Copies:
+    """Return the copies of a tied tensor; of the stages that one device has, the first counts it."""
     holders = tables.holders
     row = np.flatnonzero(np.isin(holders.stage, tie.stages))
     row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
@@ -139,7 +140,7 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) ->
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = holders.step[copies.row]
         if wait:
-            build.link(tables.lanes.last_in_step(holders.device[copies.row], step), message[step], EdgeKind.BARRIER)
+            build.link(tables.lanes.step_ends[step, holders.device[copies.row]], message[step], EdgeKind.BARRIER)
         build.link(message[step], updates.node[copies.row])
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both

@@ -34,11 +34,6 @@ class Updates:
         return len(self.step)
 
     @property
-    def first_node(self) -> int:
-        """The node of the first update."""
-        return self.tables.passes.tasks
-
-    @property
     def in_step(self) -> int:
         """The number of updates of each step."""
         return len(self) // self.tables.passes.steps
@@ -46,7 +41,8 @@ class Updates:
     @cached_property
     def node(self) -> Ints:
         """The node of each update."""
-        return np.arange(self.first_node, self.first_node + len(self), dtype=np.int32)
+        first = self.tables.passes.tasks
+        return np.arange(first, first + len(self), dtype=np.int32)
 
     @property
     def lane_place(self) -> Ints:
@@ -77,7 +73,7 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
         rows = holders.owners if state.optimizer is Home.OWNED else slice(None)
         step, stage, device, after = (c[rows] for c in (holders.step, holders.stage, holders.device, holders.last_task))
         if passes.schedule.order.together:
-            after = tables.lanes.last_in_step(device, step)
+            after = tables.lanes.step_ends[step, device]
     else:
         step, stage = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
         after = passes.last[passes.first[1:] - 1].ravel()

@@ -81,6 +81,7 @@ def _describe(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _count_rounds(schedule: Callable[[int], RoundList], k: int) -> Counts:
+    """Count the messages of an algorithm's rounds over k members."""
     rounds, sends = schedule(k), np.zeros(k, dtype=np.int64)
     for each in rounds:
         np.add.at(sends, each.src, each.parts)
@@ -94,6 +95,7 @@ def _ring_counts(times: int, channels: int, k: int) -> Counts:
 
 
 def _rails_counts(inside: int, across: int, k: int) -> Counts:
+    """Count the messages of rings inside nodes, there and back, and of a ring along each rail between."""
     rounds, carried = 2 * (inside - 1) + 2 * (across - 1), 2 * (inside - 1) * across + 2 * (across - 1)
     return Counts(rounds, carried, np.full(k, 2 * (inside * across - 1)))
 

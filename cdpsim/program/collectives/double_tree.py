@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program.collectives.rounds import Round, RoundList, at_once, make_round, reverse_rounds
 
 BLOCKS = 16  # of each half of the payload: every round carries one of them
@@ -60,6 +60,7 @@ def colours(trees: tuple[Ints, Ints]) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
+    """Return how many edges lead from each member to its root."""
     depth, at = np.zeros(len(parent), dtype=np.int64), parent
     while (at >= 0).any():
         depth += at >= 0
@@ -67,20 +68,27 @@ def _depths(parent: Ints) -> Ints:
     return depth
 
 
+def _group_rounds(numbers: list[Ints], rounds: list[Round]) -> RoundList:
+    """Join messages of equal numbers into rounds, in the order of the numbers."""
+    number, messages = np.concatenate(numbers), at_once(rounds)
+    order = sort_by(number)
+    rows = np.split(order, group_starts(number[order])[1:])
+    return [Round(*(column[row] for column in messages)) for row in rows]
+
+
 def _broadcast(k: int) -> RoundList:
     """Send both trees' blocks from their roots down.
 
     Block b crosses an edge of colour c below depth d in step 2(d+b)+c.
     """
-    trees = parents(k)
-    steps: dict[int, list[Round]] = defaultdict(list)
+    trees, steps, rounds = parents(k), [], []
     for tree, (parent, colour) in enumerate(zip(trees, colours(trees), strict=True)):
+        child = np.flatnonzero(parent >= 0)
         step = 2 * (_depths(parent) - 1) + colour
-        for number in np.unique(step[parent >= 0]).tolist():
-            child = np.flatnonzero((step == number) & (parent >= 0))
-            for block in range(BLOCKS):
-                steps[number + 2 * block].append(make_round(parent[child], child, tree * BLOCKS + block, 1))
-    return [at_once(steps[step]) for step in sorted(steps)]
+        for block in reversed(range(BLOCKS)):
+            steps.append(step[child] + 2 * block)
+            rounds.append(make_round(parent[child], child, tree * BLOCKS + block, 1))
+    return _group_rounds(steps, rounds)
 
 
 @lru_cache(maxsize=32)
@@ -92,12 +100,10 @@ def double_tree_rounds(k: int) -> RoundList:
     if k == 1:
         return []
     down = _broadcast(k)
+    rounds, numbers = [*reverse_rounds(down), *down], []
     free = np.zeros(k, dtype=np.int64)  # the first round that each member has not been in
-    rounds: dict[int, list[Round]] = defaultdict(list)
-    for each in [*reverse_rounds(down), *down]:
-        at = np.maximum(free[each.src], free[each.dst])
-        np.maximum.at(free, each.src, at + 1)
-        np.maximum.at(free, each.dst, at + 1)
-        for number in np.unique(at).tolist():
-            rounds[number].append(Round(*(column[at == number] for column in each)))
-    return [at_once(rounds[number]) for number in sorted(rounds)]
+    for each in rounds:
+        numbers.append(np.maximum(free[each.src], free[each.dst]))
+        np.maximum.at(free, each.src, numbers[-1] + 1)
+        np.maximum.at(free, each.dst, numbers[-1] + 1)
+    return _group_rounds(numbers, rounds)

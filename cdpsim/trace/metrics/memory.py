@@ -25,8 +25,8 @@ def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints
     A span that ends at a time is subtracted before one that begins then is added, so only the net change shows.
     """
     if (begin == end).any():  # such as the buffers of messages that take no time
-        some = np.flatnonzero(begin != end)
-        key, begin, end, size = key[some], begin[some], end[some], size[some]
+        lasting = np.flatnonzero(begin != end)
+        key, begin, end, size = (column[lasting] for column in (key, begin, end, size))
     key, time = np.concatenate([key, key]), np.concatenate([begin, end])
     order = sort_by(key, time if time.dtype.kind == "i" else dense_ranks(time))
     key, time, change = key[order], time[order], np.concatenate([size, -size])[order]
@@ -69,7 +69,7 @@ def memory_by_category(program: Program, start: Times, end: Times) -> dict[str, 
     return {"device": key, "category": category, "time": time, "size": size}
 
 
-def total_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
     """Sum over all categories; return (device, time, size from then on)."""
     return _memory_by_key(program, program.buffers.device, start, end)
 
@@ -82,7 +82,7 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
         return result
     curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
-    device, _, size = total_memory(program, start, end)
+    device, _, size = device_memory(program, start, end)
     np.maximum.at(result[:, -1], device, size)
     return result
 

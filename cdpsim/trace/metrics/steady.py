@@ -52,7 +52,7 @@ def steps_of_nodes(program: Program) -> Ints:
     return np.concatenate([step, np.maximum(step[program.first_messages], program.parts.step)])
 
 
-def reach(program: Program, step: Ints) -> tuple[int, int]:
+def dependency_reach(program: Program, step: Ints) -> tuple[int, int]:
     """Return how many steps dependencies reach back at most (at least 1), and how many forward."""
     before, after = program.waits()
     steps = step[after] - step[before]
@@ -61,7 +61,7 @@ def reach(program: Program, step: Ints) -> tuple[int, int]:
 
 def last_followed_step(program: Program, step: Ints) -> int:
     """Return the last step behind which devices have something to do, as far as dependencies alone tell."""
-    return max(0, program.steps - 1 - reach(program, step)[1])
+    return max(0, program.steps - 1 - dependency_reach(program, step)[1])
 
 
 def last_complete_step(program: Program, step: Ints, start: Times, forward: int) -> int:
@@ -85,7 +85,7 @@ def certify(program: Program, step: Ints, start: Times, end: Times) -> Certifica
     """
     if program.m is None:
         return None
-    back, forward = reach(program, step)
+    back, forward = dependency_reach(program, step)
     last = last_complete_step(program, step, start, forward)
     ends, nodes = ends_of_steps(program, end), _nodes_by_step(program, step, end)
     for every in range(1, min(last + 1 - back, last - program.fill) + 1):
@@ -135,7 +135,7 @@ def _by_identity(identity: Ints, end: Times) -> tuple[Ints, Times]:
 
 
 def _identities(program: Program, step: Ints) -> Ints:
-    """Number what each node is, whatever its step and its device; messages differ by the age of their content, too."""
+    """Number nodes alike that differ only in step and device; messages differ by the age of their content, too."""
     tasks, messages, count = program.tasks, program.messages, program.message_nodes.stop
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
@@ -150,17 +150,19 @@ def _identities(program: Program, step: Ints) -> Ints:
     return np.concatenate([3 * identity, parts])
 
 
-def find_rest(program: Program, step: Ints, found: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
+def find_rest(
+    program: Program, step: Ints, certificate: Certificate, start: Times, end: Times
+) -> tuple[Any, Any] | None:
     """Return a time in which a run is at rest, one repetition long: (low, high); None where the run is too short.
 
     It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
     then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update is
     made after which a step beyond the run would begin.
     """
-    low = end[step < max(found.first, program.fill + 1)].max(initial=0).item()
-    high = low + found.later
+    low = end[step < max(certificate.first, program.fill + 1)].max(initial=0).item()
+    high = low + certificate.later
     nodes = program.message_nodes.stop  # a device's part begins when there is room for it, and has no memory
-    begins = start[:nodes][step[:nodes] > found.last].min(initial=high)
+    begins = start[:nodes][step[:nodes] > certificate.last].min(initial=high)
     tasks = program.tasks
     made = (tasks.kind == Kind.U) & (tasks.step == program.steps - 1 - program.fill)
     if begins < high or not made.any() or end[: len(tasks)][made].min() < high:

@@ -55,10 +55,10 @@ def sent_shares(
         by_algorithm: dict[Algorithm, list[int]] = defaultdict(list)
         for row in alike.tolist():
             by_algorithm[(ran[row] if ran else None) or named].append(row)
-        for how, some in by_algorithm.items():
-            each = parts_sent(how, op, members, int(messages["src"][some[0]])) / how.parts(len(members))
-            size = np.outer(messages["size"][some], each).ravel()
-            rows.append(SentShares(np.repeat(some, len(members)), np.tile(members, len(some)), size))
+        for how, chosen in by_algorithm.items():
+            each = parts_sent(how, op, members, int(messages["src"][chosen[0]])) / how.parts(len(members))
+            size = np.outer(messages["size"][chosen], each).ravel()
+            rows.append(SentShares(np.repeat(chosen, len(members)), np.tile(members, len(chosen)), size))
     return SentShares(*map(np.concatenate, zip(*rows, strict=True)))
 
 

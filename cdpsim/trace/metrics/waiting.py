@@ -58,12 +58,12 @@ def _parts_of_gaps(program: Program, start: Times, end: Times) -> tuple[Ints, In
     lane, begin = np.append(lane, lanes), np.append(begin, ends)
     until = np.append(start[task], np.full(len(lanes), end.max(initial=0), dtype=end.dtype))
     behind = len(task) + lanes  # the gaps behind lanes' last tasks
-    parts = [*_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)]
-    gap, low, high = (np.concatenate([part[k] for part in parts]) for k in range(3))
-    reason = np.repeat(np.array([part[3] for part in parts], dtype=np.int8), [len(part[0]) for part in parts])
+    parts = *_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)
+    spans = [(gap, low, high, np.full(len(gap), reason, dtype=np.int8)) for gap, low, high, reason in parts]
+    gap, low, high, reason = (np.concatenate(column) for column in zip(*spans, strict=True))
     low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
-    some = np.flatnonzero(low < high)
-    return lane, gap[some], low[some], high[some], reason[some]
+    rows = np.flatnonzero(low < high)
+    return lane, gap[rows], low[rows], high[rows], reason[rows]
 
 
 def waits_for(program: Program, start: Times, end: Times) -> Ints:
@@ -79,8 +79,8 @@ def waits_for(program: Program, start: Times, end: Times) -> Ints:
         node[rows] = critical[node[rows]]
     result = np.full(len(program.lane_tasks), -1, dtype=np.int64)
     # A message stands in place of a device's part in it.
-    shown = np.concatenate([np.arange(program.message_nodes.stop), program.first_messages, [-1]])
-    result[task] = np.where(end[node] > begin, shown[node], -1)
+    named = np.concatenate([np.arange(program.message_nodes.stop), program.first_messages, [-1]])
+    result[task] = np.where(end[node] > begin, named[node], -1)
     return result
 
 
@@ -89,8 +89,8 @@ def _gaps_before_tasks(program: Program, start: Times, end: Times) -> tuple[Ints
     task, first = program.lane_tasks, program.lane_start
     begin = np.roll(end[task], 1)
     begin[first[:-1]] = 0
-    some = np.flatnonzero(begin < start[task])
-    return task[some], np.searchsorted(first, some, side="right") - 1, begin[some]
+    place = np.flatnonzero(begin < start[task])
+    return task[place], np.searchsorted(first, place, side="right") - 1, begin[place]
 
 
 def _critical(program: Program, end: Times, among: Flags | None = None) -> Ints:
@@ -129,12 +129,12 @@ def _trace_back(
     while len(rows := rows[(node[rows] >= count) | _is_local_update(program, node[rows], task[rows])]):
         through, before = node[rows], critical[node[rows]]
         update = through < count
-        for some, running, due in (
+        for chosen, running, due in (
             (~update, IdleReason.MESSAGE, IdleReason.STREAM),
             (update, IdleReason.DEPENDENCY, IdleReason.DEPENDENCY),
         ):
-            yield rows[some], start[through[some]], end[through[some]], running
-            yield rows[some], ended(before[some]), start[through[some]], due
+            yield rows[chosen], start[through[chosen]], end[through[chosen]], running
+            yield rows[chosen], ended(before[chosen]), start[through[chosen]], due
         node[rows] = before
         message[rows[~update]] = through[~update]
     made = ended(node)
@@ -164,9 +164,9 @@ def _messages_delay(program: Program, start: Times, end: Times, task: Ints, mess
 
 def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
     """Return whether each message waits for a task of its device: a collective waits for one of each member."""
-    edges, asked = program.edges, np.zeros(program.nodes, dtype=bool)
-    asked[message] = True
-    rows = np.flatnonzero(asked[edges.after] & (edges.before < program.compute))
+    edges, chosen = program.edges, np.zeros(program.nodes, dtype=bool)
+    chosen[message] = True
+    rows = np.flatnonzero(chosen[edges.after] & (edges.before < program.compute))
     rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
     known = edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]]
     return np.isin(message.astype(np.int64) * program.devices + device, known)

@@ -1,4 +1,4 @@
-"""What a replay's report says, as types: whoever writes a report makes these, whoever reads one gets these."""
+"""The schema of a replay's report: these types are written to files, and read from them."""
 
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -10,8 +10,8 @@ from cdpsim.files import writing as files
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-State: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
-Failure: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
+TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
+FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
 Method: TypeAlias = Literal["storages", "allocator"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -21,11 +21,11 @@ CALIBRATION = "calibration"  # the name of the trial that is no replay
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a report that says nothing beyond its fields."""
+    """A part of a report without other fields than these."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: only what tables and figures need is named, `Report.request` may say more."""
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of a replay: only the fields for tables and figures; `Report.request` may have more."""
 
     schedule: str
     n: Annotated[int, msgspec.Meta(ge=1)]
@@ -33,14 +33,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None = None
     steps: int = 0
     device: str = ""
-    backend: str | None = None  # None: all devices in one process, or not told
+    backend: str | None = None  # None: all devices in one process, or unknown
     single_process: bool = False
 
 
-class Parameters(_Form, frozen=True, kw_only=True):
-    """The final parameters against the update equation."""
+class ParameterComparison(_Form, frozen=True, kw_only=True):
+    """The final parameters, compared with the update equation."""
 
-    max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: what is no number, in JSON
+    max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: not a number, in JSON
     bit_equal: bool
     tolerance: float
 
@@ -52,8 +52,8 @@ class Amount(_Form, frozen=True, kw_only=True):
     measured_bytes: Count
 
 
-class PartsAt(_Form, frozen=True, kw_only=True):
-    """Where in time simulation and measurement part first."""
+class Divergence(_Form, frozen=True, kw_only=True):
+    """The first slot in which simulation and measurement differ."""
 
     task: str
     slot: int
@@ -69,7 +69,7 @@ class DeviceMemory(_Form, frozen=True, kw_only=True):
     measured_bytes: Count
     relative_error: float
     categories: dict[str, Amount]
-    parts_at: PartsAt | None
+    parts_at: Divergence | None
 
 
 class Total(_Form, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class MessageCount(_Form, frozen=True, kw_only=True):
 
 
 class DeviceTime(_Form, frozen=True, kw_only=True):
-    """How long one device computes."""
+    """The busy time of one device."""
 
     device: Count
     simulated_busy_seconds: Seconds
@@ -133,32 +133,32 @@ class Time(_Form, frozen=True, kw_only=True):
 
 
 class Report(_Form, frozen=True, kw_only=True):
-    """One replay held against its simulation."""
+    """One replay, compared with its simulation."""
 
     request: dict[str, Scalar]
     environment: dict[str, object]
-    parameters: Parameters
+    parameters: ParameterComparison
     memory: Memory
     messages: MessageCount
     time: Time | None
     ok: bool
 
     @property
-    def asked(self) -> Request:
-        """What was asked for, with types."""
-        return msgspec.convert(self.request, Request)
+    def asked(self) -> ReplayRequest:
+        """The request, with types."""
+        return msgspec.convert(self.request, ReplayRequest)
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.request, Request)  # refused when a report is read, not when it is drawn
+        msgspec.convert(self.request, ReplayRequest)  # refused when a report is read, not when it is drawn
 
 
-class Result(_Form, frozen=True, kw_only=True):
+class TrialResult(_Form, frozen=True, kw_only=True):
     """One trial of a battery: how it ended, and why if it failed."""
 
     name: str
-    state: State
+    state: TrialState
     seconds: Seconds = 0.0
-    failure: Failure | None = None
+    failure: FailureKind | None = None
     reason: str | None = None  # one line
 
 
@@ -166,7 +166,7 @@ class Battery(_Form, frozen=True, kw_only=True):
     """Many replays on one machine, its calibration, and by hash the models that simulations read.
 
     `reports` are those of the trials that were measured, in the order of the trials; the calibration is a trial without
-    one. Files of before trials had names have no `trials`.
+    one. Files from before trials had names have no `trials`.
     """
 
     environment: dict[str, object]
@@ -174,7 +174,7 @@ class Battery(_Form, frozen=True, kw_only=True):
     calibration: dict[str, object] | None  # as `calibrate` writes it
     models: dict[str, dict[str, object]]
     reports: list[Report]
-    trials: list[Result] = []
+    trials: list[TrialResult] = []
 
     def __post_init__(self) -> None:
         if self.trials and len(self.by_name) != len(self.reports):
@@ -187,43 +187,43 @@ class Battery(_Form, frozen=True, kw_only=True):
         return dict(zip(measured, self.reports, strict=False))
 
     @property
-    def unmeasured(self) -> list[Result]:
+    def unmeasured(self) -> list[TrialResult]:
         """The trials that failed or were left out."""
         return [trial for trial in self.trials if trial.state not in MEASURED]
 
 
 def relative_error(simulated: float, measured: float) -> float:
-    """Say how far a simulation is off, as a share of what was measured; positive where it is too much."""
+    """Return the error of a simulated value, as a share of the measured one; positive where it is too large."""
     if simulated == measured:
         return 0.0
     return (simulated - measured) / measured if measured else 1.0
 
 
-def write(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
-    """Write a report, or many, which are there whole or not at all."""
-    files.write_file(path, [encode(report)], force=force)
+def write_report(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
+    """Write a report or a battery into a file that appears whole or not at all."""
+    files.write_file(path, [encode_report(report)], force=force)
 
 
-def encode(report: Report | Battery) -> bytes:
-    """Give a report as a file has it."""
-    if isinstance(report, Battery):  # which is for programs
+def encode_report(report: Report | Battery) -> bytes:
+    """Return the bytes of a report's file."""
+    if isinstance(report, Battery):  # of which programs are the readers
         return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read(path: str | Path) -> list[Report]:
-    """Read a report, or all of a battery; anything else is refused in one line."""
-    found = load(path)
+def read_report(path: str | Path) -> list[Report]:
+    """Return the reports in a file, all of a battery; refuse any other file in one line."""
+    found = load_report(path)
     return found.reports if isinstance(found, Battery) else [found]
 
 
-def load(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
-    """Read a report or a battery; one that is `rewritten` is the command's own output, too."""
-    return decode(files.read_text(path, rewritten=rewritten), str(path))
+def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
+    """Return a report or a battery; a file that is `rewritten` is also the output of the command."""
+    return decode_report(files.read_text(path, rewritten=rewritten), str(path))
 
 
-def decode(text: str, subject: str) -> Report | Battery:
-    """Read the text of a report or a battery; a refusal begins with `subject`."""
+def decode_report(text: str, subject: str) -> Report | Battery:
+    """Return the report or battery in a text; a refusal begins with `subject`."""
     try:
         if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
             return msgspec.json.decode(text, type=Battery)

@@ -1,4 +1,4 @@
-"""A user's own model: a function in a module of theirs, named as `module:function`."""
+"""A user's model: a function in a module, named as `module:function`."""
 
 import sys
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from validation.training.forms import Form
 from validation.training.stages import Architecture, Build, Draw, cross_entropy, mean_square
 
 
-def own_model(name: str) -> Build:
-    """Say how to build what `module:function` gives.
+def user_model(name: str) -> Build:
+    """Return how to build the model of `module:function`.
 
     The module is looked for on Python's path and in the working folder. The function is called with the number of
     samples and gives a list of layers, an example input and an example target; `python -m validation profile --help`
@@ -24,7 +24,7 @@ def own_model(name: str) -> Build:
     function = _find(name)
 
     def build(n: int, *, batch: int, dtype: torch.dtype) -> Architecture:
-        with torch.device("cpu"):  # the example's values are looked at, so it must have some
+        with torch.device("cpu"):  # the example's values are read, so it must have some
             given = _called(name, function, batch)
         if not (isinstance(given, tuple | list) and len(given) == 3):
             raise RequestError(name, "must give three things: layers, an example input, an example target")
@@ -46,7 +46,7 @@ def _find(name: str) -> Callable[[int], Any]:
         sys.path.append(here)
     try:
         module = import_module(module_name)
-    except Exception as error:  # it is their own code that runs here
+    except Exception as error:  # a user's code runs here
         raise RequestError(name, f"cannot be imported ({error}); check its spelling and the working folder") from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -58,13 +58,13 @@ def _find(name: str) -> Callable[[int], Any]:
 def _called(name: str, function: Callable[[int], Any], batch: int) -> Any:
     try:
         return function(batch)
-    except Exception as error:  # whatever somebody's own code may raise
+    except Exception as error:  # a user's code may raise anything
         what = f"{type(error).__name__}: {error}"
         raise RequestError(name, f"fails when it is called with {batch} ({what}); mend it there") from error
 
 
 def _like(example: Tensor, dtype: torch.dtype) -> Draw:
-    """Draw as an example is: real numbers in the model's type, whole ones below the largest plus one."""
+    """Return how to draw data like an example: real numbers in the model's type, whole ones up to the largest."""
     if example.is_floating_point():
         return Draw(Form(tuple(example.shape), dtype))
     return Draw(Form(tuple(example.shape), torch.int64), int(example.max()) + 1)

@@ -1,19 +1,19 @@
-"""What a device holds of one category, exactly as long as the buffers of its program say."""
+"""The values of one category on a device, kept exactly as long as the buffers of its program last."""
 
 from typing import Generic, TypeVar
 
 from validation.replay.plan import Holding, ReplayError, name_of
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
-class Shelf(Generic[T]):
-    """Values by what they are; what is not held, not yet or not any more, cannot be had."""
+class BufferStore(Generic[Value]):
+    """Values by their contents; reading a value before or after its buffers is an error."""
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._buffers: dict[Holding, int] = {}  # how many buffers of the program are for it now
-        self._values: dict[Holding, T] = {}
+        self._values: dict[Holding, Value] = {}
 
     def __contains__(self, holding: Holding) -> bool:
         return holding in self._values
@@ -22,23 +22,23 @@ class Shelf(Generic[T]):
         return len(self._buffers)
 
     def begin(self, holding: Holding) -> None:
-        """Another buffer is for this from now on."""
+        """Begin another buffer for a content."""
         self._buffers[holding] = self._buffers.get(holding, 0) + 1
 
     def end(self, holding: Holding) -> None:
-        """One buffer is for it no longer; with the last one its value is let go."""
+        """End one buffer of a content; the last one frees its value."""
         self._buffers[holding] -= 1
         if not self._buffers[holding]:
             del self._buffers[holding]
             self._values.pop(holding, None)
 
-    def put(self, holding: Holding, value: T) -> None:
-        """Keep a value if the program has a buffer for it: nobody needs what has none."""
+    def put(self, holding: Holding, value: Value) -> None:
+        """Keep a value if the program has a buffer for it; a value without one is never read."""
         if holding in self._buffers:
             self._values[holding] = value
 
-    def get(self, holding: Holding) -> T:
-        """Give a value that is held now."""
+    def get(self, holding: Holding) -> Value:
+        """Return a value whose buffer has begun and not ended."""
         if holding not in self._values:
             raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
         return self._values[holding]

@@ -1,4 +1,4 @@
-"""One replay held against its simulation: what it will hold and take is said first, then it is played and measured."""
+"""Comparison of a replay with its simulation: memory and time are predicted, then the replay is run and measured."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,78 +9,89 @@ from cdpsim.files import config
 from cdpsim.model import Model
 from cdpsim.program import Op
 from validation.ranks.launcher import Ranks
-from validation.ranks.torchrun import Found
-from validation.replay.case import Case, Outcome, Prepared, difference, expected, play_together, prepare, profiled
+from validation.ranks.torchrun import TorchrunRanks
+from validation.replay.case import (
+    Case,
+    Outcome,
+    Prepared,
+    expected_parameters,
+    largest_difference,
+    play_in_process,
+    prepare,
+    profiled,
+)
 from validation.replay.plan import Calls, Plan
 from validation.report.environment import environment
-from validation.report.form import DeviceTime, MessageCount, Parameters, Report, Scalar, Time, relative_error
+from validation.report.schema import DeviceTime, MessageCount, ParameterComparison, Report, Scalar, Time, relative_error
 from validation.trial import forecast as forecasts
 from validation.trial import memory
-from validation.trial.forecast import Forecast, Took, predict
+from validation.trial.forecast import Durations, Forecast, predict_durations
 
-REPEATS = 3  # runs that are timed, after one that warms up; the median counts
-# Of peak activations, as a share: mlp and transformer on a CPU, all else.
+TIMED_RUNS = 3  # after a run that warms up; the median counts
+# Of peak activations, as a share: for mlp and transformer on a CPU, and for all others.
 MEMORY_TOLERANCE, LARGE_MEMORY_TOLERANCE = 0.01, 0.02
-# Of final parameters by type, where sums are in another order than the equation's, and where kernels may differ.
+# Of final parameters by type, where sums have another order than in the equation, and where kernels may differ.
 COLLECTIVE_TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
 CUDA_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 
-class Alone:
-    """Plays all devices in this process, which waits for nobody."""
+class SingleProcess:
+    """All devices in this process, which waits for no other."""
 
     def run(self, case: Case, *, timeout: float = 0.0) -> list[Outcome]:
-        """Play a case."""
-        return play_together(prepare(case))
+        """Replay a case and return the outcome of each device."""
+        return play_in_process(prepare(case))
 
 
-def hold(
+def compare_replay(
     case: Case,
-    players: Alone | Ranks | Found,
+    players: SingleProcess | Ranks | TorchrunRanks,
     forecast: Forecast | None = None,
     *,
     timeout: float = 120.0,
-    repeats: int = REPEATS,
+    repeats: int = TIMED_RUNS,
     done: Callable[[int], object] = lambda runs: None,
 ) -> Report | None:
-    """Play a case, for its memory and then for its time, and compare both with what was said before.
+    """Replay a case, for its memory and then for its time, and return the comparison of both with the predictions.
 
     Without a forecast of time the machine is measured now. Of `repeats` timed runs the median counts; with none, time
-    is not compared. `done` is told of each run that is through, of `runs_of(repeats)`.
+    is not compared. `done` is called after each of the `count_runs(repeats)` runs.
     """
-    turns = isinstance(players, Alone)
+    turns = isinstance(players, SingleProcess)
     case = profiled(case)
     prepared = prepare(case)
     if repeats and forecast is None:
-        if isinstance(players, Alone):
-            forecast = forecasts.alone(case)
+        if isinstance(players, SingleProcess):
+            forecast = forecasts.forecast_alone(case)
         else:
-            forecast = forecasts.by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
-    said = predict(prepared.plan, forecast, turns=turns) if repeats and forecast else None
+            forecast = forecasts.forecast_by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
+    said = predict_durations(prepared.plan, forecast, turns=turns) if repeats and forecast else None
     by_allocator = case.device != "cpu"
-    if by_allocator:  # whose libraries take workspaces for good when they are first used
+    if by_allocator:  # whose libraries allocate workspaces for good at their first use
         players.run(case, timeout=timeout)
     outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
     done(1)
     timed = []
-    for _ in range(runs_of(repeats) - 1):
+    for _ in range(count_runs(repeats) - 1):
         timed.append(players.run(replace(case, watch="time"), timeout=timeout))
         done(1)
     done(0)
     if outcomes is None:
         return None
     plan = prepared.plan
-    held = memory.compare(
+    held = memory.compare_memory(
         plan,
         [outcome.readings for outcome in outcomes],
         tolerance=_memory_tolerance(case),
         method="allocator" if by_allocator else "storages",
     )
-    parameters = _parameters(prepared, outcomes)
-    messages = _messages(plan, outcomes)
+    parameters = _compare_parameters(prepared, outcomes)
+    messages = _compare_messages(plan, outcomes)
     time = None
     if forecast and said:
-        time = _time(said, [_took(runs, turns) for runs in timed[1:] if runs is not None], forecast.source)
+        time = _compare_times(
+            said, [_run_durations(runs, turns) for runs in timed[1:] if runs is not None], forecast.source
+        )
     return Report(
         request=_request(case, turns),
         environment=environment(case.device),
@@ -88,17 +99,17 @@ def hold(
         memory=held,
         messages=messages,
         time=time,
-        ok=_within(parameters) and memory.is_within(held) and messages.agree,
+        ok=_is_within(parameters) and memory.is_within(held) and messages.agree,
     )
 
 
-def runs_of(repeats: int) -> int:
-    """Count the runs of a trial: one for its memory, and one that warms up before those that are timed."""
+def count_runs(repeats: int) -> int:
+    """Return the number of runs of a trial: one for its memory, and one that warms up before the timed ones."""
     return 1 + (repeats and repeats + 1)
 
 
 def _request(case: Case, alone: bool) -> dict[str, Scalar]:
-    """What was asked for, and which model file the simulation read."""
+    """Return the request of a replay, and the hash of the model file of its simulation."""
     rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
     shape = case.shape
     asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.n, "m": shape.m, "chunks": shape.chunks}
@@ -113,17 +124,17 @@ def _request(case: Case, alone: bool) -> dict[str, Scalar]:
 
 
 def model_hash(model: Model) -> str:
-    """Identify a model by its file's content."""
+    """Return the hash of a model's file."""
     return sha256(config.toml_text(model.table()).encode()).hexdigest()
 
 
 # Parameters and messages
 
 
-def _parameters(prepared: Prepared, outcomes: list[Outcome]) -> Parameters:
-    apart = difference(outcomes, expected(prepared))
+def _compare_parameters(prepared: Prepared, outcomes: list[Outcome]) -> ParameterComparison:
+    apart = largest_difference(outcomes, expected_parameters(prepared))
     known = apart == apart  # nan is not
-    return Parameters(
+    return ParameterComparison(
         max_abs_difference=apart if known else None, bit_equal=apart == 0, tolerance=_parameter_tolerance(prepared)
     )
 
@@ -136,7 +147,7 @@ def _parameter_tolerance(prepared: Prepared) -> float:
     return COLLECTIVE_TOLERANCE[case.dtype] if collective else 0.0
 
 
-def _within(parameters: Parameters) -> bool:
+def _is_within(parameters: ParameterComparison) -> bool:
     return parameters.max_abs_difference is not None and parameters.max_abs_difference <= parameters.tolerance
 
 
@@ -145,7 +156,7 @@ def _memory_tolerance(case: Case) -> float:
     return MEMORY_TOLERANCE if exact else LARGE_MEMORY_TOLERANCE
 
 
-def _messages(plan: Plan, outcomes: list[Outcome]) -> MessageCount:
+def _compare_messages(plan: Plan, outcomes: list[Outcome]) -> MessageCount:
     ours = [plan.calls(device) for device in range(plan.program.devices)]
     theirs = [outcome.calls for outcome in outcomes]
     counts, sizes = ([_total(calls, weigh) for calls in (ours, theirs)] for weigh in (False, True))
@@ -159,7 +170,7 @@ def _messages(plan: Plan, outcomes: list[Outcome]) -> MessageCount:
 
 
 def _total(calls: Sequence[Calls], weigh: bool) -> int:
-    """Count messages, or their bytes: one for each send, and one for a collective, where its first member calls it."""
+    """Return the number of messages, or of their bytes: of each send, and of each collective at its first member."""
     return sum(
         count * (size if weigh else 1)
         for device, own in enumerate(calls)
@@ -171,13 +182,13 @@ def _total(calls: Sequence[Calls], weigh: bool) -> int:
 # Time
 
 
-def _took(outcomes: list[Outcome], turns: bool) -> Took:
+def _run_durations(outcomes: list[Outcome], turns: bool) -> Durations:
     spans = [span for outcome in outcomes for span in outcome.spans]
     busy = [sum(span.end - span.begin for span in outcome.spans) for outcome in outcomes]
-    return Took(sum(busy) if turns else max(s.end for s in spans) - min(s.begin for s in spans), busy)
+    return Durations(sum(busy) if turns else max(s.end for s in spans) - min(s.begin for s in spans), busy)
 
 
-def _time(said: Took, took: list[Took], source: str) -> Time:
+def _compare_times(said: Durations, took: list[Durations], source: str) -> Time:
     makespan = statistics.median(run.makespan for run in took)
     busy = [statistics.median(run.busy[device] for run in took) for device in range(len(said.busy))]
     return Time(
