@@ -368,7 +368,7 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.device_memory
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.total_memory(program, run.start, run.end)
+    device, time, size = memory.device_memory(program, run.start, run.end)
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
     most = int(size[device == device[first]].max())

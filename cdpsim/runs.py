@@ -263,7 +263,7 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
     if irregular:
         last = steady.last_followed_step(program, step)
     else:
-        complete = steady.last_complete_step(program, step, run.start, steady.reach(program, step)[1])
+        complete = steady.last_complete_step(program, step, run.start, steady.dependency_reach(program, step)[1])
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
     ends = steady.ends_of_steps(program, run.end)
     steps = steady.last_half(last)

@@ -164,7 +164,7 @@ table(
             "schedule": name,
             "alone": f"{1e3 * alone[name].step:.0f} ms",
             "shared": f"{1e3 * shared[name].step:.0f} ms",
-            "samples": f"{shared[name].samples:.0f} /s",
+            "samples": f"{shared[name].sample_rate:.0f} /s",
             "waits for messages": f"{shared[name].exposed:.0%}",
         }
         for name in rings

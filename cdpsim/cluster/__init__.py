@@ -1,4 +1,4 @@
-"""What a schedule runs on: devices, and what joins them: a link for every pair, or a topology."""
+"""Clusters: devices, and a link for every pair of them or a topology that joins them."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
@@ -28,7 +28,7 @@ __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", 
 
 
 class Cluster(config.ConfigTable, frozen=True, kw_only=True):
-    """Groups of devices, numbered from 0 through all of them, and what joins them."""
+    """Groups of devices, numbered from 0 through all of them, and the links or the topology that join them."""
 
     name: Name = ""
     devices: Annotated[tuple[Devices, ...], msgspec.Meta(min_length=1)] = (Devices(),)
@@ -59,7 +59,7 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
     @classmethod
     @cache
     def unit(cls) -> Self:
-        """Make what the slot model runs on: a device has room for everything, and messages are free."""
+        """Return the slot model's cluster: a device has room for everything, and messages are free."""
         return cls(name="unit", devices=(Devices(lanes=UNLIMITED_LANES),))
 
     @property
@@ -73,12 +73,12 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
         if self.is_joined:
             free = [(edge.latency, edge.bandwidth) == (0.0, inf) for edge in self.edges]
             return all(free) and (self.topology is None or self.topology.is_free)
-        own = [value for pair in self.links for value in (pair.latency or 0.0, 1 / (pair.bandwidth or inf))]
-        return not any([self.link.latency, 1 / self.link.bandwidth, *own])
+        listed = [value for pair in self.links for value in (pair.latency or 0.0, 1 / (pair.bandwidth or inf))]
+        return not any([self.link.latency, 1 / self.link.bandwidth, *listed])
 
     @property
     def is_measured(self) -> bool:
-        """Whether it says anything in seconds, bytes or FLOP/s: then slots have no place on it."""
+        """Whether anything of it is in seconds, bytes or FLOP/s: then it cannot run the slot model."""
         groups = any(group.is_measured for group in self.devices)
         return groups or not self.is_free or self.host is not None or bool(self.disorder.stop)
 
@@ -89,47 +89,47 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int | None:
-        """The number of devices; None for as many as it takes."""
+        """The number of devices; None for as many as a schedule needs."""
         counts = [group.count for group in self.devices if group.count is not None]
         return sum(counts) if counts else None
 
     def require(self, count: int, schedule: str = "the schedule") -> None:
-        """Refuse a schedule that needs more devices than there are."""
+        """Refuse a schedule that needs more devices than the cluster has."""
         if self.count is not None and count > self.count:
             remedy = "raise `count` in [devices], ask for fewer stages, or take another schedule"
             problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 
     def sized(self, count: int) -> "Cluster":
-        """Give this cluster with at least `count` devices, where it may have as many as it takes; nodes come whole."""
+        """Return this cluster with `count` devices at least, if it has any number of them; nodes are complete."""
         self.require(count)
         return self if self.count is not None else _grown(self, count)
 
     def speeds(self, count: int, precision: str | None = None) -> list[float | None]:
-        """Give the FLOP/s of each of the first `count` devices in a precision; None where the cluster does not say.
+        """Return the FLOP/s of each of the first `count` devices in a precision; None where the cluster has no speeds.
 
         Without a precision, as for a model of times, devices with speeds by precision have none.
         """
-        own = []
+        speeds = []
         groups = self._groups(count)
         for group in self.devices[: groups.max(initial=-1) + 1]:
             try:
-                own.append(group.speed_in(precision))
+                speeds.append(group.speed_in(precision))
             except KeyError:
                 raise RequestError(self._subject, _without_speed(group, precision)) from None
-        return [own[group] for group in groups]
+        return [speeds[group] for group in groups]
 
     def memory_bytes(self, count: int) -> Floats:
-        """Give the memory of each of the first `count` devices; inf where it has no limit."""
+        """Return the memory of each of the first `count` devices; inf where it has no limit."""
         sizes = [inf if group.memory is None else group.memory for group in self.devices]
         return np.array(sizes, np.float64)[self._groups(count)]
 
     def lanes(self, count: int) -> Ints:
-        """Give how many tasks each of the first `count` devices runs side by side."""
+        """Return how many tasks each of the first `count` devices runs side by side."""
         return np.array([group.lanes for group in self.devices], np.int64)[self._groups(count)]
 
     def overlaps(self, count: int) -> list[str]:
-        """Give what of its messages each of the first `count` devices does beside its tasks: full, stream or none."""
+        """Return how the messages of each of the first `count` devices overlap with its tasks: full, stream or none."""
         return [self.devices[group].overlap for group in self._groups(count)]
 
     def link_costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
@@ -223,7 +223,7 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
         config.write_config(path, self._table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:
-        """Give what a file says of this cluster, or "unit"."""
+        """Return the content of this cluster's file, or "unit"."""
         return "unit" if self.is_unit else self._table()
 
     @classmethod
@@ -239,19 +239,11 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
             raise RequestError(subject, f"$.{error}") from None
 
     def _table(self) -> dict[str, object]:
+        """Return the tables of its file; [devices] is always there: an empty file was not written to its end."""
         groups = [config.encode(group) for group in self.devices]
-        table: dict[str, object] = {
-            "name": self.name,
-            "devices": groups[0] if len(groups) == 1 else groups,
-            "link": config.encode(self.link),
-            "links": [config.encode(pair) for pair in self.links],
-            "topology": config.encode(self.topology) if self.topology is not None else {},
-            "edges": [config.encode(edge) for edge in self.edges],
-            "disorder": config.encode(self.disorder),
-        }
-        host = {} if self.host is None else {"host": config.encode(self.host)}  # may be empty: free
-        # Never all of them: an empty file is one that was not written to its end.
-        return {key: value for key, value in table.items() if value or key == "devices"} | host
+        name: dict[str, object] = {"name": self.name} if self.name else {}
+        devices: dict[str, object] = {"devices": groups[0] if len(groups) == 1 else groups}
+        return name | devices | config.encode(self) | devices
 
     @property
     def _subject(self) -> str:
@@ -292,7 +284,7 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
                 yield self.link_costs(src[apart], dst[apart])
 
     def _groups(self, count: int) -> Ints:
-        """Say to which group each of the first `count` devices belongs."""
+        """Return the group of each of the first `count` devices."""
         self.require(count)
         ends = np.cumsum([group.count or count for group in self.devices])
         return np.searchsorted(ends, np.arange(count), side="right")
@@ -301,8 +293,9 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
 @lru_cache(maxsize=64)  # asked for at every price
 def _grown(cluster: Cluster, count: int) -> Cluster:
     count = max(1, count, *(max(pair.between) + 1 for pair in cluster.links))
-    whole = cluster.topology.whole(count) if cluster.topology is not None else count
-    group = msgspec.structs.replace(cluster.devices[0], count=whole)
+    if cluster.topology is not None:
+        count = cluster.topology.complete_nodes(count)
+    group = msgspec.structs.replace(cluster.devices[0], count=count)
     return msgspec.structs.replace(cluster, devices=(group,))
 
 

@@ -1,4 +1,4 @@
-"""What computes: groups of equal devices, their speeds by precision, and their memory."""
+"""Groups of equal devices, their speeds by precision, and their memory."""
 
 from typing import Annotated
 
@@ -10,13 +10,13 @@ from cdpsim.files import config
 from cdpsim.files.config import Bandwidth, Share, Size, Speed
 
 UNLIMITED_LANES = 1_000_000_000
-# What of a device's messages runs beside what: all of them beside everything; one after another in a stream of their
-# own, beside its tasks; or in one stream with its tasks, nothing beside anything.
+# How a device's messages overlap: all of them with everything; with its tasks, in a stream of their own one after
+# another; or with nothing, in one stream with its tasks.
 OVERLAPS = FULL, STREAM, NONE = "full", "stream", "none"
 
 
 class Speeds(config.ConfigTable, frozen=True, kw_only=True):
-    """Peak FLOP/s by the precision of what is multiplied; None where a device cannot."""
+    """Peak FLOP/s by the precision of the factors; None where a device cannot multiply these."""
 
     fp64: Speed | None = None
     fp32: Speed | None = None
@@ -32,7 +32,7 @@ class Speeds(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def known(self) -> dict[str, float]:
-        """The precisions that there are, with their speeds."""
+        """The speeds by precision, without those that are missing."""
         speeds = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: speed for name, speed in speeds.items() if speed is not None}
 
@@ -59,11 +59,11 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether it says anything in bytes or FLOP/s."""
-        return any(said is not None for said in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
+        """Whether anything of it is in bytes or FLOP/s."""
+        return any(value is not None for value in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
 
     def speed_in(self, precision: str | None) -> float | None:
-        """Give the FLOP/s that are reached; None asks for a speed whatever the precision, and says that there is none.
+        """Return the FLOP/s that are reached, in a precision or, for None, in any; None where there is no speed.
 
         Raises KeyError for a precision without a speed.
         """

@@ -1,4 +1,4 @@
-"""What disturbs a run: devices that are slow or stop, tasks and messages that do not always take equally long."""
+"""Disorder of a run: slow devices, devices that stop, and random factors on the times of tasks and messages."""
 
 import re
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from cdpsim.cluster.topology import MOST_DEVICES, Device
+from cdpsim.cluster.topology import MOST_DEVICES, DeviceNumber
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config, units
 from cdpsim.files.config import Seconds
 from cdpsim.numeric.random_factors import DISTRIBUTIONS
 
-KEYWORDS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
-MOST_TIMES = 1e6  # as slow, or as fast, as a device may be
+DISORDER_OPTIONS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
+MOST_FACTOR = 1e6  # as slow, or as fast, as a device may be
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
 
@@ -22,20 +22,20 @@ _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
 class Slow(config.ConfigTable, frozen=True):
     """A device whose tasks take `factor` times as long."""
 
-    device: Device
-    factor: Annotated[float, msgspec.Meta(ge=1 / MOST_TIMES, le=MOST_TIMES)]
+    device: DeviceNumber
+    factor: Annotated[float, msgspec.Meta(ge=1 / MOST_FACTOR, le=MOST_FACTOR)]
 
 
 class Stop(config.ConfigTable, frozen=True):
-    """A device that does nothing from `at` on: for so long, or for good; in seconds, or of a unit model in slots."""
+    """A device that stands still from `at` on: for so long, or for good; in seconds, or of a unit model in slots."""
 
-    device: Device
+    device: DeviceNumber
     at: Seconds
     lasts: Seconds | None = None
 
 
 class Disorder(config.ConfigTable, frozen=True, kw_only=True):
-    """All that disturbs a run. Jitter is a distribution and a coefficient of variation, "lognormal:0.1"."""
+    """The disorder of a run. Jitter is a distribution and a coefficient of variation, "lognormal:0.1"."""
 
     jitter: str = ""  # of tasks
     link_jitter: str = ""  # of messages
@@ -47,72 +47,68 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
         for name in ("jitter", "link_jitter"):
             if getattr(self, name):
                 read_jitter(name.replace("_", "-"), getattr(self, name))
-        devices = [one.device for one in self.slow]
+        devices = [slow.device for slow in self.slow]
         for device in devices:
             if devices.count(device) > 1:
                 raise RequestError("slow", f"device {device} is there twice; give it one factor")
 
     @property
     def is_random(self) -> bool:
-        """Whether another draw gives another run."""
+        """Whether runs with other seeds differ."""
         return bool(self.jitter or self.link_jitter)
 
     def effective(self) -> "Disorder":
-        """Leave out what changes nothing: a factor of 1, jitter of 0, a stop of no length."""
-        if self == Disorder():
-            return self
-        jitter, link_jitter = (
-            text if text and read_jitter("jitter", text)[1] else "" for text in (self.jitter, self.link_jitter)
+        """Return this without a factor of 1, jitter of 0 or a stop of no length, which change nothing."""
+        texts = ("jitter", self.jitter), ("link_jitter", self.link_jitter)
+        return Disorder(
+            slow=tuple(slow for slow in self.slow if slow.factor != 1),
+            stop=tuple(stop for stop in self.stop if stop.lasts != 0),
+            **{name: text for name, text in texts if text and read_jitter("jitter", text)[1]},
         )
-        slow = tuple(one for one in self.slow if one.factor != 1)
-        stop = tuple(one for one in self.stop if one.lasts != 0)
-        return Disorder(jitter=jitter, link_jitter=link_jitter, slow=slow, stop=stop)
 
     def within(self, count: int) -> "Disorder":
-        """Leave out what is of devices beyond the first `count`."""
-        if not self.slow and not self.stop:
-            return self
-        slow, stop = (tuple(one for one in some if one.device < count) for some in (self.slow, self.stop))
+        """Return this without slow devices and stops beyond the first `count` devices."""
+        slow, stop = (tuple(each for each in column if each.device < count) for column in (self.slow, self.stop))
         return replace(self, slow=slow, stop=stop)
 
     def require(self, count: int, schedule: str = "the schedule") -> None:
-        """Refuse what is about devices beyond the first `count`, which are all that there are for a schedule."""
-        for option, devices in (("slow", self.slow), ("stop", self.stop)):
-            for one in devices:
-                if one.device >= count:
-                    problem = f"there is no device {one.device} for {schedule}"
+        """Refuse slow devices and stops beyond the first `count` devices, which are all of a schedule's devices."""
+        for option, column in (("slow", self.slow), ("stop", self.stop)):
+            for each in column:
+                if each.device >= count:
+                    problem = f"there is no device {each.device} for {schedule}"
                     remedy = f"take one from 0 to {count - 1}" if count > 1 else "the only one is 0"
                     raise RequestError(option, f"{problem}; {remedy}")
 
     def recorded(self, *, slots: bool) -> dict[str, object]:
-        """Give the keywords of `simulate` that ask for it; in slots, times are numbers of them."""
+        """Return the options of `simulate` for this disorder; in slots, times are numbers of them."""
 
         def time(amount: float) -> str:
             return str(int(amount)) if slots else units.quantity_text(amount, "s")
 
-        slow = [f"{one.device}:{_shortest(one.factor)}" for one in self.slow]
+        slow = [f"{slow.device}:{_shortest(slow.factor)}" for slow in self.slow]
         stop = [
-            ":".join([str(one.device), *(time(part) for part in (one.at, one.lasts) if part is not None)])
-            for one in self.stop
+            ":".join([str(stop.device), *(time(part) for part in (stop.at, stop.lasts) if part is not None)])
+            for stop in self.stop
         ]
-        said = {"slow": slow, "jitter": self.jitter, "link_jitter": self.link_jitter, "stop": stop}
-        return {name: said[name] for name in KEYWORDS if said[name]}
+        options = {"slow": slow, "jitter": self.jitter, "link_jitter": self.link_jitter, "stop": stop}
+        return {name: options[name] for name in DISORDER_OPTIONS if options[name]}
 
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> "Disorder":
-        """Make it of a file's content; errors begin with `subject`."""
+        """Return the disorder in a file's content; errors begin with `subject`."""
         return config.decode(content, cls, subject, (cls, Slow, Stop))
 
     def words(self) -> list[str]:
-        """Say it in a picture's title."""
-        said = [f"device {one.device} slow ×{one.factor:g}" for one in self.slow]
-        said += [f"device {one.device} stops" for one in self.stop]
-        said += [f"jitter {self.jitter}"] * bool(self.jitter)
-        return said + [f"link jitter {self.link_jitter}"] * bool(self.link_jitter)
+        """Return words for a picture's title."""
+        words = [f"device {slow.device} slow ×{slow.factor:g}" for slow in self.slow]
+        words += [f"device {stop.device} stops" for stop in self.stop]
+        texts = ("jitter", self.jitter), ("link jitter", self.link_jitter)
+        return words + [f"{name} {text}" for name, text in texts if text]
 
 
 def read_jitter(option: str, text: str) -> tuple[str, float]:
-    """Read a distribution and its coefficient of variation, "lognormal:0.1"."""
+    """Return the distribution and the coefficient of variation that a text such as "lognormal:0.1" names."""
     if not isinstance(text, str):
         raise RequestError(option, f"{short_repr(text)} is no text; write for example 'lognormal:0.1'")
     name, _, number = text.partition(":")
@@ -133,15 +129,15 @@ def disorder_of(
     stop: "Sequence[str | Stop]" = (),
     slots: bool,
 ) -> Disorder:
-    """Take what is asked for, objects or texts as on the command line, for what a cluster says.
+    """Return a cluster's disorder with the options that a request gives, objects or texts as on the command line.
 
-    `slots` says that times are of slots.
+    `slots` says that times are numbers of slots.
     """
-    if _each("slow", slow, Slow):
-        disorder = replace(disorder, slow=tuple(_read_slow(one) if isinstance(one, str) else one for one in slow))
-    if _each("stop", stop, Stop):
-        stops = tuple(_read_stop(one, slots) if isinstance(one, str) else one for one in stop)
-        if slots and any(part != int(part) for one in stops for part in (one.at, one.lasts or 0)):
+    if _is_list("slow", slow, Slow):
+        disorder = replace(disorder, slow=tuple(_read_slow(each) if isinstance(each, str) else each for each in slow))
+    if _is_list("stop", stop, Stop):
+        stops = tuple(_read_stop(each, slots) if isinstance(each, str) else each for each in stop)
+        if slots and any(part != int(part) for each in stops for part in (each.at, each.lasts or 0)):
             raise RequestError("stop", "slots are whole; give whole numbers of them, or a --model, of seconds")
         disorder = replace(disorder, stop=stops)
     for name, text in (("jitter", jitter), ("link_jitter", link_jitter)):
@@ -152,12 +148,12 @@ def disorder_of(
 
 
 def _shortest(factor: float) -> str:
-    """Write a factor so that reading it gives the same."""
+    """Return the shortest text of a factor that is read as the same factor."""
     return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
-def _each(option: str, given: object, kind: type[Slow] | type[Stop]) -> bool:
-    """Whether there are any; refuses what is no list of them."""
+def _is_list(option: str, given: object, kind: type[Slow] | type[Stop]) -> bool:
+    """Whether a list has any entries; refuses everything else than lists of texts and of the kind."""
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(g, str | kind) for g in given):
         raise RequestError(option, f"takes a list of {kind.__name__} or of texts, such as ['{_EXAMPLES[option]}']")
     return len(given) > 0
@@ -170,8 +166,8 @@ def _read_slow(text: str) -> Slow:
     device, _, factor = text.partition(":")
     if not _DIGITS.fullmatch(device) or not _NUMBER.fullmatch(factor):
         raise RequestError("slow", f"{text[:40]!r} is not DEVICE:FACTOR; write for example '{_EXAMPLES['slow']}'")
-    if not 1 / MOST_TIMES <= float(factor) <= MOST_TIMES:
-        problem = f"factor {factor[:40]} is not between {1 / MOST_TIMES:g} and {MOST_TIMES:g}"
+    if not 1 / MOST_FACTOR <= float(factor) <= MOST_FACTOR:
+        problem = f"factor {factor[:40]} is not between {1 / MOST_FACTOR:g} and {MOST_FACTOR:g}"
         raise RequestError("slow", f"{problem}; tasks of the device take FACTOR times as long")
     return Slow(device=_device("slow", device), factor=float(factor))
 

@@ -1,4 +1,4 @@
-"""What joins devices, as files say it: a link for every pair, or a topology of cables and switches."""
+"""The links between devices as files describe them: one for every pair, or a topology of cables and switches."""
 
 from math import inf
 from typing import Annotated, TypeAlias
@@ -13,12 +13,12 @@ MOST_DEVICES = 10_000_000
 MOST_JOINED = 20_000  # devices of a topology: it knows each of its edges
 PORTS = 65_536
 
-Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_DEVICES)]
+DeviceNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_DEVICES)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOINED)]
-Point: TypeAlias = Device | Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+PointName: TypeAlias = DeviceNumber | Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
-# What each kind of topology is told, beside its kind.
-KINDS = {
+# The fields of each kind of topology, beside its kind.
+TOPOLOGY_FIELDS = {
     "ring": ("link",),
     "mesh": ("link",),
     "switch": ("link",),
@@ -51,9 +51,9 @@ class Link(config.ConfigTable, frozen=True, kw_only=True):
 
 
 class PairLink(config.ConfigTable, frozen=True, kw_only=True):
-    """What differs for one pair of devices, in both directions or from the first to the second only."""
+    """The link of one pair of devices, in both directions or from the first to the second only."""
 
-    between: tuple[Device, Device]
+    between: tuple[DeviceNumber, DeviceNumber]
     latency: Seconds | None = None  # None: as for every pair
     bandwidth: Bandwidth | None = None
     achieved: Share | None = None
@@ -66,18 +66,18 @@ class PairLink(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def directions(self) -> list[tuple[int, int]]:
-        """The pairs (source, destination) that this is about."""
+        """The pairs (source, destination) that have this link."""
         a, b = self.between
         return [(a, b)] if self.one_way else [(a, b), (b, a)]
 
     def over(self, common: Link) -> Link:
-        """Give this pair's link where what it leaves open is as for every pair."""
-        said = {name: getattr(self, name) for name in common.__struct_fields__}
-        return msgspec.structs.replace(common, **{name: value for name, value in said.items() if value is not None})
+        """Return this pair's link; a field that the pair leaves open is as for every pair."""
+        fields = {name: getattr(self, name) for name in common.__struct_fields__}
+        return msgspec.structs.replace(common, **{name: value for name, value in fields.items() if value is not None})
 
 
 class Cable(config.ConfigTable, frozen=True, kw_only=True):
-    """What a message pays from one point to the next, and back: from a switch, or to the lower-numbered device."""
+    """The cost of a message from one point to the next, and back: from a switch, or to the lower-numbered device."""
 
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
@@ -110,7 +110,7 @@ class Cable(config.ConfigTable, frozen=True, kw_only=True):
 class Edge(config.ConfigTable, frozen=True, kw_only=True):
     """One cable between two points: devices by number, and switches by any other name."""
 
-    between: tuple[Point, Point]
+    between: tuple[PointName, PointName]
     latency: Seconds = 0.0
     bandwidth: Bandwidth = inf
     achieved: Share = 1.0
@@ -132,14 +132,14 @@ class Edge(config.ConfigTable, frozen=True, kw_only=True):
         return self.bandwidth * self.achieved
 
     @property
-    def directions(self) -> list[tuple[Point, Point]]:
+    def directions(self) -> list[tuple[PointName, PointName]]:
         """The ordered pairs of points that it leads from and to."""
         a, b = self.between
         return [(a, b)] if self.one_way else [(a, b), (b, a)]
 
 
 class Topology(config.ConfigTable, frozen=True, kw_only=True):
-    """How devices are joined, in a few words; which of them go with which kind is in `KINDS`."""
+    """The way in which devices are joined: a kind, and the fields that `TOPOLOGY_FIELDS` lists for it."""
 
     kind: str
     link: Cable = Cable()  # between neighbours; from device to switch; in a fat tree between switches, too
@@ -153,7 +153,7 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         config.ConfigTable.__post_init__(self)
-        taken = KINDS[choose("kind", self.kind, KINDS)]
+        taken = TOPOLOGY_FIELDS[choose("kind", self.kind, TOPOLOGY_FIELDS)]
         choose("inside", self.inside, ("switch", "mesh"))
         choose("across", self.across, ("switch", "fat-tree"))
         for word in msgspec.structs.fields(Topology)[1:]:
@@ -183,7 +183,7 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         """Whether ways within a node are alike both ways."""
         return self.inside == "switch" or self.link.there == self.link.back
 
-    def whole(self, count: int) -> int:
-        """Say how many devices there are where at least `count` are needed: nodes come whole."""
+    def complete_nodes(self, count: int) -> int:
+        """Return how many devices there are where at least `count` are needed: nodes are complete."""
         size = self.per_node or 1
         return -(-count // size) * size

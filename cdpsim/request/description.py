@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.disorder import KEYWORDS, Disorder, disorder_of
+from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder, disorder_of
 from cdpsim.errors import RequestError
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.request import Request
@@ -53,7 +53,7 @@ def _describe_model(name: object, samples: object, precision: object, *, has_sta
 
 def describe_disorder(request: Mapping[str, Any]) -> list[str]:
     """Return what disturbs a run, by its recorded request; that of a loaded trace is unchecked."""
-    recorded = {name: request[name] for name in KEYWORDS if name in request}
+    recorded = {name: request[name] for name in DISORDER_OPTIONS if name in request}
     try:
         return disorder_of(Disorder(), **recorded, slots=request.get("model") in UNIT_MODELS).words()
     except RequestError:

@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import UNLIMITED_LANES
-from cdpsim.cluster.disorder import KEYWORDS as DISORDER
+from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.limits import refuse_too_large

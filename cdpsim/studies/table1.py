@@ -1,5 +1,6 @@
 """Table 1 of the paper, three ways: as printed, exact, and measured on the trace of a run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -177,17 +178,16 @@ def compute_table1(
 ) -> Table1:
     """Simulate the nine rows and compare each with its formulas; or evaluate the `formulas_alone`, for any n."""
     if true_or_false("exact", formulas_alone):
-        _refuse_options_of_runs(
-            {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
-        )
+        given = {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
+        _refuse_options_of_runs(name for name, is_given in given.items() if is_given)
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
     choose("collective", collective, STATED_COLLECTIVES)
     true_or_false("shared_parameters", shared_parameters)
     table = Table1(n, collective, [], [])
     for name in progress(PRINTED, "table1"):
         schedule, exact = SCHEDULES[name], exact_cells(name, n, collective, shared_parameters)
-        papers = dict(zip(QUANTITIES, PRINTED[name], strict=True))
-        cells = {quantity: {"paper": papers[quantity], "exact": exact[quantity]} for quantity in QUANTITIES}
+        papers = zip(QUANTITIES, PRINTED[name], strict=True)
+        cells = {quantity: {"paper": paper, "exact": exact[quantity]} for quantity, paper in papers}
         row: dict[str, Any] = {"schedule": name, "rule": schedule.rule.name, **cells}
         table.rows.append(row)
         if formulas_alone:
@@ -202,11 +202,10 @@ def compute_table1(
     return table
 
 
-def _refuse_options_of_runs(given: dict[str, bool]) -> None:
+def _refuse_options_of_runs(names: Iterable[str]) -> None:
     """Refuse options that would change nothing where nothing is run."""
-    for name, is_given in given.items():
-        if is_given:
-            raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
+    for name in names:
+        raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
 
 
 def _run(name: str, n: int, **options: Any) -> Run:

@@ -271,7 +271,7 @@ def test_peaks_are_the_highest_of_the_curves(request: dict[str, Any], at_once: i
     trace = simulate(**request)
     program, start, end = trace.program, trace.start, trace.end
     wanted = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
-    curve, total = memory.memory_by_category(program, start, end), memory.total_memory(program, start, end)
+    curve, total = memory.memory_by_category(program, start, end), memory.device_memory(program, start, end)
     for device, category, size in zip(curve["device"], curve["category"], curve["size"], strict=True):
         wanted[device, category] = max(wanted[device, category], size)
     for device, _, size in zip(*total, strict=True):

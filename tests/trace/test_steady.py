@@ -216,7 +216,7 @@ def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
     """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
     run = simulate("multi-cdp", 2, steps=12)
     program, step = run.program, steady.steps_of_nodes(run.program)
-    assert steady.reach(program, step)[0] == 2
+    assert steady.dependency_reach(program, step)[0] == 2
     end = run.end.copy()
     end[np.flatnonzero(program.tasks.step == 10)[0]] -= 1
     assert steady.certify(program, step, run.start, run.end) is not None

@@ -69,7 +69,7 @@ def memory_by_category(program: Program, start: Times, end: Times) -> dict[str, 
     return {"device": key, "category": category, "time": time, "size": size}
 
 
-def total_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
+def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Times, Ints]:
     """Sum over all categories; return (device, time, size from then on)."""
     return _memory_by_key(program, program.buffers.device, start, end)
 
@@ -82,7 +82,7 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
         return result
     curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
-    device, _, size = total_memory(program, start, end)
+    device, _, size = device_memory(program, start, end)
     np.maximum.at(result[:, -1], device, size)
     return result
 

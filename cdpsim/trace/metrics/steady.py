@@ -52,7 +52,7 @@ def steps_of_nodes(program: Program) -> Ints:
     return np.concatenate([step, np.maximum(step[program.first_messages], program.parts.step)])
 
 
-def reach(program: Program, step: Ints) -> tuple[int, int]:
+def dependency_reach(program: Program, step: Ints) -> tuple[int, int]:
     """Return how many steps dependencies reach back at most (at least 1), and how many forward."""
     before, after = program.waits()
     steps = step[after] - step[before]
@@ -61,7 +61,7 @@ def reach(program: Program, step: Ints) -> tuple[int, int]:
 
 def last_followed_step(program: Program, step: Ints) -> int:
     """Return the last step behind which devices have something to do, as far as dependencies alone tell."""
-    return max(0, program.steps - 1 - reach(program, step)[1])
+    return max(0, program.steps - 1 - dependency_reach(program, step)[1])
 
 
 def last_complete_step(program: Program, step: Ints, start: Times, forward: int) -> int:
@@ -85,7 +85,7 @@ def certify(program: Program, step: Ints, start: Times, end: Times) -> Certifica
     """
     if program.m is None:
         return None
-    back, forward = reach(program, step)
+    back, forward = dependency_reach(program, step)
     last = last_complete_step(program, step, start, forward)
     ends, nodes = ends_of_steps(program, end), _nodes_by_step(program, step, end)
     for every in range(1, min(last + 1 - back, last - program.fill) + 1):
