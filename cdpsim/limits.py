@@ -1,4 +1,4 @@
-"""What a run will need, told before it starts, and refused if this machine has not got it."""
+"""Estimates of the memory that a run needs, and refusals of runs that do not fit into this machine's."""
 
 import os
 import sys
@@ -14,31 +14,33 @@ from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.expand import is_unrolled, unroll
 
-# At the peak, traces written out included, in the slot model and with real costs; measured on the schedule that needs
-# most (benchmarks/README.md).
+# Bytes at the peak, the writing of traces included, in the slot model and with real costs; measured on the schedule
+# that needs most (benchmarks/README.md).
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
-ANYWHERE = 2**24  # bytes that are free wherever Python runs: they are not asked for
+ALWAYS_FREE = 2**24  # bytes that are free wherever Python runs; the system is not asked about them
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
-# Of an expanded collective, beyond that: for each message, and for each dependency that messages have.
+# Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
-MOST_LAID_OUT = 10**6  # messages of one collective, to see what they wait for, although they will not fit
+MOST_MESSAGES_LAID_OUT = (
+    10**6
+)  # of one collective: so many are laid out to count their dependencies, although they will not fit
 
 
 def free_bytes() -> int:
-    """The memory that a process may still take: the system's, or its container's if that has less."""
-    found = [_physical_bytes()]
+    """Return the memory that a process may still take: the system's, or its container's if that has less."""
+    sizes = [_physical_bytes()]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+        sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
     with suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-        found.append(max(limit - used, 0))
-    return min(found)
+        sizes.append(max(limit - used, 0))
+    return min(sizes)
 
 
 def _physical_bytes() -> int:
-    """All memory of a Unix system, what is free of Windows'; of a system that says neither, as much as can be."""
+    """Return all memory of a Unix system, or the free memory of Windows; of other systems, the largest number."""
     with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(ImportError, AttributeError, OSError):
@@ -47,7 +49,7 @@ def _physical_bytes() -> int:
 
 
 def _free_on_windows() -> int:
-    """Ask the kernel, by its MEMORYSTATUSEX."""
+    """Return the free memory that the kernel gives in its MEMORYSTATUSEX."""
     import ctypes  # not every Python has it
 
     status = (ctypes.c_uint64 * 8)(64)  # two 32-bit numbers first: the structure's length, and the load in percent
@@ -67,16 +69,16 @@ def refuse_too_large(
     parts: int = 2,
     slots: bool = True,
 ) -> None:
-    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate and what would.
+    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
 
     A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages.
     """
     each_pass = parts * replicas * steps
     tasks = n * (n if m is None else m) * each_pass
     each = BYTES_PER_TASK[engine][not slots]
-    if max_memory is None and tasks * each <= ANYWHERE:
+    if max_memory is None and tasks * each <= ALWAYS_FREE:
         return
-    limit = _allowed(max_memory)
+    limit = _bytes_allowed(max_memory)
     most = min(limit // each, MOST_TASKS)
     if tasks <= most:
         return
@@ -86,45 +88,46 @@ def refuse_too_large(
     )
     fits["steps"] = most * steps // tasks
     remedy = " or ".join(f"{name}={value}" for name, value in fits.items() if value)
+    remedy += " would fit" if remedy else ""
     asked = {"n": n, "m": m, "replicas": None if replicas == 1 else replicas}
     size = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
     raise RequestError(
         "n",
-        f"{size} with steps={steps} is {tasks:,} tasks and about {_said(tasks * each)}, but {_said(limit)} {whose} "
-        f"and {MOST_TASKS:,} tasks are the most; {f'{remedy} would fit' if remedy else 'allow more'}",
+        f"{size} with steps={steps} is {tasks:,} tasks and about {_size(tasks * each)}, but "
+        f"{_size(limit)} {whose} and {MOST_TASKS:,} tasks are the most; {remedy or 'allow more'}",
     )
 
 
 def refuse_large_expansion(
     program: Program, costs: Costs, engine: str, max_memory: str | float | None, *, slots: bool = True
 ) -> None:
-    """Refuse, before they are laid out, collectives whose messages will not fit, with an estimate and what would."""
-    limit = _allowed(max_memory)
-    own = len(program.tasks) * BYTES_PER_TASK[engine][not slots]
+    """Refuse, before they are laid out, collectives whose messages will not fit, with an estimate, and what would."""
+    limit = _bytes_allowed(max_memory)
+    unexpanded = len(program.tasks) * BYTES_PER_TASK[engine][not slots]
     by_message, by_edge = BYTES_PER_MESSAGE[engine]
-    alike = _alike(program, costs)
-    each = {key: _messages(costs, *key) for key in alike}
-    messages = sum(count * each[key] for key, (count, _) in alike.items())
-    need = own + messages * by_message
-    laid_out = need <= limit or max(each.values(), default=0) <= MOST_LAID_OUT
+    collectives = _equal_collectives(program, costs)
+    each = {key: _most_messages(costs, *key) for key in collectives}
+    messages = sum(count * each[key] for key, (count, _) in collectives.items())
+    need = unexpanded + messages * by_message
+    laid_out = need <= limit or max(each.values(), default=0) <= MOST_MESSAGES_LAID_OUT
     if laid_out:
-        for (number, k), (count, waits) in alike.items():
+        for (number, k), (count, waits) in collectives.items():
             layout = unroll(costs.algorithms[number], k)
             need += by_edge * (count * (len(layout.data[0]) + len(layout.room[0])) + waits * len(layout.begins))
-    if not alike or (need <= limit and messages <= MOST_TASKS):
+    if not collectives or (need <= limit and messages <= MOST_TASKS):
         return
     steps = min(limit * program.steps // need, MOST_TASKS * program.steps // messages) if laid_out else 0
     remedy = f"steps={steps} would fit, or" if steps else "allow more, or take"
     whose = "is free here" if max_memory is None else "is what --max-memory allows"
     raise RequestError(
         "expand-collectives",
-        f"makes {messages:,} messages and needs {'about' if laid_out else 'more than'} {_said(need)}, but "
-        f"{_said(limit)} {whose} and {MOST_TASKS:,} are the most; {remedy} another --collective (tree has fewest)",
+        f"makes {messages:,} messages and needs {'about' if laid_out else 'more than'} {_size(need)}, but "
+        f"{_size(limit)} {whose} and {MOST_TASKS:,} are the most; {remedy} another --collective (tree has fewest)",
     )
 
 
-def _allowed(max_memory: str | float | None) -> int:
-    """What may be spent: as much as is asked for, or all that is free."""
+def _bytes_allowed(max_memory: str | float | None) -> int:
+    """Return how many bytes a run may take: as many as the option allows, or all that are free."""
     if max_memory is None:
         return free_bytes()
     try:
@@ -133,24 +136,24 @@ def _allowed(max_memory: str | float | None) -> int:
         raise RequestError("max-memory", str(error)) from None
 
 
-def _alike(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, int]]:
-    """How many collectives there are of each algorithm and group size, and for how much they wait together."""
+def _equal_collectives(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the number of collectives of each algorithm and group size, and of all nodes for which these wait."""
     rows = np.flatnonzero(is_unrolled(program))
     waits = np.bincount(program.edges.after, minlength=program.nodes)[len(program.tasks) :][rows]
     ranks = [len(program.ranks_of(group)) for group in range(len(program.groups))]
     sizes = np.array(ranks, dtype=np.int64)[program.messages.dst[rows]]
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    counts: dict[tuple[int, int], tuple[int, int]] = {}
     for number, k, many in zip(costs.runs_by[rows].tolist(), sizes.tolist(), waits.tolist(), strict=True):
-        count, before = found.get((number, k), (0, 0))
-        found[number, k] = count + 1, before + many
-    return found
+        count, before = counts.get((number, k), (0, 0))
+        counts[number, k] = count + 1, before + many
+    return counts
 
 
-def _messages(costs: Costs, number: int, k: int) -> int:
-    """How many messages an algorithm sends at most: one for each part, or for each member, channel and round."""
-    how = costs.algorithms[number]
-    return min(int(how.sends(k).sum()), k * how.channels * how.rounds(k))
+def _most_messages(costs: Costs, number: int, k: int) -> int:
+    """Return how many messages an algorithm sends at most: one for each part, or for each member, channel and round."""
+    algorithm = costs.algorithms[number]
+    return min(int(algorithm.sends(k).sum()), k * algorithm.channels * algorithm.rounds(k))
 
 
-def _said(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 10**8 else f"{size / 1e6:,.3g} MB"
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 10**8 else f"{count / 1e6:,.3g} MB"

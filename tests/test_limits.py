@@ -119,7 +119,7 @@ def test_an_expansion_is_refused_for_all_of_its_messages(
     assert len(simulate("multi-dp", **request).messages["size"]) == 8 * 3 * expected
     tasks = 3 * (8 * 8 * 2 + 8 * 8) * BYTES_PER_TASK["auto"][1]  # updates, too
     monkeypatch.setattr("cdpsim.limits.unroll", None)
-    monkeypatch.setattr("cdpsim.limits.MOST_LAID_OUT", 0)
+    monkeypatch.setattr("cdpsim.limits.MOST_MESSAGES_LAID_OUT", 0)
     with pytest.raises(RequestError, match=f"^expand-collectives: makes {8 * 3 * expected:,} messages and needs more"):
         simulate("multi-dp", **request, max_memory=tasks + 8 * 3 * expected * BYTES_PER_MESSAGE["auto"][0] - 1)
 

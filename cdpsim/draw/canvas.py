@@ -72,8 +72,10 @@ def label(name: str, longest: int = 60) -> str:
 
 
 def amount_text(value: float, unit: str) -> str:
-    """Return an amount for a figure, in three digits: "12.5 ms", "1.5 GB"; "36" in the slot model, without a unit."""
-    return short_text(value, unit, digits=3).replace("u", "µ") if unit else f"{value}"
+    """Return an amount for a figure: "12.5 ms", "1.5 GB"; without a unit, as in the slot model, "1,236" or "1.25"."""
+    if not unit:
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+    return short_text(value, unit, digits=3).replace("u", "µ")
 
 
 def caption(figure: "Figure", lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A timetable in plain text: what small schedules do, slot by slot."""
+"""A timetable in plain text: the tasks of a small schedule, slot by slot."""
 
 from cdpsim.trace import Trace
 
@@ -6,7 +6,7 @@ from cdpsim.trace import Trace
 def timetable(trace: Trace) -> str:
     """Draw a row per device and a column per slot; `F1.0` is the forward of micro-batch 1 on stage 0.
 
-    For runs under unit costs. What a device does side by side is joined by `+`; a task that reads an older version
+    For runs under unit costs. Tasks of a device in one slot are joined by `+`; a task that reads an older version
     than the newest is marked with `/`, as in the paper's Fig. 1.
     """
     cells: dict[tuple[int, int], list[str]] = {}

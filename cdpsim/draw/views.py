@@ -78,6 +78,12 @@ class Views:
         return codes(self.memory["category"], Category)
 
     @cached_property
+    def memory_change(self) -> np.ndarray:
+        """The change of a device's memory of a category with each row."""
+        size = self.memory["size"].astype(np.int64)
+        return size - previous_in_run(size, group_starts(self.memory["device"], self.category))
+
+    @cached_property
     def start(self) -> Times:
         """The starts of all tasks, then of all messages."""
         return np.concatenate([self.tasks["start"], self.messages["start"]])
@@ -184,6 +190,13 @@ def codes(words: np.ndarray, kinds: type[IntEnum]) -> Ints:
     for code, word in enumerate(names_of(kinds).tolist()):
         number[words == word] = code
     return number
+
+
+def previous_in_run(values: Ints, first: Ints) -> Ints:
+    """Return the value before each one in its run, 0 for the first of each run."""
+    before = np.append(0, values)[:-1]
+    before[first[first < len(values)]] = 0
+    return before
 
 
 def word_of(member: IntEnum) -> str:

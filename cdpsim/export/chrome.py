@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from cdpsim.draw.views import KIND_WORDS, Views, plain_title
-from cdpsim.export.tracks import SLOT, Counters, Tracks, counters, tracks
+from cdpsim.export.tracks import SLOT, Counters, Tracks, lay_out_tracks, memory_counters
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace import Trace
@@ -83,19 +83,20 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
 def chrome(trace: Trace) -> Iterator[bytes]:
     """Return a trace as the content of a .json file, some events at a time."""
     views = Views(trace)
-    return _encode_trace(views, tracks(views), counters(views))
+    return _encode_trace(views, lay_out_tracks(views), memory_counters(views))
 
 
-def _encode_trace(views: Views, shown: Tracks, held: Counters) -> Iterator[bytes]:
-    yield _file_head(views, shown)
+def _encode_trace(views: Views, tracks: Tracks, counters: Counters) -> Iterator[bytes]:
+    yield _file_head(views, tracks)
     encoder = msgspec.json.Encoder()
-    for events in chain(_counter_events(views, held), _slices_and_arrows(views, shown)):
+    for events in chain(_counter_events(views, counters), _slices_and_arrows(views, tracks)):
         # JSON escapes line breaks within texts, so that all that are left stand between events.
-        yield b",\n" + encoder.encode_lines(events).rstrip(b"\n").replace(b"\n", b",\n")
+        yield b",\n"
+        yield encoder.encode_lines(events)[:-1].replace(b"\n", b",\n")
     yield b"\n]}\n"
 
 
-def _file_head(views: Views, shown: Tracks) -> bytes:
+def _file_head(views: Views, tracks: Tracks) -> bytes:
     """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
     One file has all devices, so it is rank 0's of as many ranks.
@@ -108,8 +109,8 @@ def _file_head(views: Views, shown: Tracks) -> bytes:
     }
     # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
     text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
-    processes = [(k, 0, name) for k, name in enumerate(shown.processes)]
-    threads = [(thread.process, _tid(shown, k), thread.name) for k, thread in enumerate(shown.threads)]
+    processes = [(k, 0, name) for k, name in enumerate(tracks.processes)]
+    threads = [(thread.process, _tid(tracks, k), thread.name) for k, thread in enumerate(tracks.threads)]
     names = map(msgspec.json.encode, [*_name_events("process", processes), *_name_events("thread", threads)])
     return text + b',\n "traceEvents": [\n' + b",\n".join(names)
 
@@ -122,43 +123,42 @@ def _name_events(what: str, rows: list[tuple[int, int, str]]) -> Iterator[dict[s
         yield where | {"name": f"{what}_sort_index", "args": {"sort_index": rank}}
 
 
-def _tid(shown: Tracks, thread: Any) -> Any:
+def _tid(tracks: Tracks, thread: Any) -> Any:
     """Return the number of a thread in the file: that of a process would make it that process's main thread."""
-    return len(shown.processes) + thread
+    return len(tracks.processes) + thread
 
 
 def _microseconds(nanoseconds: Ints) -> np.ndarray:
-    """Convert times: to integers if all are whole; else to floats, whose shortest text has the very nanoseconds."""
-    whole = not (nanoseconds % SLOT).any()
-    return nanoseconds // SLOT if whole else nanoseconds / SLOT
+    """Convert times to integers if all are multiples, else to floats, whose shortest text has the exact nanoseconds."""
+    return nanoseconds / SLOT if (nanoseconds % SLOT).any() else nanoseconds // SLOT
 
 
-def _counter_events(views: Views, held: Counters) -> Iterator[list[Any]]:
+def _counter_events(views: Views, counters: Counters) -> Iterator[list[Any]]:
     unit = "stages' worth" if views.in_slots else "bytes"
-    category, device, time = np.array(held.category, dtype=object), held.device, _microseconds(held.time)
+    category, device, time = np.array(counters.category, dtype=object), counters.device, _microseconds(counters.time)
     for low in progress(range(0, len(time), _EVENTS_AT_ONCE), "write"):
         rows = slice(low, low + _EVENTS_AT_ONCE)
-        curve = held.curve[rows]
+        curve = counters.curve[rows]
         columns = (column.tolist() for column in (category[curve], device[curve], time[rows]))
-        yield list(map(Counter, *columns, ({unit: size} for size in held.size[rows].tolist())))
+        yield list(map(Counter, *columns, ({unit: size} for size in counters.size[rows].tolist())))
 
 
-def _slices_and_arrows(views: Views, shown: Tracks) -> Iterator[list[Any]]:
-    """Return slices by their start, each with the ends of its arrows behind it, as viewers bind them."""
-    count, rank = len(shown.order), np.empty(len(shown.order), dtype=np.int64)
-    rank[shown.order] = np.arange(count)
+def _slices_and_arrows(views: Views, tracks: Tracks) -> Iterator[list[Any]]:
+    """Return slices by their start, each followed by the ends of its arrows: viewers bind those to the slice before."""
+    count, rank = len(tracks.order), np.empty(len(tracks.order), dtype=np.int64)
+    rank[tracks.order] = np.arange(count)
     begins = np.zeros(count, dtype=bool)
-    begins[shown.source] = True
+    begins[tracks.source] = True
     sources = np.flatnonzero(begins)
-    events = _Events(views, shown)
+    events = _EventMaker(views, tracks)
     kinds = (
         (events.tasks, np.arange(len(views.kind))),
         (events.messages, np.arange(len(views.kind), count)),
         (events.starts, sources),
-        (events.ends, np.arange(len(shown.target))),
+        (events.ends, np.arange(len(tracks.target))),
     )
     first = np.cumsum([0, *(len(rows) for _, rows in kinds)])
-    order = np.argsort(np.concatenate([rank, rank[sources], rank[shown.target]]), kind="stable")
+    order = np.argsort(np.concatenate([rank, rank[sources], rank[tracks.target]]), kind="stable")
     for low in progress(range(0, len(order), _EVENTS_AT_ONCE), "write"):
         numbers = order[low : low + _EVENTS_AT_ONCE]
         part = np.empty(len(numbers), dtype=object)
@@ -168,36 +168,36 @@ def _slices_and_arrows(views: Views, shown: Tracks) -> Iterator[list[Any]]:
         yield part.tolist()
 
 
-class _Events:
-    """What makes events of slices and arrows from their numbers."""
+class _EventMaker:
+    """Make the events of slices and arrows from their numbers."""
 
-    def __init__(self, views: Views, shown: Tracks) -> None:
-        self.views, self.shown = views, shown
-        process = np.array([thread.process for thread in shown.threads])
-        self.pid, self.tid = process[shown.thread], _tid(shown, shown.thread)
-        times = _microseconds(np.concatenate([shown.start, shown.end]))
-        self.start = times[: len(shown.start)]
-        self.duration = _microseconds(shown.end - shown.start)
-        self.dst = np.array(shown.dst, dtype=object)
+    def __init__(self, views: Views, tracks: Tracks) -> None:
+        self.views, self.tracks = views, tracks
+        process = np.array([thread.process for thread in tracks.threads])
+        self.pid, self.tid = process[tracks.thread], _tid(tracks, tracks.thread)
+        times = _microseconds(np.concatenate([tracks.start, tracks.end]))
+        self.start = times[: len(tracks.start)]
+        self.duration = _microseconds(tracks.end - tracks.start)
+        self.dst = np.array(tracks.dst, dtype=object)
 
     def tasks(self, rows: Ints) -> list[Slice]:
-        """Name tasks as timetables do: `F1.0` is the forward of micro-batch 1 on stage 0; `/` marks a stale one."""
+        """Return tasks under the names of timetables: `F1.0` for micro-batch 1 on stage 0, with `/` if it is stale."""
         tasks = {name: column[rows].tolist() for name, column in self.views.tasks.items()}
         where = zip(tasks["kind"], tasks["micro_batch"], tasks["stage"], tasks["stale"], strict=True)
-        names = [f"{kind}{' ' * (kind == 'U')}{place(i, j)}{'/' * stale}" for kind, i, j, stale in where]
+        names = [f"{kind}{i}.{j}{'/' * stale}" if i >= 0 else f"{kind} {place(i, j)}" for kind, i, j, stale in where]
         indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
         arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
         return self._slices(rows, names, map(KIND_WORDS.__getitem__, tasks["kind"]), arguments)
 
     def messages(self, slices: Ints) -> list[Slice]:
-        """Name messages by their content: `activation 1.0`, `all_reduce gradient of stage 2`."""
+        """Return messages under the names of their contents: `activation 1.0`, `all_reduce gradient of stage 2`."""
         rows = slices - len(self.views.kind)
         columns = {name: column[rows].tolist() for name, column in self.views.messages.items()}
         op, content = columns["op"], columns["content"]
         where = zip(op, content, columns["micro_batch"], columns["stage"], strict=True)
         names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(i, j)}" for o, c, i, j in where]
         indices = (_present(columns[name], UNSET) for name in ("micro_batch", "stage"))
-        dst, src = self.dst[self.shown.link[rows]].tolist(), _present(columns["src"], None)
+        dst, src = self.dst[self.tracks.link[rows]].tolist(), _present(columns["src"], None)
         others = (columns["step"], src, columns["size"], columns["rounds"])
         return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
 
@@ -207,7 +207,7 @@ class _Events:
 
     def ends(self, arrows: Ints) -> list[ArrowEnd]:
         """Return the end of each arrow, under the number of its start."""
-        return self._arrow_ends("f", "e", self.shown.source[arrows], self.shown.target[arrows])
+        return self._arrow_ends("f", "e", self.tracks.source[arrows], self.tracks.target[arrows])
 
     def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
         columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start, self.duration))

@@ -168,7 +168,7 @@ def write_comparison(
 
 
 def write_breakeven(
-    found: Sequence[BreakEven],
+    results: Sequence[BreakEven],
     factors: Sequence[float],
     curves: Sequence[StepCurve],
     path: str | Path,
@@ -180,7 +180,7 @@ def write_breakeven(
     from cdpsim.draw.break_even_curves import break_even_curves
 
     check_picture(path, force=force)
-    _write(partial(break_even_curves, found, factors, curves, share=share), path, force)
+    _write(partial(break_even_curves, results, factors, curves, share=share), path, force)
 
 
 def _order(trace: Trace) -> Actions:

@@ -53,7 +53,7 @@ class Counters(NamedTuple):
     size: Ints
 
 
-def tracks(views: Views) -> Tracks:
+def lay_out_tracks(views: Views) -> Tracks:
     """Lay out all tasks and messages of a trace."""
     start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
     count, devices = len(views.kind), views.devices
@@ -70,7 +70,7 @@ def tracks(views: Views) -> Tracks:
     return Tracks(processes, threads + on_links, dst, thread, link, start, end, order, source, target)
 
 
-def counters(views: Views) -> Counters:
+def memory_counters(views: Views) -> Counters:
     """Return the memory curves of a trace, one per device and category; of changes at one time the last."""
     columns = views.memory
     first = group_starts(columns["device"], views.category)

@@ -145,7 +145,7 @@ def format_table(form: str, records: object, header: TextRow, rows: Sequence[Dat
     return FORMATS[form](header, rows)
 
 
-def noted(table: str, form: str, notes: Sequence[str]) -> str:
+def with_notes(table: str, form: str, notes: Sequence[str]) -> str:
     """Return a table for people with lines added, in LaTeX as comments; a table for programs as it is."""
     lines = [one_line(note) for note in notes]
     if form == "latex":

@@ -20,7 +20,7 @@ from cdpsim.program.assembly import counted_once, pyramid_of
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, TRAINING, EngineName, InapplicableOption, Options
-from cdpsim.request.reading import find_cluster, find_model, memory_engine, preset_options, read_options, undisturbed
+from cdpsim.request.reading import memory_engine, preset_options, read_cluster, read_model, read_options, undisturbed
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
@@ -238,7 +238,7 @@ class Request(Mapping[str, Any]):
         kept |= {"cluster"} if cluster is self.cluster else set()
         presets = preset_options({"model": model, "cluster": cluster}, self.given_training)
         presets |= {name: value for name, value in self.preset_options.items() if name in kept}
-        found = find_cluster(cluster)
+        found = read_cluster(cluster)
         return self._changed(
             model=model if model is self.model else self._other_model(model),
             cluster=undisturbed(found),
@@ -251,7 +251,7 @@ class Request(Mapping[str, Any]):
         """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
         n = self.shape.n
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            model = find_model(model, n, self.given_training)
+            model = read_model(model, n, self.given_training)
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"
             raise RequestError("model", f"{problem}, and this request's is not; make another request")

@@ -48,12 +48,12 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         n = schedule.shape.n
     training = {name: options[name] for name in TRAINING}
     is_unit = isinstance(options["model"], str) and options["model"] in UNIT_MODELS
-    model = None if is_unit else find_model(options["model"], n, training)
+    model = None if is_unit else read_model(options["model"], n, training)
     n = whole_number("n", n, at_least=1) if model is None else model.n
     shape, in_slots = shape_of(schedule, n, options), model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
-    model = model or find_model(options["model"], n, training)
-    cluster = find_cluster(options["cluster"])
+    model = model or read_model(options["model"], n, training)
+    cluster = read_cluster(options["cluster"])
     disturbances = {name: options[name] for name in DISORDER}
     own_disorder = disorder_of(Disorder(), **disturbances, slots=in_slots)
     disorder = disorder_of(cluster.disorder, **disturbances, slots=in_slots)
@@ -223,7 +223,7 @@ def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], .
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 
 
-def find_model(
+def read_model(
     model: str | Path | Model | Mapping[str, object], n: int | None, training: Mapping[str, object]
 ) -> Model:
     """Return a model by name, file or content, in n stages if given, trained by the options or its own recipe."""
@@ -239,7 +239,7 @@ def find_model(
     return apply_recipe(found, msgspec.structs.replace(found.training, **given), n)
 
 
-def find_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:
+def read_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:
     """Return a cluster by name, file or content."""
     if isinstance(cluster, Mapping) or (isinstance(cluster, str) and cluster == "unit"):
         return Cluster.from_builtins(cluster, "cluster")

@@ -21,7 +21,7 @@ from cdpsim.cli.console import say, write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.export import pictures
-from cdpsim.files.tables import format_table, noted
+from cdpsim.files.tables import format_table, with_notes
 from cdpsim.files.units import short_text, size_bytes
 from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
@@ -129,7 +129,7 @@ def _table_text(measured: Sequence[Measured], columns: Sequence[Column], form: s
         for row in measured
     ]
     table = format_table(form, [row.to_builtins() for row in measured], header, rows)
-    return noted(table, form, table_notes(measured))
+    return with_notes(table, form, table_notes(measured))
 
 
 def measured_cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:

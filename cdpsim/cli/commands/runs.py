@@ -19,7 +19,7 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, options_of, run_of
 from cdpsim.cli.console import say, write_stdout
 from cdpsim.cli.parser import argument, command
-from cdpsim.files.tables import format_table, noted
+from cdpsim.files.tables import format_table, with_notes
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
@@ -99,5 +99,5 @@ def import_command(args: argparse.Namespace) -> int:
     cells = [(column.heading, measured_cell(measured, column, form, slots=run.in_slots)) for column in MEASURED_COLUMNS]
     rows = [row for row in cells if row[1] is not None]
     table = format_table(form, measured.to_builtins(), (args.schedule, ""), rows)
-    write_stdout(noted(table, form, table_notes([measured])))
+    write_stdout(with_notes(table, form, table_notes([measured])))
     return 0

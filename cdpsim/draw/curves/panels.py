@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cdpsim.draw import views
-from cdpsim.draw.canvas import INK, label, plain
+from cdpsim.draw.canvas import INK, amount_text, label, plain
 from cdpsim.draw.curves.step_functions import Series, end_of_run
 from cdpsim.errors import RequestError
 from cdpsim.numeric.close_times import CLOSE_TIMES
@@ -35,25 +35,16 @@ class Scale(NamedTuple):
 
     def amount(self, value: float, unit: str = "") -> str:
         """Write a number with its unit, by default that of the scale: `36`, or `1.5 GB`."""
-        return _engineering(value, "" if self.in_slots else unit or self.unit)
+        return amount_text(value, "" if self.in_slots else unit or self.unit)
 
     def moment(self, time: float) -> str:
         """Write a time: `slot 7`, or `12.5 ms`."""
-        return f"slot {time:,}" if self.in_slots else _engineering(time, "s")
+        return f"slot {time:,}" if self.in_slots else amount_text(time, "s")
 
     def peak(self, series: Series) -> str:
         """Write a peak and its time."""
         time, value = peak(series)
         return f"peak {self.amount(value)} at {self.moment(time)}"
-
-
-def _engineering(value: float, unit: str) -> str:
-    """Write a number with three digits and an SI prefix; without a unit, a whole number in full."""
-    from matplotlib.ticker import EngFormatter
-
-    if not unit:
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
-    return str(EngFormatter(unit)(float(f"{value:.3g}")))
 
 
 def scale_of(traces: Sequence[Trace], unit: str = "B", *, at_once: bool = False) -> Scale:

@@ -10,6 +10,7 @@ from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.curves.panels import Scale, draw_boxes, figure_of, legend, mark_peak, panel, peak, steps
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, thinned
 from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.draw.views import word_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -40,8 +41,7 @@ class Layer(NamedTuple):
 
 def layers_of(order: Iterable[Member], colours: Mapping[Member, str]) -> dict[int, Layer]:
     """Return the layers of members of an enumeration, the lowest first."""
-    names = {member: member.name.lower().replace("_", " ") for member in order}
-    return {int(member): Layer(name, colours[member], _HATCHES[colours[member]]) for member, name in names.items()}
+    return {int(member): Layer(word_of(member), colours[member], _HATCHES[colours[member]]) for member in order}
 
 
 def stacked_figure(

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cdpsim.draw.views import Views
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.program import Category
-from cdpsim.trace import Trace, names_of
+from cdpsim.trace import Trace
 
 PIXEL_COLUMNS = 1_000  # about as many pixels as a figure is wide
 MOST_POINTS = 4 * PIXEL_COLUMNS  # of a curve that is not thinned
@@ -40,13 +41,8 @@ def used_devices(trace: Trace) -> Ints:
 
 def memory_changes(trace: Trace) -> tuple[Ints, Times, np.ndarray]:
     """Return (category, time, change) of each row of `trace.memory`."""
-    memory = trace.memory
-    size = memory["size"].astype(np.int64)
-    change = np.diff(size, prepend=0)
-    first = group_starts(memory["device"], memory["category"])
-    change[first] = size[first]
-    category = np.searchsorted(names_of(Category), memory["category"])  # whose members are in alphabetical order
-    return category, memory["time"], change
+    views = Views(trace)
+    return views.category, trace.memory["time"], views.memory_change
 
 
 def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:

@@ -79,7 +79,9 @@ def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
     """Draw the total by content, and the bytes that each device sends."""
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
-    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithms(trace))
+    figure, axes = stacked_figure(
+        titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithm_note(trace)
+    )
     _traffic_panel(axes, [trace], [total], scale)
     if len(total.time):
         mark_peak(axes, peak(total), f"{scale.peak(total)}, {_sum_and_mean(trace, scale)}", "peak")
@@ -121,7 +123,7 @@ def _has_collectives(trace: Trace) -> bool:
     return bool((trace.messages["op"] != "p2p").any())
 
 
-def _algorithms(trace: Trace) -> str:
+def _algorithm_note(trace: Trace) -> str:
     """Return by which algorithms collectives run, if there are any; but for all-reduces, binomial trees by default."""
     name = label(_collective(trace))
     if (trace.messages["op"] == "all_reduce").any():

@@ -1,4 +1,4 @@
-"""A run in real time: what every device and every link does when, and why devices are idle."""
+"""A run in real time: the tasks of every device, the messages of every link, and why devices are idle."""
 
 from typing import TYPE_CHECKING
 
@@ -49,13 +49,13 @@ def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
     drawing = Drawing(axes, width * 72 / span, fine)
     _draw_axes(axes, trace, rows, span, width)
     for reason in IdleReason:
-        some = idle.reason == reason
-        bars.idle_boxes(axes, reason, rows.lane_top[idle.lane[some]], idle.begin[some], idle.end[some])
+        chosen = idle.reason == reason
+        bars.idle_boxes(axes, reason, rows.lane_top[idle.lane[chosen]], idle.begin[chosen], idle.end[chosen])
     _draw_tasks(drawing, views, rows)
     for content in Content:
-        some = views.content == content
-        times = (views.messages[name][some] for name in ("start", "end"))
-        bars.message_bars(drawing, content, rows.message_top[some], *times)
+        chosen = views.content == content
+        times = (views.messages[name][chosen] for name in ("start", "end"))
+        bars.message_bars(drawing, content, rows.message_top[chosen], *times)
     if dependencies and views.run:
         _draw_waits(axes, views, views.run, rows)
     foot = figure.add_axes((0, 0, 1, below / size[1]))
@@ -109,9 +109,9 @@ def _draw_tasks(drawing: Drawing, views: Views, rows: Rows) -> None:
     shade = np.where(tasks["kind"] == "U", len(COLOURS), tasks["micro_batch"] % len(COLOURS))
     top, colours = rows.lane_top[rows.lane], np.array([*COLOURS, INK])[shade]
     for kind in KIND_WORDS:
-        some = tasks["kind"] == kind
-        columns = tasks["start"][some], tasks["end"][some], colours[some], tasks["stale"][some]
-        bars.task_bars(drawing, kind, top[some], *columns)
+        chosen = tasks["kind"] == kind
+        columns = tasks["start"][chosen], tasks["end"][chosen], colours[chosen], tasks["stale"][chosen]
+        bars.task_bars(drawing, kind, top[chosen], *columns)
     bars.write_names(drawing, tasks, top, bars.inks_on(colours))
     free = np.setdiff1d(np.arange(len(views.kind)), views.bars)
     device, time = np.unique(np.stack([views.tasks[name][free] for name in ("device", "start")]), axis=1)

@@ -88,13 +88,13 @@ def task_bars(
     boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
     inks = inks_on(colours)
     for shade, ink in (("dark", "#000000"), ("light", "#ffffff")):
-        some = np.flatnonzero(inks == ink)
+        alike = np.flatnonzero(inks == ink)
         if kind in HATCHED:
-            above, below = (high[some] + share * (height - 0.02) for share in HATCHED[kind])
+            above, below = (high[alike] + share * (height - 0.02) for share in HATCHED[kind])
             # Narrow bars have no room for a hatch: they are cut short there.
             style = {"facecolor": "none", "hatch": "////////"} if drawing.fine > 0.5 else {"facecolor": "#ffffff"}
             gid = f"{name}-hatch-{shade}"
-            boxes(axes, left[some], right[some], above, below, gid, edgecolor=ink, linewidth=0, **style)
+            boxes(axes, left[alike], right[alike], above, below, gid, edgecolor=ink, linewidth=0, **style)
     old = np.flatnonzero(stale)
     foot = right[old] - np.minimum(SLASH / drawing.scale, 0.5 * (right - left)[old])
     slash = (foot, right[old]), (low[old], high[old])

@@ -92,7 +92,7 @@ def draw_legend(drawing: Drawing, x: float, groups: dict[str, list[LegendEntry]]
             drawing.axes.text(left + 0.32, top + 0.08, words, fontsize=8, color=INK, va="center")
         x += group_width(heading, entries)
     for collection in drawing.axes.collections:
-        collection.set_gid(None)  # ids name what is in the picture itself
+        collection.set_gid(None)  # ids name only marks of the picture itself
 
 
 def legend_height(groups: dict[str, list[LegendEntry]]) -> float:

@@ -122,8 +122,8 @@ def idle_times(views: Views, rows: Rows, span: float) -> IdleTimes:
         gaps = _gaps(rows.lane, views.tasks["start"][views.bars], views.tasks["end"][views.bars], span)
     else:
         gaps = _program_gaps(views.run, views.bars, rows)
-    whole = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), IdleReason.NOTHING)
-    return IdleTimes(*map(np.append, gaps, whole))
+    unused_spans = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), IdleReason.NOTHING)
+    return IdleTimes(*map(np.append, gaps, unused_spans))
 
 
 def _program_gaps(run: Run, bars: Ints, rows: Rows) -> IdleTimes:

@@ -72,8 +72,8 @@ def snapshot(trace: Trace, slot: float | str) -> "Figure":
     words = fitted(title(trace), width - 2 * _MARGIN - width_of(when, SMALL + 1), SMALL + 1) + when
     write_words(axes, _MARGIN, height - _HEAD / 2 - 1, words, SMALL + 1)
     bottom = height - _HEAD - high
-    unit = "" if trace.in_slots else "B"
-    feet = {device: f"{device}: {amount_text(moment.stash.get(device, 0), unit)}" for device in moment.stages}
+    stashes = {device: moment.stash.get(device, 0) for device in moment.stages}
+    feet = {d: f"{d}: {stash if trace.in_slots else amount_text(stash, 'B')}" for d, stash in stashes.items()}
     if arrangement.by_stage:
         _write_stages(axes, arrangement.rows, form, _MARGIN, bottom)
     draw_devices(axes, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom, feet=feet)

@@ -93,10 +93,7 @@ def busiest_moment(views: Views) -> float:
 def _total_stash(views: Views) -> tuple[np.ndarray, np.ndarray]:
     """Return the activations of all devices together, from each time on."""
     rows = views.category == Category.ACTIVATIONS
-    device, time, size = (views.memory[name][rows] for name in ("device", "time", "size"))
-    change = np.diff(size, prepend=0)
-    first = group_starts(device)
-    change[first] = size[first]
+    time, change = views.memory["time"][rows], views.memory_change[rows]
     order = np.argsort(time, kind="stable")
     return time[order], np.cumsum(change[order])
 

@@ -1,7 +1,7 @@
 """One HTML file in which a run can be explored: it opens from disk and needs no network.
 
 The columns of a trace become small integers (times and sizes are numbers in tables of those that occur; the start of a
-bar is told from the end of the one before it), squeezed into one inert element. The scripts draw them.
+bar is given by its distance from the end of the one before it), squeezed into one inert element. The scripts draw them.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from cdpsim.draw import palette
-from cdpsim.draw.views import KIND_WORDS, Channel, Views, lanes, plain_title, word_of
+from cdpsim.draw.views import KIND_WORDS, Channel, Views, lanes, plain_title, previous_in_run, word_of
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.columns import Columns, Ints, group_numbers, group_starts
@@ -109,7 +109,8 @@ def _page_columns(views: Views) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         columns[name] = np.concatenate([tasks[name], messages[name]])[order]
     columns |= {"version": tasks["version"][upper.order], "stale": tasks["stale"][upper.order].astype(np.uint8)}
     row_first = np.concatenate([upper.first, count + lower.first[1:]])
-    columns |= _gaps_and_lengths(start[order], end[order], row_first)
+    start, end = start[order], end[order]
+    columns |= {"gap": start - previous_in_run(end, row_first), "length": end - start}  # mostly the same few numbers
     columns |= {"times": times, "sizes": sizes, "size": size[lower.order], "rounds": messages["rounds"][lower.order]}
     columns |= dict(zip(("link_op", "link_src", "link_dst"), links.T, strict=True))
     columns |= _memory_columns(views, moment)
@@ -187,20 +188,11 @@ def _kind_numbers() -> Ints:
     return np.array([list(KIND_WORDS).index(kind.name) for kind in Kind])
 
 
-def _gaps_and_lengths(start: Ints, end: Ints, row_first: Ints) -> dict[str, Ints]:
-    """Return the gap before each bar in its row, and its length: mostly the same few numbers."""
-    before = np.append(0, end[:-1])
-    before[row_first[row_first < len(before)]] = 0
-    return {"gap": start - before, "length": end - start}
-
-
 def _memory_columns(views: Views, moment: Ints) -> dict[str, np.ndarray]:
     """Return what each device holds of each category, then all devices together, curve after curve."""
     kinds, spread = len(Category), int(moment.max(initial=0)) + 1
-    curve = views.memory["device"].astype(np.int64) * kinds + views.category
-    order = np.argsort(curve * spread + moment, kind="stable")
-    curve, category, moment, size = (c[order] for c in (curve, views.category, moment, views.memory["size"]))
-    change = _differences(size, group_starts(curve))
+    category, size, change = views.category, views.memory["size"], views.memory_change
+    curve = views.memory["device"].astype(np.int64) * kinds + category
     by_time = np.argsort(category * spread + moment, kind="stable")
     first = group_starts(category[by_time], moment[by_time])
     total = np.cumsum(np.add.reduceat(change[by_time], first) if len(first) else change)
@@ -214,18 +206,10 @@ def _memory_columns(views: Views, moment: Ints) -> dict[str, np.ndarray]:
     begins = np.searchsorted(curve, np.arange((views.devices + 1) * kinds + 1))
     return {
         "held_first": begins,
-        "held_time": _differences(moment, begins),
+        "held_time": moment - previous_in_run(moment, begins),
         "held_size": place,
         "held_sizes": sizes,
     }
-
-
-def _differences(values: np.ndarray, first: Ints) -> np.ndarray:
-    """Return each value less the one before it; the first of each run as it is."""
-    change = np.diff(values, prepend=0)
-    inside = first[first < len(values)]
-    change[inside] = values[inside]
-    return change
 
 
 def _waits_of_bars(views: Views, order: Ints) -> np.ndarray:
@@ -239,7 +223,7 @@ def _waits_of_bars(views: Views, order: Ints) -> np.ndarray:
     away = np.zeros(len(order), dtype=np.int64)
     before, after = program.waits()
     last = np.flatnonzero((end[before] == start[after]) & (after < len(order)))[::-1]
-    # Of several the first edge wins, for dependencies come first: what is assigned last is kept.
+    # Dependencies come before lane orders; in reverse, the first edge of several is assigned last and remains.
     away[bar[after[last]]] = bar[before[last]] - bar[after[last]]
     return away
 

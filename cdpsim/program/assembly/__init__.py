@@ -121,7 +121,7 @@ def _tasks(tables: Tables, updates: Updates) -> Tasks:
     """Write down the columns of the compute tasks, then of the updates."""
 
     def column(of_tasks: Ints, of_updates: Ints | int) -> Ints:
-        return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))]).astype(np.int32, copy=False)
+        return np.concatenate([of_tasks, np.broadcast_to(of_updates, len(updates))], dtype=np.int32)
 
     passes = tables.passes
     return Tasks(
