@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from cdpsim.schedules import TABLE_1
+from validation.comparison.replays import compare_replay
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
-from validation.trial.comparison import compare_replay
 
 N = 4
 

@@ -32,9 +32,9 @@ from fractions import Fraction
 from IPython.display import Image
 
 from cdpsim.draw import canvas
+from validation.comparison.replays import SingleProcess, compare_replay
 from validation.replay.case import Case, profiled
 from validation.report import command as report
-from validation.trial.comparison import SingleProcess, compare_replay
 
 
 def shown(found: list[report.StoredReport]) -> Image:

@@ -38,9 +38,10 @@ ROOMS = [
     "__init__",
     "__main__",
 ]
-# What takes long to import, and what imports it when asked to.
+# What takes long to import; LATE below says what imports it, and is itself imported late.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "perfetto"}
-IMPORTED_LATE = {"numeric.compiled": {"numba"}}
+# The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
+LIGHT = {"draw", "draw.canvas", "draw.palette", "draw.text", "draw.views"}
 
 
 def name_of(path: Path) -> str:
@@ -50,6 +51,10 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJECT / "cdpsim").rglob("*.py"))}
+
+LATE = {"numeric.compiled": {"numba"}} | {
+    name: {"matplotlib"} for name in MODULES if name.startswith("draw.") and name not in LIGHT
+}
 
 
 def module_named(dotted: str) -> str:
@@ -117,7 +122,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 # The harness: packages, each of which imports only from itself and those before it.
-HARNESS = ("modules", "training", "profile", "replay", "ranks", "report", "calibrate", "trial", "__main__")
+HARNESS = ("modules", "training", "profile", "replay", "ranks", "report", "calibrate", "comparison", "__main__")
 HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
 
 
@@ -167,9 +172,9 @@ def test_nothing_is_imported_from_a_test() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_what_takes_long_to_import_waits_until_it_is_needed(name: str) -> None:
     now = {dotted.split(".")[0] for dotted in imported_with(MODULES[name])}
-    assert now & HEAVY <= IMPORTED_LATE.get(name, set())
-    late = {module_named(dotted) for dotted in imported_with(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
-    assert not late & set(IMPORTED_LATE)
+    assert now & HEAVY <= LATE.get(name, set())
+    own = {module_named(dotted) for dotted in imported_with(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
+    assert not {imported for imported in own & set(LATE) if room(imported) != room(name) or name in LIGHT}
 
 
 @pytest.mark.parametrize("module", ["cdpsim", "cdpsim.cli"])
@@ -214,6 +219,44 @@ def test_what_is_public_says_what_it_is_in_a_sentence(module: str) -> None:
         assert first.endswith("."), f"{name}: {first}"
         assert len(first.split()) > 1, f"{name}: {first}"
         assert not rest or not rest[0], f"{name}: a blank line comes after {first!r}"
+
+
+def top_level_names(tree: ast.Module) -> set[str]:
+    """Names that a module defines: functions, classes, constants and types."""
+    defined: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            defined.add(node.name)
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in defined if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("package", ["cdpsim", "validation"])
+def test_no_top_level_name_has_two_meanings(package: str) -> None:
+    """A name that two modules define would need its module to be understood, private names included."""
+    modules: dict[str, list[str]] = {}
+    for path in sorted((PROJECT / package).rglob("*.py")):
+        for name in top_level_names(ast.parse(path.read_text())):
+            modules.setdefault(name, []).append(str(path.relative_to(PROJECT)))
+    assert not {name: paths for name, paths in modules.items() if len(paths) > 1}
+
+
+LONGEST_FUNCTION = 40  # lines
+
+
+def test_functions_are_short() -> None:
+    """From `def` to the last line, docstring included."""
+    functions = [
+        (node.end_lineno - node.lineno + 1, f"{name}.{node.name}")
+        for name, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.end_lineno
+    ]
+    assert len(functions) > 1000
+    assert not [function for function in functions if function[0] > LONGEST_FUNCTION]
 
 
 def texts(tree: ast.AST) -> Iterator[str]:

@@ -24,12 +24,12 @@ def _serve(arguments: list[str]) -> int:
 
     require("torch")
     from validation.calibrate.command import calibrate_command
+    from validation.comparison.battery import battery_command
+    from validation.comparison.command import replay_command
     from validation.profile.command import profile_command
     from validation.ranks.member import is_out_of_memory
     from validation.replay.plan import ReplayError
     from validation.report.command import report_command
-    from validation.trial.battery import battery_command
-    from validation.trial.command import replay_command
 
     commands = (replay_command, profile_command, calibrate_command, report_command, battery_command)
     texts = (help_text("validation.txt", "validation"), help_text("examples.txt", "validation"))

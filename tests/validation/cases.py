@@ -5,10 +5,10 @@ import pytest
 from cdpsim.model import Stage
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from tests.validation.known import known
+from validation.comparison.trials import Group, Trial
 from validation.replay.case import Case
 from validation.training.models import MODELS
 from validation.training.optimizer import Optimizer
-from validation.trial.trials import Group, Trial
 
 OPTIMIZERS = {
     "sgd": Optimizer("sgd", {"lr": 0.1}),

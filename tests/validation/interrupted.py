@@ -3,7 +3,7 @@
 import sys
 
 from tests.validation.cases import tiny
-from validation.trial import battery
+from validation.comparison import battery
 
 if __name__ == "__main__":
     these = [tiny("good"), tiny("endless", model="tests.validation.fatal:stopped")]

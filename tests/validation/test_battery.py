@@ -24,6 +24,9 @@ from tests.validation.cases import tiny
 from tests.validation.made_reports import Made
 from tests.validation.processes import alive, descendants, ended
 from validation.__main__ import main
+from validation.comparison import battery
+from validation.comparison.trials import LEADING, PIPELINES, Group, Trial, list_trials, select_trials, trial_names
+from validation.comparison.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
 from validation.modules import Unfit
 from validation.replay.case import Case
 from validation.replay.plan import ReplayError
@@ -31,9 +34,6 @@ from validation.report import command as report
 from validation.report import schema as reportform
 from validation.report.environment import environment
 from validation.report.schema import Battery, Report, TrialResult
-from validation.trial import battery
-from validation.trial.trials import LEADING, PIPELINES, Group, Trial, list_trials, select_trials, trial_names
-from validation.trial.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
 
 DEVICES = ("cpu", "cuda")
 
@@ -265,7 +265,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Quic
     def make(answers: dict[str, Answer] | None = None, seconds: float = 0) -> Quick:
         worker = Quick(tmp_path / "battery.json", answers, seconds)
         monkeypatch.setattr(battery, "Worker", worker)
-        monkeypatch.setattr("validation.trial.battery.time", SimpleNamespace(monotonic=worker.monotonic))
+        monkeypatch.setattr("validation.comparison.battery.time", SimpleNamespace(monotonic=worker.monotonic))
         return worker
 
     return make

@@ -21,6 +21,8 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_schedule, rules_of, stages_of
 from tests.validation.known import known
+from validation.comparison import memory
+from validation.comparison.memory import MemoryBySlot
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
 from validation.replay.buffer_store import BufferStore
@@ -31,8 +33,6 @@ from validation.report.schema import Memory
 from validation.training import passes
 from validation.training.passes import Pass
 from validation.training.stages import Training
-from validation.trial import memory
-from validation.trial.memory import MemoryBySlot
 
 TOLERANCE = 0.01
 

@@ -19,12 +19,12 @@ from cdpsim.schedules.rule import NEWEST_EACH
 from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.known import known
+from validation.comparison import memory
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten
 from validation.training.stages import Architecture, Draw, cut, mean_square
-from validation.trial import memory
 
 MOMENTUM = OPTIMIZERS["momentum"]
 PIPELINES = [name for name in SCHEDULES if name not in TABLE_1]

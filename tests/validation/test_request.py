@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from cdpsim.model import Model
 from tests.conftest import Outcome
 from validation.__main__ import main
+from validation.comparison import command as request
+from validation.comparison import replays as trial
 from validation.replay.case import Case, profiled
 from validation.replay.plan import Message, ReplayError
 from validation.replay.transport import InProcess
 from validation.report import schema as reportform
 from validation.report.schema import Report
-from validation.trial import command as request
-from validation.trial import comparison as trial
 
 Replay = Callable[..., Outcome]
 COMMANDS = ("replay", "profile", "calibrate", "report", "battery")

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 from cdpsim.model import Model
 from cdpsim.program import Category
 from validation.calibrate.results import Calibration
+from validation.comparison import memory
 from validation.replay.case import Case, planned
 from validation.report.command import find_reports, reports_table
 from validation.report.schema import Battery, Report
-from validation.trial import memory
 
 FOLDER = Path(__file__).parents[2] / "validation" / "results"
 RESULTS = sorted(FOLDER.glob("*.json"))

@@ -9,7 +9,7 @@ from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
 from cdpsim.program.assembly.tied import give_shared, holder_sizes, sum_shared, unshared_gradients
-from cdpsim.program.assembly.update import Updates, beside_old, pull
+from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull
 from cdpsim.schedules.state import Home, When
 
 
@@ -217,7 +217,7 @@ class _Axis:
         made, until = np.full(len(holders), -1), end(self.node)
         made[in_step:] = end(self.node[old])
         if self.model.updates_take_time:
-            made[in_step:] -= self.by_holder(beside_old(self.updates))[old]
+            made[in_step:] -= self.by_holder(base_is_still_needed(self.updates))[old]
         if self.passes.sources:  # to the last update that starts from it; where none does, it is there to be read
             last = np.arange(-1, steps - 1)
             np.maximum.at(last, self.passes.base, np.arange(steps))

@@ -9,7 +9,7 @@ from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sor
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
 from cdpsim.program.assembly.carried import carry
-from cdpsim.program.assembly.update import Updates, beside_old, pull
+from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull
 
 
 def in_turn(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -165,7 +165,7 @@ def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch
 
     begin = end(provider)
     if model.updates_take_time:  # what is written beside the old version is there from the start of the update
-        begin[is_made] -= beside_old(updates)[made_by[is_made]]
+        begin[is_made] -= base_is_still_needed(updates)[made_by[is_made]]
     copies = build.hold(Category.PARAMETERS, where, size, begin, use.until[first])
     others = np.flatnonzero(np.diff(copy_of, prepend=-1) == 0)
     build.keep(copies[copy_of[others]], use.until[others])

@@ -117,7 +117,7 @@ def take_turns(updates: Updates, build: Builder) -> None:
     build.link(updates.node[order[:-1][same]], updates.node[order[1:][same]], EdgeKind.ROOM)
 
 
-def beside_old(updates: Updates) -> Ints:
+def base_is_still_needed(updates: Updates) -> Ints:
     """Return 1 for each update whose old version is still needed on its device, else 0.
 
     A backward after it may need what it starts from, or a later update. Otherwise the new version is written where the

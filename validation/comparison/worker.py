@@ -12,6 +12,8 @@ import torch
 
 from cdpsim.errors import RequestError
 from validation.calibrate import command as calibrate
+from validation.comparison.replays import SingleProcess, compare_replay, model_hash
+from validation.comparison.trials import Trial
 from validation.modules import Unfit, reason_of
 from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from validation.ranks.member import is_out_of_memory
@@ -19,8 +21,6 @@ from validation.ranks.parent import end_with_parent
 from validation.replay.case import prepare, profiled
 from validation.replay.plan import ReplayError
 from validation.report.schema import FailureKind, Report
-from validation.trial.comparison import SingleProcess, compare_replay, model_hash
-from validation.trial.trials import Trial
 
 
 class Failed(NamedTuple):

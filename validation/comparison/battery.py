@@ -19,12 +19,12 @@ from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.progress import progress
+from validation.comparison.trials import Trial, list_trials, select_trials, trial_names
+from validation.comparison.worker import Answer, Calibrated, Failed, Worker
 from validation.ranks.member import DEVICES, check_device
 from validation.report import schema as reportform
 from validation.report.environment import environment
 from validation.report.schema import MEASURED, Battery, Report, TrialResult
-from validation.trial.trials import Trial, list_trials, select_trials, trial_names
-from validation.trial.worker import Answer, Calibrated, Failed, Worker
 
 TIMEOUT = 300.0
 # The parts of an environment that may differ between the results of one file.

@@ -20,6 +20,8 @@ from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.model import Model, Stage
 from tests.validation.cases import OPTIMIZERS, every_schedule, stages_of
+from validation.comparison.forecast import HERE, Forecast
+from validation.comparison.replays import SingleProcess, compare_replay
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter, watch
 from validation.replay.case import Case, Outcome, Prepared, expected_parameters, play_in_process, prepare
@@ -28,8 +30,6 @@ from validation.replay.watch import TaskInterval
 from validation.report import schema as form
 from validation.report.schema import Report
 from validation.training.optimizer import OptimizerState
-from validation.trial.comparison import SingleProcess, compare_replay
-from validation.trial.forecast import HERE, Forecast
 
 CASE = Case("multi-cdp", 2)
 
@@ -150,7 +150,7 @@ def test_other_parameters_are_not_within_tolerance(
         first, *rest = expected_parameters(prepared)
         return [first + by, *rest]
 
-    monkeypatch.setattr("validation.trial.comparison.expected_parameters", others)
+    monkeypatch.setattr("validation.comparison.replays.expected_parameters", others)
     report = held(CASE)
     assert report.parameters.max_abs_difference == told
     assert (report.ok, report.parameters.bit_equal) == (False, False)

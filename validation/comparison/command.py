@@ -17,6 +17,8 @@ from cdpsim.request.reading import refuse_inapplicable, shape_of
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
+from validation.comparison.forecast import Forecast
+from validation.comparison.replays import SingleProcess, compare_replay, count_runs
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import DTYPES, Case, prepare, profiled
@@ -24,8 +26,6 @@ from validation.report import schema as reportform
 from validation.report.command import percent
 from validation.report.schema import Report
 from validation.training.optimizer import OPTIMIZERS
-from validation.trial.comparison import SingleProcess, compare_replay, count_runs
-from validation.trial.forecast import Forecast
 
 _TRAINING = argument_group(
     "what is trained",

@@ -8,6 +8,9 @@ from hashlib import sha256
 from cdpsim.files import config
 from cdpsim.model import Model
 from cdpsim.program import Op
+from validation.comparison import forecast as forecasts
+from validation.comparison import memory
+from validation.comparison.forecast import Durations, Forecast, predict_durations
 from validation.ranks.launcher import Ranks
 from validation.ranks.torchrun import TorchrunRanks
 from validation.replay.case import (
@@ -23,9 +26,6 @@ from validation.replay.case import (
 from validation.replay.plan import Calls, Plan
 from validation.report.environment import environment
 from validation.report.schema import DeviceTime, MessageCount, ParameterComparison, Report, Scalar, Time, relative_error
-from validation.trial import forecast as forecasts
-from validation.trial import memory
-from validation.trial.forecast import Durations, Forecast, predict_durations
 
 TIMED_RUNS = 3  # after a run that warms up; the median counts
 # Of peak activations, as a share: for mlp and transformer on a CPU, and for all others.
