@@ -42,7 +42,7 @@ import cdpsim
 from cdpsim import Model, presets
 from cdpsim.draw import canvas
 from cdpsim.draw.break_even_curves import break_even_curves
-from cdpsim.draw.comparison_bars import comparison_bars
+from cdpsim.draw.comparison import comparison_bars
 from cdpsim.files.tables import FORMATS
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at

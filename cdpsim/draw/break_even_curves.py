@@ -1,18 +1,18 @@
 """Break-even: the exposed share of a training step over bandwidth, and over N the bandwidth that hides messages."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from cdpsim.draw.canvas import GREY, label, plain
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
 _LEGEND_ROW = 0.19  # inches
@@ -21,13 +21,11 @@ _MARKERS = "osD^vPXp"
 
 def break_even_curves(
     found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[StepCurve], *, share: float
-) -> "Figure":
+) -> Figure:
     """Draw the step times of each schedule over bandwidth, and a panel of break-evens over N if there are several N.
 
     `factors` are the bandwidths of the curves' points as multiples of the cluster's own.
     """
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(_curve_name(one, found) for one in found))
     if len(names) > len(COLOURS):
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
@@ -53,11 +51,9 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _over_bandwidth(
-    axes: "Axes", factors: Sequence[float], curves: Sequence[StepCurve], numbers: Sequence[int], share: float
+    axes: Axes, factors: Sequence[float], curves: Sequence[StepCurve], numbers: Sequence[int], share: float
 ) -> None:
     """Draw the exposed share of steps over bandwidth, with the break-evens marked."""
-    from matplotlib.ticker import PercentFormatter
-
     scale = _common_bandwidth([one for one, _ in curves])
     bandwidths = [factor * scale for factor in factors]
     plain(axes, f"share of a training step that waits, N = {curves[0][0].n}")
@@ -77,10 +73,8 @@ def _over_bandwidth(
     _name_bandwidths(axes.xaxis, scale)
 
 
-def _over_n(axes: "Axes", found: Sequence[BreakEven], names: Sequence[str]) -> None:
+def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> None:
     """Draw the break-evens of each schedule over N."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     scale = _common_bandwidth(found)
     plain(axes, "bandwidth from which on messages are hidden")
     for k, name in enumerate(names):
@@ -102,7 +96,7 @@ def _over_n(axes: "Axes", found: Sequence[BreakEven], names: Sequence[str]) -> N
     _name_bandwidths(axes.yaxis, scale)
 
 
-def _name_cluster(axes: "Axes", point: tuple[float, float], frame: Any, side: str) -> None:
+def _name_cluster(axes: Axes, point: tuple[float, float], frame: Any, side: str) -> None:
     """Name the line at the cluster's own bandwidth."""
     look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": side}
     axes.annotate("this cluster", point, xycoords=frame, xytext=(4, 0), textcoords="offset points", **look)
@@ -116,8 +110,6 @@ def _common_bandwidth(found: Sequence[BreakEven]) -> float:
 
 def _name_bandwidths(axis: Any, scale: float) -> None:
     """Label an axis with bandwidths, or with multiples of the cluster's."""
-    from matplotlib.ticker import EngFormatter, NullFormatter
-
     axis.set_minor_formatter(NullFormatter())
     multiples = scale == 1.0
     axis.set_major_formatter((lambda value, _: f"{value:g}") if multiples else EngFormatter("B/s"))
@@ -131,10 +123,8 @@ def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:
     return one.schedule if len(rules) == 1 else f"{one.schedule}, {one.rule}"
 
 
-def _entry(one: BreakEven, name: str, number: int) -> "Line2D":
+def _entry(one: BreakEven, name: str, number: int) -> Line2D:
     """Return the legend entry of a curve, with its break-even."""
-    from matplotlib.lines import Line2D
-
     words = "any bandwidth"
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from cdpsim.draw.canvas import INK, label, plain
 from cdpsim.draw.curves.panels import steps
@@ -16,11 +20,6 @@ from cdpsim.model import Model
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.studies.superpose import PAPER_CLAIMS, WorkerCurve, bytes_text, fold, superpose, worker_curve
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-    from matplotlib.lines import Line2D
-
 PAPER_N = (4, 8, 32)
 MOST_CURVE_STEPS = 20_000  # thirty for each point of a curve's width
 _NAMES = MappingProxyType({"resnet50": "ResNet-50", "vit-b16": "ViT-B/16"})
@@ -30,20 +29,18 @@ _DASH, _GAP = 3.2, 1.2  # line widths
 _SLOPE = 0.9  # height over width of a panel, about
 
 
-def figure_4(n: Sequence[int] = PAPER_N, *, axis: str = "flops", contents: str = "activations") -> "Figure":
+def figure_4(n: Sequence[int] = PAPER_N, *, axis: str = "flops", contents: str = "activations") -> Figure:
     """Draw the paper's two models."""
     return memory_per_worker(tuple(PAPER_CLAIMS), n, axis=axis, contents=contents)
 
 
 def memory_per_worker(
     models: Sequence[str | Path | Model], n: Sequence[int], *, axis: str = "flops", contents: str = "activations"
-) -> "Figure":
+) -> Figure:
     """Draw a panel for each model: one worker's memory (DP), the mean of a worker under CDP, half of DP's peak.
 
     `axis` and `contents` are those of `cdpsim.studies.superpose.superpose`.
     """
-    from matplotlib.figure import Figure
-
     if not 1 <= len(n) < len(COLOURS):
         raise RequestError("n", f"{len(n)} curves cannot be told apart; give one to {len(COLOURS) - 1}")
     if len(set(n)) < len(n):
@@ -58,12 +55,9 @@ def memory_per_worker(
 
 
 def _model_panel(
-    part: "SubFigure", number: int, model: str | Path | Model, n: Sequence[int], axis: str, contents: str
+    part: SubFigure, number: int, model: str | Path | Model, n: Sequence[int], axis: str, contents: str
 ) -> None:
     """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter, PercentFormatter
-
     curve = worker_curve(model, axis=axis, contents=contents)
     most = int(curve.size.max())
     axes = part.subplots()
@@ -89,10 +83,8 @@ def _model_panel(
     part.legend(handles=entries, loc="outside lower left", fontsize=8, frameon=False)
 
 
-def _draw(axes: "Axes", begins: Any, values: Any, gid: str, words: str, **look: Any) -> "Line2D":
+def _draw(axes: Axes, begins: Any, values: Any, gid: str, words: str, **look: Any) -> Line2D:
     """Draw a step function, and return its legend entry."""
-    from matplotlib.lines import Line2D
-
     value: Any = np.asarray(values, dtype=np.float64)
     first = group_starts(value)  # where it does not change there is no step
     entry = Line2D([], [], label=words, **look)

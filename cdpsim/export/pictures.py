@@ -38,20 +38,22 @@ def write_timeline(
     costs; `dependencies` adds to a gantt what each task waits for. .html is a page to explore, .json opens in
     Perfetto, and .csv is a pipeline's order as torch reads it.
     """
+
+    def draw() -> "Figure":
+        from cdpsim.draw.gantt import gantt
+        from cdpsim.draw.paper import paper
+
+        is_gantt = style == "gantt" or dependencies or not (style or trace.in_slots)
+        return gantt(trace, dependencies) if is_gantt else paper([trace])
+
     check_timeline(path, style=style, dependencies=dependencies, force=force)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
         write_actions(_order(trace), path, force=force)
     elif ending in EXPORTS:
         write_file(path, _exported(trace, ending), force=force)
-    elif style == "gantt" or dependencies or not (style or trace.in_slots):
-        from cdpsim.draw.gantt import gantt
-
-        _write(partial(gantt, trace, dependencies=dependencies), path, force)
     else:
-        from cdpsim.draw.paper import paper
-
-        _write(partial(paper, [trace]), path, force)
+        _write(draw, path, force)
 
 
 def check_timeline(
@@ -100,7 +102,7 @@ def write_figure(
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    draw = partial(_figure(number), *([numbers] if numbers and number == "4" else numbers), **given)
+    draw = partial(_figure, number, *([numbers] if numbers and number == "4" else numbers), **given)
     canvas.check_form(path)
     try:
         check_writable(path, force=force)
@@ -111,22 +113,26 @@ def write_figure(
     _write(draw, path, force)
 
 
-def _figure(number: str) -> "Callable[..., Figure]":
-    """Return the function that draws a figure of the paper."""
+def _figure(number: str, *n: Any, **options: Any) -> "Figure":
+    """Draw a figure of the paper."""
     from cdpsim.draw.figure_4 import figure_4
     from cdpsim.draw.paper import figure_1
     from cdpsim.draw.snapshot import figure_2
 
     figures: dict[str, Callable[..., Figure]] = {"1": figure_1, "2": figure_2, "4": figure_4}
-    return figures[number]
+    return figures[number](*n, **options)
 
 
 def write_snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:
     """Draw the devices at one slot, or at one moment in seconds: what they do, hold and exchange."""
-    from cdpsim.draw.snapshot import snapshot
+
+    def draw() -> "Figure":
+        from cdpsim.draw.snapshot import snapshot
+
+        return snapshot(trace, slot)
 
     check_picture(path, force=force)
-    _write(partial(snapshot, trace, slot), path, force)
+    _write(draw, path, force)
 
 
 def write_plot(
@@ -136,16 +142,20 @@ def write_plot(
 
     Steps are how long each training step takes, in each trace or in so many `runs` of its request.
     """
-    from cdpsim.draw import curves
+
+    def draw() -> "Figure":
+        from cdpsim.draw import curves
+
+        plots: dict[str, Callable[[Sequence[Trace]], Figure]] = {
+            "memory": curves.memory_over_time,
+            "traffic": curves.traffic_over_time,
+            "versions": curves.versions_over_time,
+            "steps": partial(curves.step_durations, runs=runs),
+        }
+        return plots[what](traces)
 
     check_plot(what, path, runs=runs, force=force)
-    draw: dict[str, Callable[[Sequence[Trace]], Figure]] = {
-        "memory": curves.memory_over_time,
-        "traffic": curves.traffic_over_time,
-        "versions": curves.versions_over_time,
-        "steps": partial(curves.step_durations, runs=runs),
-    }
-    _write(partial(draw[what], traces), path, force)
+    _write(draw, path, force)
 
 
 def check_plot(what: str, path: str | Path, *, runs: int | None = None, force: bool = False) -> None:
@@ -159,12 +169,16 @@ def write_comparison(
     measured: Sequence[Measured], path: str | Path, *, in_slots: bool, style: str = "bars", force: bool = False
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
-    from cdpsim.draw.bubble_over_memory import bubble_over_memory
-    from cdpsim.draw.comparison_bars import comparison_bars
 
-    draw = bubble_over_memory if choose("style", style, COMPARISONS) == "points" else comparison_bars
+    def draw() -> "Figure":
+        from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
+
+        picture = bubble_over_memory if style == "points" else comparison_bars
+        return picture(measured, in_slots=in_slots)
+
+    choose("style", style, COMPARISONS)
     check_picture(path, force=force)
-    _write(partial(draw, measured, in_slots=in_slots), path, force)
+    _write(draw, path, force)
 
 
 def write_breakeven(
@@ -177,10 +191,14 @@ def write_breakeven(
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
-    from cdpsim.draw.break_even_curves import break_even_curves
+
+    def draw() -> "Figure":
+        from cdpsim.draw.break_even_curves import break_even_curves
+
+        return break_even_curves(results, factors, curves, share=share)
 
     check_picture(path, force=force)
-    _write(partial(break_even_curves, results, factors, curves, share=share), path, force)
+    _write(draw, path, force)
 
 
 def _order(trace: Trace) -> Actions:
@@ -202,6 +220,7 @@ def _exported(trace: Trace, ending: str) -> Iterable[bytes]:
 
 
 def _write(draw: "Callable[[], Figure]", path: str | Path, force: bool) -> None:
+    """Write what `draw` draws; it imports all that imports matplotlib, whose own settings do not count inside."""
     done: Any = ticker(2, "draw")
     with canvas.defaults():
         drawn = draw()

@@ -1,7 +1,9 @@
 """Memory over time: of one trace by category and device, of several on the same axes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cdpsim.draw.curves.panels import (
     Scale,
@@ -22,10 +24,6 @@ from cdpsim.request.description import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 # The paper counts activations: they are the lowest layer, so that its lines can be compared with them.
 _MEMORY_LAYERS = layers_of(
     (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.COMMUNICATION),
@@ -33,7 +31,7 @@ _MEMORY_LAYERS = layers_of(
 )
 
 
-def memory_over_time(traces: Sequence[Trace]) -> "Figure":
+def memory_over_time(traces: Sequence[Trace]) -> Figure:
     """Draw the memory of devices over time.
 
     Of one trace the total by category, and each device; of several the totals of activations, and of everything.
@@ -42,7 +40,7 @@ def memory_over_time(traces: Sequence[Trace]) -> "Figure":
     return _memory_of_one(traces[0]) if len(traces) == 1 else _memory_of_several(traces)
 
 
-def _memory_of_one(trace: Trace) -> "Figure":
+def _memory_of_one(trace: Trace) -> Figure:
     """Draw the total by category with the paper's levels, and each device."""
     scale, total, each = scale_of([trace]), total_memory(trace), memory_of_devices(trace)
     figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
@@ -52,7 +50,7 @@ def _memory_of_one(trace: Trace) -> "Figure":
     return figure
 
 
-def _memory_of_several(traces: Sequence[Trace]) -> "Figure":
+def _memory_of_several(traces: Sequence[Trace]) -> Figure:
     """Draw a curve for each trace, of activations in one panel and of everything in another."""
     title, names = titles(traces)
     scale, everything = scale_of(traces), list(map(total_memory, traces))
@@ -73,9 +71,7 @@ def _memory_of_several(traces: Sequence[Trace]) -> "Figure":
     return figure
 
 
-def _memory_panel(
-    axes: "Axes", heading: str, scale: Scale, totals: Sequence[Series], levels: Mapping[str, int]
-) -> None:
+def _memory_panel(axes: Axes, heading: str, scale: Scale, totals: Sequence[Series], levels: Mapping[str, int]) -> None:
     """Set up the axes of totals, with named lines at levels."""
     most = max(*(peak(total)[1] for total in totals), *levels.values(), 0)
     panel(axes, heading, scale, most, "stages' worth" if scale.in_slots else "memory")

@@ -2,9 +2,16 @@
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.markers import CARETDOWN
+from matplotlib.patches import StepPatch
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from cdpsim.draw import views
 from cdpsim.draw.canvas import INK, amount_text, label, plain
@@ -12,13 +19,6 @@ from cdpsim.draw.curves.step_functions import Series, end_of_run
 from cdpsim.errors import RequestError
 from cdpsim.numeric.close_times import CLOSE_TIMES
 from cdpsim.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure, SubFigure
-    from matplotlib.patches import StepPatch
 
 PAGE_WIDTH = 7.2  # inches: a page's text
 MOST_CURVES = 16  # on one pair of axes
@@ -82,10 +82,8 @@ def peak(series: Series) -> tuple[float, float]:
     return series.time[at].item(), most.item()
 
 
-def panel(axes: "Axes", heading: str, scale: Scale, most: float, ylabel: str = "", room: float = 1.2) -> None:
+def panel(axes: Axes, heading: str, scale: Scale, most: float, ylabel: str = "", room: float = 1.2) -> None:
     """Set up axes from 0 to the end of the run, and to `room` times the most, so that a peak's label has room."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
     small = room < 1.2
     plain(axes, heading, 8 if small else 9.5)
     axes.tick_params(labelsize=6.5 if small else 7.5)
@@ -100,30 +98,24 @@ def panel(axes: "Axes", heading: str, scale: Scale, most: float, ylabel: str = "
 
 
 def steps(
-    axes: "Axes", time: np.ndarray, value: np.ndarray, end: float, gid: str, baseline: Any = None, **style: Any
-) -> "StepPatch":
+    axes: Axes, time: np.ndarray, value: np.ndarray, end: float, gid: str, baseline: Any = None, **style: Any
+) -> StepPatch:
     """Draw a step function until `end`, as a line, or as an area from its baseline; the limits of the axes stay."""
-    from matplotlib.patches import StepPatch
-
     patch = StepPatch(value, np.append(time, end), baseline=baseline, fill=baseline is not None, gid=gid, **style)
     axes.add_artist(patch)
     return patch
 
 
-def draw_boxes(axes: "Axes", left: Any, right: Any, low: Any, high: Any, **style: Any) -> "PolyCollection":
+def draw_boxes(axes: Axes, left: Any, right: Any, low: Any, high: Any, **style: Any) -> PolyCollection:
     """Draw boxes as one collection; the limits of the axes stay."""
-    from matplotlib.collections import PolyCollection
-
     corners = [np.stack(corner, axis=-1) for corner in ((left, low), (left, high), (right, high), (right, low))]
     collection = PolyCollection(list(np.stack(corners, axis=1)), **style)
     axes.add_collection(collection, autolim=False)
     return collection
 
 
-def mark_peak(axes: "Axes", at: tuple[float, float], text: str, gid: str) -> None:
+def mark_peak(axes: Axes, at: tuple[float, float], text: str, gid: str) -> None:
     """Mark a peak, with its label on the side where there is room."""
-    from matplotlib.markers import CARETDOWN
-
     low, high = axes.get_xlim()
     share = (at[0] - low) / (high - low)
     side, shift = ("left", -3) if share < 0.33 else ("right", 3) if share > 0.67 else ("center", 0)
@@ -135,29 +127,27 @@ def mark_peak(axes: "Axes", at: tuple[float, float], text: str, gid: str) -> Non
         words.set_bbox({"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.8})
 
 
-def level(axes: "Axes", value: float, text: str, gid: str) -> None:
+def level(axes: Axes, value: float, text: str, gid: str) -> None:
     """Draw a line across the panel at a value, named at the right edge."""
     axes.axhline(value, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2.5, gid=gid)
     write_beside(axes, value, text, 4)
 
 
-def write_beside(axes: "Axes", value: float, text: str, shift: float) -> None:
+def write_beside(axes: Axes, value: float, text: str, shift: float) -> None:
     """Write a text right of the axes at the height of a value."""
     frame: Any = ("axes fraction", "data")
     axes.annotate(text, (1, value), (shift, 0), frame, "offset points", va="center", fontsize=7.5)
 
 
-def figure_of(heading: str, heights: Sequence[float]) -> tuple["Figure", list["SubFigure"]]:
+def figure_of(heading: str, heights: Sequence[float]) -> tuple[Figure, list[SubFigure]]:
     """Return a figure of a page's width with a title, and its parts below each other."""
-    from matplotlib.figure import Figure
-
     lines = wrap(heading, _TITLE)
     figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.4 + 0.2 * len(lines)), layout="constrained")
     figure.suptitle("\n".join(lines), x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK)
     return figure, list(figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat)
 
 
-def legend(figure: "Figure", handles: Sequence["Artist"], columns: int = 5) -> None:
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 5) -> None:
     """Add a legend below the panels, if there is anything to name."""
     if handles:
         columns = min(columns, len(handles))

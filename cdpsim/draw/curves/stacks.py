@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.curves.panels import Scale, draw_boxes, figure_of, legend, mark_peak, panel, peak, steps
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, thinned
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.views import word_of
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure, SubFigure
-    from matplotlib.patches import Patch
 
 MOST_DEVICE_PANELS = 12  # more devices are a band
 _ACROSS = 4
@@ -52,7 +51,7 @@ def stacked_figure(
     layers: Mapping[int, Layer],
     verb: str,
     how: str,
-) -> tuple["Figure", "Axes"]:
+) -> tuple[Figure, Axes]:
     """Draw the layers of all devices together, of each device, and their legend; return the former's axes to set up."""
     several = len(each) > 1
     figure, parts = figure_of(title, [2.7, *[_height_of(len(each))] * several])
@@ -72,7 +71,7 @@ def _height_of(devices: int) -> float:
     return 2.1 if devices > MOST_DEVICE_PANELS else 0.45 + 1.1 * -(-devices // _ACROSS)
 
 
-def _stack(axes: "Axes", series: Series, layers: Mapping[int, Layer], scale: Scale, gid: str, columns: int) -> None:
+def _stack(axes: Axes, series: Series, layers: Mapping[int, Layer], scale: Scale, gid: str, columns: int) -> None:
     """Draw functions on each other; where a layer is thinner than a line, it is a line."""
     few = thinned(series, scale.end, columns)
     below = np.zeros(len(few.time), dtype=few.value.dtype)
@@ -100,10 +99,8 @@ def _bar_width(scale: Scale) -> float:
     return max(0.6, scale.end / 300) if scale.in_slots else scale.end / 300
 
 
-def _layer_entries(layers: Mapping[int, Layer], series: Series) -> list["Artist"]:
+def _layer_entries(layers: Mapping[int, Layer], series: Series) -> list[Artist]:
     """Return legend entries of the layers that are not empty, the lowest first."""
-    from matplotlib.patches import Patch
-
     drawn = [layer for row, layer in layers.items() if series.value[row].any()]
     patches: list[Artist] = []
     for name, shade, hatch in drawn:
@@ -113,9 +110,7 @@ def _layer_entries(layers: Mapping[int, Layer], series: Series) -> list["Artist"
     return patches
 
 
-def _panels_of_devices(
-    part: "SubFigure", each: Mapping[int, Series], layers: Mapping[int, Layer], scale: Scale
-) -> None:
+def _panels_of_devices(part: SubFigure, each: Mapping[int, Series], layers: Mapping[int, Layer], scale: Scale) -> None:
     """Draw a small panel for each device."""
     down, across = -(-len(each) // _ACROSS), min(_ACROSS, len(each))
     grid = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
@@ -130,7 +125,7 @@ def _panels_of_devices(
         axes.tick_params(labelbottom=k + across >= len(each))
 
 
-def _band(axes: "Axes", each: Mapping[int, Series], scale: Scale, heading: str) -> None:
+def _band(axes: Axes, each: Mapping[int, Series], scale: Scale, heading: str) -> None:
     """Draw the band of the totals of many devices, and mark the highest peak."""
     highest = max(each, key=lambda device: peak(each[device])[1])
     how = "median marked" if scale.at_once else "median dashed"
@@ -148,7 +143,7 @@ def _band(axes: "Axes", each: Mapping[int, Series], scale: Scale, heading: str) 
     mark_peak(axes, peak(each[highest]), f"{scale.peak(each[highest])}, device {highest}", "peak-of-devices")
 
 
-def draw_curves(axes: "Axes", totals: Sequence[Series], scale: Scale, gid: str) -> None:
+def draw_curves(axes: Axes, totals: Sequence[Series], scale: Scale, gid: str) -> None:
     """Draw the totals of several series that are not empty, each with its peak marked: as lines, or as stems."""
     draw = _stems if scale.at_once else _line
     for k, series in enumerate(totals):
@@ -158,7 +153,7 @@ def draw_curves(axes: "Axes", totals: Sequence[Series], scale: Scale, gid: str) 
             mark_peak(axes, (time + shift, most), "", f"{gid}-{k}-peak")
 
 
-def _line(axes: "Axes", few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
+def _line(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
     """Draw a curve as a dashed line over a thin line, which no short peak can slip through; return its shift, 0.
 
     Later curves are thinner, so that of those which coincide all can be seen.
@@ -170,7 +165,7 @@ def _line(axes: "Axes", few: Series, scale: Scale, number: int, among: int, gid:
     return 0
 
 
-def _stems(axes: "Axes", few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
+def _stems(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
     """Draw a curve as a stem for each moment, with a head if there is room; return its shift beside the time."""
     shift = (number - (among - 1) / 2) * _bar_width(scale) / among
     stems = axes.vlines(few.time + shift, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
@@ -182,10 +177,8 @@ def _stems(axes: "Axes", few: Series, scale: Scale, number: int, among: int, gid
     return shift
 
 
-def curve_legend(figure: "Figure", scale: Scale, texts: Sequence[str]) -> None:
+def curve_legend(figure: Figure, scale: Scale, texts: Sequence[str]) -> None:
     """Add a legend with a text for each curve."""
-    from matplotlib.lines import Line2D
-
     entries = []
     for number, text in enumerate(texts):
         dashes, marker = ("-", _distinct(_HEADS, number)) if scale.at_once else (_distinct(_DASHES, number), "")

@@ -1,9 +1,14 @@
 """Times of training steps: of one run a line, of many runs the bands between their quantiles."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, plain
 from cdpsim.draw.curves.panels import Scale, figure_of, legend, refuse_undrawable, scale_of, steps, titles
@@ -13,10 +18,6 @@ from cdpsim.numeric.columns import Floats
 from cdpsim.studies.montecarlo import QUANTILE_SHARES, SampledRuns, sample_runs
 from cdpsim.trace import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MOST_PANELS = 8  # schedules below each other
 _BINS = 20
 _BANDS = (("5%", "95%", "#d6dcfb"), ("25%", "75%", "#94a6f6"))  # tints of COLOURS[0]
@@ -24,7 +25,7 @@ _MEDIAN: dict[str, Any] = {"linewidth": 1.4}
 _STEADY: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 1.5))}
 
 
-def step_durations(traces: Sequence[Trace], runs: int | None = None) -> "Figure":
+def step_durations(traces: Sequence[Trace], runs: int | None = None) -> Figure:
     """Draw the time of each training step, from the end of one to the end of the next.
 
     With `runs`, draw this many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to
@@ -86,12 +87,12 @@ def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
     return f"{median} a step ({low} to {high}), without chance {scale.amount(sample.steady_period)}"
 
 
-def _steps(axes: "Axes", value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
+def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
     """Draw a value for each step, around its number."""
     steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
 
 
-def _bands(axes: "Axes", sample: SampledRuns, k: int) -> None:
+def _bands(axes: Axes, sample: SampledRuns, k: int) -> None:
     """Draw the bands, the median and the times if nothing were random."""
     taken = _between(sample.ends)
     for low, high, shade in _BANDS:
@@ -102,7 +103,7 @@ def _bands(axes: "Axes", sample: SampledRuns, k: int) -> None:
     _steps(axes, _between(sample.steady), f"steady-{k}", edgecolor=INK, zorder=3, **_STEADY)
 
 
-def _histogram(axes: "Axes", sample: SampledRuns, k: int) -> None:
+def _histogram(axes: Axes, sample: SampledRuns, k: int) -> None:
     """Draw how many runs have which mean time of a step, beside the axis of times."""
     plain(axes, "")
     axes.set_xlabel("mean of each run", fontsize=7.5, color=GREY)
@@ -116,10 +117,8 @@ def _histogram(axes: "Axes", sample: SampledRuns, k: int) -> None:
     axes.set_xlim(0, 1.05 * max(count.max(), 1))
 
 
-def _set_up(axes: "Axes", words: str, scale: Scale, limits: tuple[float, float], *, is_last: bool) -> None:
+def _set_up(axes: Axes, words: str, scale: Scale, limits: tuple[float, float], *, is_last: bool) -> None:
     """Set up the axes of a panel that is drawn."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
     plain(axes, words, 8.5)
     axes.autoscale(enable=False)
     last = max(patch.get_data().edges[-1] for patch in axes.patches if hasattr(patch, "get_data"))
@@ -132,10 +131,7 @@ def _set_up(axes: "Axes", words: str, scale: Scale, limits: tuple[float, float],
         axes.set_xlabel("training step")
 
 
-def _legend_of_bands(figure: "Figure", runs: int) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
+def _legend_of_bands(figure: Figure, runs: int) -> None:
     outer, inner = (Patch(facecolor=shade, label=f"{low[:-1]} % to {high[:-1]} %") for low, high, shade in _BANDS)
     median = Line2D([], [], color=COLOURS[0], label=f"median of {runs:,} runs", **_MEDIAN)
     legend(figure, [median, inner, outer, Line2D([], [], color=INK, label="if nothing were random", **_STEADY)], 4)

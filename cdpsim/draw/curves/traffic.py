@@ -1,9 +1,10 @@
 """Traffic over time: the bytes sent at single moments, or the rate at which they travel where messages take time."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cdpsim.draw.canvas import GREY, label
 from cdpsim.draw.curves.panels import Scale, figure_of, mark_peak, panel, peak, refuse_undrawable, scale_of, titles
@@ -17,17 +18,13 @@ from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _TRAFFIC_LAYERS = layers_of(
     (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),
     CONTENT_COLOURS,
 )
 
 
-def traffic_over_time(traces: Sequence[Trace]) -> "Figure":
+def traffic_over_time(traces: Sequence[Trace]) -> Figure:
     """Draw the bytes sent over time: at single moments if no message takes time, else the rate at which they travel.
 
     Of one trace the total by content, and the bytes that each device sends; of several the totals.
@@ -75,7 +72,7 @@ def _collective(trace: Trace) -> str:
     return str(trace.request.get("collective"))
 
 
-def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
+def _traffic_of_one(trace: Trace, scale: Scale) -> Figure:
     """Draw the total by content, and the bytes that each device sends."""
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
@@ -88,7 +85,7 @@ def _traffic_of_one(trace: Trace, scale: Scale) -> "Figure":
     return figure
 
 
-def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> "Figure":
+def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> Figure:
     """Draw a curve for each trace; the legend says of which traces nothing is sent."""
     title, names = titles(traces)
     totals = [traffic_by_content(trace, scale) for trace in traces]
@@ -104,7 +101,7 @@ def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> "Figure":
     return figure
 
 
-def _traffic_panel(axes: "Axes", traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
+def _traffic_panel(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
     """Set up the axes of the traffic of all devices together, with notes on how it is counted."""
     heading = "Sent by all devices together"
     if any(map(_has_collectives, traces)):

@@ -1,9 +1,14 @@
 """Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from cdpsim.draw.canvas import GREY
 from cdpsim.draw.curves.panels import (
@@ -27,10 +32,6 @@ from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics.memory import live_versions, step_function
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
 _LABELLED_ROWS = 32  # with at most so many rows, each has its name beside it
 _EDGED_SPANS = 500  # at most so many spans have white edges
@@ -46,7 +47,7 @@ class Spans(NamedTuple):
     versions: Ints
 
 
-def versions_over_time(traces: Sequence[Trace]) -> "Figure":
+def versions_over_time(traces: Sequence[Trace]) -> Figure:
     """Draw how many versions of parameters devices keep.
 
     Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
@@ -110,7 +111,7 @@ def mean_age(trace: Trace) -> Series:
     return Series(time, mean[None])
 
 
-def _versions_of_one(run: Run) -> "Figure":
+def _versions_of_one(run: Run) -> Figure:
     """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
     spans, device, stage = version_spans(run)
     scale = scale_of([run])
@@ -133,7 +134,7 @@ def _versions_of_one(run: Run) -> "Figure":
     return figure
 
 
-def _versions_of_several(runs: Sequence[Run]) -> "Figure":
+def _versions_of_several(runs: Sequence[Run]) -> Figure:
     """Draw a strip for each run, with the mean age beside it."""
     title, names = titles(runs)
     parts = []
@@ -150,7 +151,7 @@ def _versions_of_several(runs: Sequence[Run]) -> "Figure":
     return figure
 
 
-def _strips(axes: "Axes", heading: str, spans: Spans, labels: Sequence[str], scale: Scale) -> None:
+def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale: Scale) -> None:
     """Draw a strip for each row: the more versions, the higher and darker; their number stands where there is room."""
     if len(spans.row) > MOST_SPANS:
         spans = most_versions(spans, np.arange(len(labels)), scale.end / PIXEL_COLUMNS)
@@ -184,17 +185,13 @@ def _first_rows_of_devices(labels: Sequence[str]) -> list[int]:
 
 def shade(count: int, largest: int) -> str:
     """Return the colour of a number of versions: the more, the darker."""
-    from matplotlib.colors import to_hex, to_rgb
-
     share = 0.18 + 0.82 * (count - 1) / max(3, largest - 1)
     red, green, blue = (1 - share * (1 - part) for part in to_rgb(COLOURS[6]))
     return to_hex((red, green, blue))
 
 
-def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
+def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:
     """Draw the mean age of the versions that tasks read over time, and its mean at rest."""
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
-
     series = mean_age(run)
     oldest = np.nan_to_num(series.total).max()
     panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))
@@ -206,10 +203,8 @@ def _draw_ages(axes: "Axes", run: Run, scale: Scale) -> None:
     level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
 
 
-def _legend_of_counts(figure: "Figure", spans: Spans) -> None:
+def _legend_of_counts(figure: Figure, spans: Spans) -> None:
     """Add a legend with the colour of each number of versions."""
-    from matplotlib.patches import Patch
-
     largest = _largest(spans)
     entries = [Patch(facecolor="none", edgecolor=GREY, linewidth=0.6, label="none")]
     for count in range(1, largest + 1):

@@ -1,8 +1,9 @@
 """A run in real time: the tasks of every device, the messages of every link, and why devices are idle."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from cdpsim.draw.canvas import INK, PALE, plain
 from cdpsim.draw.gantt import bars
@@ -19,19 +20,13 @@ from cdpsim.trace import Trace
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MOST_BARS = 20_000
 NARROW, WIDE, TASK, MARK = 6.0, 18.0, 0.32, 0.09  # inches: all time at least and at most, a short task, a mark
 THIN = 1.0  # points: narrower bars cannot be seen
 
 
-def gantt(trace: Trace, dependencies: bool = False) -> "Figure":
+def gantt(trace: Trace, dependencies: bool = False) -> Figure:
     """Draw a row for each lane of a device and for each link; with `dependencies`, lines from what was waited for."""
-    from matplotlib.figure import Figure
-
     views = Views(trace)
     _refuse_large(len(views.start))
     if dependencies and views.run is None:
@@ -84,9 +79,7 @@ def _measure_picture(views: Views) -> tuple[float, float, float]:
     return span, width, min(max(short * scale / 8, 0.35), 1.0)
 
 
-def _draw_axes(axes: "Axes", trace: Trace, rows: Rows, span: float, width: float) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
+def _draw_axes(axes: Axes, trace: Trace, rows: Rows, span: float, width: float) -> None:
     words = title(trace)
     plain(axes, words, size=min(9.5, width * 72 / (0.65 * len(words))))
     axes.grid(visible=False, axis="y")
@@ -119,7 +112,7 @@ def _draw_tasks(drawing: Drawing, views: Views, rows: Rows) -> None:
     bars.update_marks(drawing, time, rows.lane_top[first], rows.lane_top[last] + LANE)
 
 
-def _draw_waits(axes: "Axes", views: Views, run: Run, rows: Rows) -> None:
+def _draw_waits(axes: Axes, views: Views, run: Run, rows: Rows) -> None:
     """Draw a line from the end of what was waited for to the start of what waited, thicker if that idled for it."""
     program, edges, waited = run.program, run.program.edges, waiting.waits_for(run.program, run.start, run.end)
     waiter = np.flatnonzero(waited >= 0)

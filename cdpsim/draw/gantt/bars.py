@@ -3,9 +3,12 @@
 Every function draws many at once; x is time, y is inches downwards.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
 
 from cdpsim.draw.canvas import INK
 from cdpsim.draw.gantt.rows import LANE, LINK
@@ -14,9 +17,6 @@ from cdpsim.draw.views import KIND_WORDS
 from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
 from cdpsim.trace.metrics.waiting import IdleReason
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height
 NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
@@ -34,37 +34,32 @@ SLASH = 4.5  # points: its width
 class Drawing(NamedTuple):
     """Axes, the points of a unit of time on them, and the fineness of lines: 1 unless tasks are narrow."""
 
-    axes: "Axes"
+    axes: Axes
     scale: float
     fine: float = 1.0
 
 
-def boxes(axes: "Axes", left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
+def boxes(axes: Axes, left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
     """Draw rectangles."""
-    import matplotlib as mpl
-    from matplotlib.collections import PolyCollection
-
     if len(left):
         corners = np.array([[left, left, right, right], [top, bottom, bottom, top]]).T
         with mpl.rc_context({"hatch.linewidth": 0.7}):
             axes.add_collection(PolyCollection(list(corners), gid=gid, **style), autolim=False)
 
 
-def straight_lines(axes: "Axes", x: tuple[Floats, Floats], y: tuple[Floats, Floats], gid: str, **style: Any) -> None:
+def straight_lines(axes: Axes, x: tuple[Floats, Floats], y: tuple[Floats, Floats], gid: str, **style: Any) -> None:
     """Draw straight lines, from the first to the second of `x` and `y`."""
-    from matplotlib.collections import LineCollection
-
     if len(x[0]):
         axes.add_collection(LineCollection(list(np.array([x, y]).T), gid=gid, **style), autolim=False)
 
 
-def marks(axes: "Axes", mark: str, x: Floats, y: Floats, gid: str, **style: Any) -> None:
+def marks(axes: Axes, mark: str, x: Floats, y: Floats, gid: str, **style: Any) -> None:
     """Draw marks, which may extend beyond the axes."""
     if len(x):
         axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
 
 
-def idle_boxes(axes: "Axes", reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
+def idle_boxes(axes: Axes, reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
     """Draw idle time in the texture of its reason."""
     pale = "#f1f1f1" if reason is IdleReason.NOTHING else "#ffffff"
     style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "hatch": IDLE[reason][1], "linewidth": 0}

@@ -1,9 +1,11 @@
 """The paper's Fig. 1: stage over time step, a mark for each task; of any run, in a column of a paper."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cdpsim.draw import palette, sheet
 from cdpsim.draw.canvas import GREY, PALE, label
@@ -14,10 +16,6 @@ from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
 from cdpsim.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FIGURE_1 = (("DP", "multi-dp", None), ("CDP-v1", "multi-cdp", "cdp-v1"), ("CDP-v2", "multi-cdp", "cdp-v2"))
 
@@ -81,7 +79,7 @@ class _Timeline(NamedTuple):
         return self.stages * self.pitch
 
 
-def figure_1(n: int = 3, steps: int = 2) -> "Figure":
+def figure_1(n: int = 3, steps: int = 2) -> Figure:
     """Draw the paper's Fig. 1 for any n: DP, CDP-v1 and CDP-v2."""
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", steps, at_least=1)
     _pace(2 * n * steps + 2 * (n - 1), 1.0, side_by_side(n))
@@ -89,7 +87,7 @@ def figure_1(n: int = 3, steps: int = 2) -> "Figure":
     return paper(runs, [words for words, _, _ in FIGURE_1])
 
 
-def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> "Figure":
+def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> Figure:
     """Draw runs as the paper's Fig. 1 does, one under the other on one time axis.
 
     Stages and micro-batches are counted from 1 and time steps from 0, as there.
@@ -162,7 +160,7 @@ def _timeline(time: _TimeAxis, views: Views, name: str, place: Spots, number: in
     return _Timeline(views, name, prefix, place, synchronised, passed, stages, size, gap)
 
 
-def _draw_timeline(axes: "Axes", timeline: _Timeline, time: _TimeAxis, top: float) -> None:
+def _draw_timeline(axes: Axes, timeline: _Timeline, time: _TimeAxis, top: float) -> None:
     bottom = top - timeline.height
     for j in range(timeline.stages):
         y = bottom + j * timeline.pitch
@@ -192,7 +190,7 @@ def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box
     return dict(zip(place.row.tolist(), zip(*(edge.tolist() for edge in edges), strict=True), strict=True))
 
 
-def _draw_marks(axes: "Axes", timeline: _Timeline, time: _TimeAxis, boxes: dict[int, Box]) -> None:
+def _draw_marks(axes: Axes, timeline: _Timeline, time: _TimeAxis, boxes: dict[int, Box]) -> None:
     tasks = timeline.views.tasks
     names = ("kind", "step", "micro_batch", "stage", "stale")
     digits = len(str(tasks["micro_batch"].max() + 1))
@@ -208,7 +206,7 @@ def _draw_marks(axes: "Axes", timeline: _Timeline, time: _TimeAxis, boxes: dict[
         marks.draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
-def _draw_message(axes: "Axes", timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
+def _draw_message(axes: Axes, timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
     """Draw an arrow from a message's maker to its user: of gradients above the marks, else below."""
     names = ("content", "step", "stage", "src", "dst")
     content, t, j, src, dst = (timeline.views.messages[name][number] for name in names)
@@ -224,7 +222,7 @@ def _draw_message(axes: "Axes", timeline: _Timeline, number: int, arrival: float
     )
 
 
-def _write_times(axes: "Axes", time: _TimeAxis, top: float) -> None:
+def _write_times(axes: Axes, time: _TimeAxis, top: float) -> None:
     """Write tick labels and the name of the time axis below a timeline."""
     sheet.draw_lines(axes, [(_LEFT, top), (time.at(time.span), top)], edgecolor=GREY, lw=0.5)
     scale, unit = (

@@ -1,7 +1,10 @@
 """The paper's Fig. 2: the devices at one time step, what they compute, hold and send; of any run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cdpsim.draw.canvas import GREY, amount_text
 from cdpsim.draw.sheet import SMALL, draw_key, fitted, key_rows, new_sheet, width_of, write_words
@@ -12,10 +15,6 @@ from cdpsim.draw.views import Views, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
 from cdpsim.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # The groups of the paper's Fig. 2, each without and with CDP.
 FIGURE_2 = (
@@ -49,7 +48,7 @@ class _Part(NamedTuple):
     arrangement: Arrangement
 
 
-def snapshot(trace: Trace, slot: float | str) -> "Figure":
+def snapshot(trace: Trace, slot: float | str) -> Figure:
     """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
 
     Micro-batches, stages and devices are counted from 0, as in the files of a trace.
@@ -81,7 +80,7 @@ def snapshot(trace: Trace, slot: float | str) -> "Figure":
     return figure
 
 
-def figure_2(n: int = 3, slot: int | None = None) -> "Figure":
+def figure_2(n: int = 3, slot: int | None = None) -> Figure:
     """Draw the paper's Fig. 2 for any n: implementations side by side, without CDP above and with it below.
 
     Each is shown at the same slot of its second training step, by default at one at which most activations are held.
@@ -147,7 +146,7 @@ def _ring(moments: Sequence[Moment]) -> float:
     return min(_THICKEST_RING / 3, _THICKEST_RING / most)
 
 
-def _write_stages(axes: "Axes", rows: int, form: Form, left: float, bottom: float) -> None:
+def _write_stages(axes: Axes, rows: int, form: Form, left: float, bottom: float) -> None:
     """Number the rows where they are stages."""
     for row in range(rows):
         y = bottom + form.strip + (row + 0.5) * form.rise

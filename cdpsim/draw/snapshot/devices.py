@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from math import cos, hypot, pi, sin
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Wedge
+from matplotlib.path import Path
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
 from cdpsim.draw.sheet import SheetPoint, fill_polygon, put_patch, write_words
 from cdpsim.draw.snapshot.moment import Moment, Place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DEVICE_FILL = "#f3f3f3"
 _BELOW_DISKS = 0.8  # arrows, so that one that passes a disk leaves its number legible
@@ -74,7 +75,7 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
 class _Board(NamedTuple):
     """A moment's arrangement at a place on the sheet."""
 
-    axes: "Axes"
+    axes: Axes
     moment: Moment
     arrangement: Arrangement
     form: Form
@@ -101,7 +102,7 @@ class _Board(NamedTuple):
 
 
 def draw_devices(
-    axes: "Axes",
+    axes: Axes,
     moment: Moment,
     arrangement: Arrangement,
     form: Form,
@@ -125,8 +126,6 @@ def draw_devices(
 
 
 def _draw_device(board: _Board, device: int, foot: str) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     low, high = board.arrangement.span[device]
     half, strip = 0.43 * board.form.pitch, board.form.strip
     lower, upper = board.y(low) - half - strip, board.y(high) + half
@@ -141,8 +140,6 @@ def _draw_device(board: _Board, device: int, foot: str) -> None:
 
 def _draw_place(board: _Board, place: Place) -> None:
     """Draw a disk for a stage's state, in the colours of the micro-batches it computes; a ring for activations."""
-    from matplotlib.patches import Circle, Wedge
-
     (x, y), radius, moment = board.at(place), board.form.disk, board.moment
     name = f"{board.prefix}{{}}-d{place[0]}-j{place[1]}"
     activations, running = moment.activations.get(place, 0), moment.running.get(place, [])
@@ -209,7 +206,7 @@ def _draw_arrow(board: _Board, kind: str, a: Place, b: Place) -> None:
 
 
 def arrow(
-    axes: "Axes",
+    axes: Axes,
     kind: str,
     start: SheetPoint,
     end: SheetPoint,
@@ -218,8 +215,6 @@ def arrow(
     name: str = "",
 ) -> None:
     """Draw an arrow of a kind between two disks of these radii."""
-    from matplotlib.patches import FancyArrowPatch
-
     if kind == "another-collective":
         _dotted(axes, start, end, radii, bend, name)
         return
@@ -230,13 +225,8 @@ def arrow(
     put_patch(axes, FancyArrowPatch(start, end, **style), name)
 
 
-def _dotted(
-    axes: "Axes", start: SheetPoint, end: SheetPoint, radii: tuple[float, float], bend: float, name: str
-) -> None:
+def _dotted(axes: Axes, start: SheetPoint, end: SheetPoint, radii: tuple[float, float], bend: float, name: str) -> None:
     """Draw a dotted line, bent as other arrows are, with solid heads at both ends."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
     (x, y), (to_x, to_y) = start, end
     control = (x + to_x) / 2 + bend * (to_y - y), (y + to_y) / 2 - bend * (to_x - x)
     heads = [_arrow_head(point, control, radius + 1) for point, radius in zip((start, end), radii, strict=True)]

@@ -1,16 +1,15 @@
 """The key to pictures of devices: the meaning of disks, rings and arrows, of those that are there."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle
 
 from cdpsim.draw import palette
 from cdpsim.draw.canvas import GREY, INK, PALE
 from cdpsim.draw.sheet import KeyEntry, put_patch, write_words
 from cdpsim.draw.snapshot.devices import Form, arrow
 from cdpsim.draw.snapshot.moment import Moment
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _DISK = 4.0
 _MOST_COLOURS = 8
@@ -45,9 +44,7 @@ def _has_empty_place(moment: Moment) -> bool:
     return moment.states is not None and bool(places - moment.states - set(moment.activations) - set(moment.running))
 
 
-def _empty_place(axes: "Axes", x: float, y: float) -> None:
-    from matplotlib.patches import Circle
-
+def _empty_place(axes: Axes, x: float, y: float) -> None:
     style = {"facecolor": "none", "edgecolor": GREY, "linestyle": (0, (1, 2))}
     put_patch(axes, Circle((x, y), _DISK - 0.5, linewidth=0.5, **style))
 
@@ -64,7 +61,7 @@ def stage_entry() -> KeyEntry:
 
 
 def _words_entry(words: str, width: float, meaning: str) -> KeyEntry:
-    def draw(axes: "Axes", x: float, y: float) -> None:
+    def draw(axes: Axes, x: float, y: float) -> None:
         write_words(axes, x, y, words, 6, ha="center", color=GREY)
 
     return KeyEntry(draw, width, meaning)
@@ -73,9 +70,7 @@ def _words_entry(words: str, width: float, meaning: str) -> KeyEntry:
 def _disks(numbers: list[int], form: Form) -> KeyEntry:
     few, pitch = numbers[:_MOST_COLOURS], 2 * _DISK + 1.5
 
-    def draw(axes: "Axes", x: float, y: float) -> None:
-        from matplotlib.patches import Circle
-
+    def draw(axes: Axes, x: float, y: float) -> None:
         for k, i in enumerate(few):
             at = x + (k - (len(few) - 1) / 2) * pitch
             fill = palette.colour(i)
@@ -90,9 +85,7 @@ def _circles(circles: list[tuple[float, str]], meaning: str) -> KeyEntry:
     """Return an entry of disks with rings: the thickness of each ring, and the fill inside it."""
     pitch = 2 * (_DISK - 0.5) + 2 * max(ring for ring, _ in circles) + 2
 
-    def draw(axes: "Axes", x: float, y: float) -> None:
-        from matplotlib.patches import Circle
-
+    def draw(axes: Axes, x: float, y: float) -> None:
         for k, (ring, fill) in enumerate(circles):
             at, radius = x + (k - (len(circles) - 1) / 2) * pitch, _DISK - 0.5
             put_patch(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
@@ -105,7 +98,7 @@ def _circles(circles: list[tuple[float, str]], meaning: str) -> KeyEntry:
 def _arrow(kind: str, meaning: str) -> KeyEntry:
     half = 7 if kind == "inner" else 9
 
-    def draw(axes: "Axes", x: float, y: float) -> None:
+    def draw(axes: Axes, x: float, y: float) -> None:
         arrow(axes, kind, (x - half, y), (x + half, y))
 
     return KeyEntry(draw, 2 * half, meaning)
