@@ -1,6 +1,7 @@
 """Longest paths through a graph without cycles."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -194,3 +195,38 @@ def successors(before: Ints, after: Ints, nodes: int) -> tuple[Ints, Ints, Ints]
     waits_for = np.bincount(after, minlength=nodes)
     first = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=nodes))])
     return waits_for, first, after[sort_by(before)]
+
+
+def find_cycle(before: Ints, after: Ints, nodes: int) -> list[int]:
+    """Return a cycle of nodes, each waiting for the one before it, beginning with its lowest; empty if none is.
+
+    Where a node waits for several, the last edge to it counts.
+    """
+    waits_for, first, reach = (column.tolist() for column in successors(before, after, nodes))
+    ready = [node for node, count in enumerate(waits_for) if not count]
+    for node in ready:
+        for follower in reach[first[node] : first[node + 1]]:
+            waits_for[follower] -= 1
+            if not waits_for[follower]:
+                ready.append(follower)
+    # A node that is not reached waits for such a node: walking back long enough enters a cycle.
+    edges = zip(before.tolist(), after.tolist(), strict=True)
+    waited_for = {late: early for early, late in edges if waits_for[early] and waits_for[late]}
+    if not waited_for:
+        return []
+    path = [min(waited_for)]
+    while path[-1] not in path[:-1]:
+        path.append(waited_for[path[-1]])
+    cycle = path[path.index(path[-1]) + 1 :][::-1]
+    lowest = cycle.index(min(cycle))
+    return cycle[lowest:] + cycle[:lowest]
+
+
+def cycle_text(names: Sequence[str]) -> str:
+    """Return a cycle of names, cut after the first eight.
+
+    >>> cycle_text(["a", "b"])
+    'a -> b -> a'
+    """
+    more = [f"... {len(names) - 8} more"] if len(names) > 8 else []
+    return " -> ".join([*names[:8], *more, names[0]])

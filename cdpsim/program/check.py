@@ -7,14 +7,14 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import successors
+from cdpsim.numeric.paths import cycle_text, find_cycle
 from cdpsim.program import Category, EdgeKind, Kind, Program
 
 
 def check_program(program: Program) -> None:
     """Refuse a program that breaks a rule, naming the first task that does; a deadlock is shown as its cycle."""
     check_columns(program)
-    if find_cycle(program):
+    if find_cycle(*program.waits(), program.nodes):
         refuse_deadlock(program)
 
 
@@ -173,32 +173,7 @@ def _check_buffers(program: Program) -> Iterator[str]:
         yield f"{category} of stage {buffers.stage[row]} on device {buffers.device[row]} are never freed"
 
 
-def find_cycle(program: Program) -> list[int]:
-    """Return a cycle of dependencies and lane orders, each node waiting for the one before it; empty if none is."""
-    waits_for, first, after = successors(*program.waits(), program.nodes)
-    waits, starts, reach = waits_for.tolist(), first.tolist(), after.tolist()
-    ready = _broken_rows(waits_for == 0)
-    for node in ready:
-        for follower in reach[starts[node] : starts[node + 1]]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                ready.append(follower)
-    stuck = {node for node, count in enumerate(waits) if count > 0}
-    if not stuck:
-        return []
-    # A stuck node waits for a stuck node: walking back long enough enters a cycle.
-    waited_for = {follower: node for node in stuck for follower in reach[starts[node] : starts[node + 1]]}
-    path = [min(stuck)]
-    while path[-1] not in path[:-1]:
-        path.append(waited_for[path[-1]])
-    cycle = path[path.index(path[-1]) + 1 :][::-1]
-    lowest = cycle.index(min(cycle))
-    return cycle[lowest:] + cycle[:lowest]
-
-
 def refuse_deadlock(program: Program) -> NoReturn:
     """Raise the error that shows the cycle."""
-    cycle = find_cycle(program)
-    names = [program.describe(node) for node in cycle[:8]]
-    more = [f"... {len(cycle) - 8} more"] if len(cycle) > 8 else []
-    raise RequestError("schedule deadlocks", " -> ".join([*names, *more, names[0]]))
+    cycle = find_cycle(*program.waits(), program.nodes)
+    raise RequestError("schedule deadlocks", cycle_text([program.describe(node) for node in cycle]))

@@ -3,7 +3,6 @@
 An action runs on the device in whose list it is.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
-from cdpsim.numeric.paths import lane_edges, longest_paths
+from cdpsim.numeric.paths import cycle_text, find_cycle, lane_edges, longest_paths
 
 
 class Action(IntEnum):
@@ -242,39 +241,9 @@ def _deadlock(actions: Actions) -> Iterator[str]:
     slots = np.ones(len(actions), dtype=np.int64)
     *_, reached = longest_paths(before, after, slots, np.zeros_like(slots))
     if reached < len(actions):
-        labels = [actions.label(row) for row in _cycle(actions, before, after)]
-        more = [f"... {len(labels) - 8} more"] if len(labels) > 8 else []
-        cycle = " -> ".join([*labels[:8], *more, labels[0]])
+        rows = find_cycle(before, after, len(actions))
+        # An action that only stands between two others in its device's list is left out.
+        around = zip(rows[-1:] + rows[:-1], rows, rows[1:] + rows[:1], strict=True)
+        between = {b for a, b, c in around if c - b == b - a == 1 and actions.device[a] == actions.device[c]}
+        cycle = cycle_text([actions.label(row) for row in rows if row not in between])
         yield f"schedule deadlocks: {cycle}, each waiting for the one before it; put one of them elsewhere"
-
-
-def _cycle(actions: Actions, before: Ints, after: Ints) -> list[int]:
-    """Return rows in a cycle, each waiting for the one before it, or coming after it in a device's list."""
-    now, lacks = _stuck(actions, before, after)
-    # A row that a stuck device lacks is on a stuck device: going from one to the other enters a cycle.
-    path = [min(lacks)]
-    while path[-1] not in path[:-1]:
-        path.append(int(actions.device[lacks[path[-1]]]))
-    devices = path[path.index(path[-1]) + 1 :]
-    rows = list(dict.fromkeys(row for device in devices for row in (now[device], lacks[device])))[::-1]
-    lowest = rows.index(min(rows))
-    return rows[lowest:] + rows[:lowest]
-
-
-def _stuck(actions: Actions, before: Ints, after: Ints) -> tuple[list[int], dict[int, int]]:
-    """Return the row that each device comes to, and of each that is stuck there, a row that it lacks."""
-    inputs = defaultdict[int, list[int]](list)
-    for needed, row in zip(before.tolist(), after.tolist(), strict=True):
-        inputs[row].append(needed)
-    device, now, ends = actions.device.tolist(), actions.first[:-1].tolist(), actions.first[1:].tolist()
-    done, lacks = -1, dict[int, int]()
-    while done < sum(now):
-        done, lacks = sum(now), {}
-        for d, end in enumerate(ends):
-            while now[d] < end and d not in lacks:
-                lacking = [row for row in inputs[now[d]] if now[device[row]] <= row]
-                if lacking:
-                    lacks[d] = lacking[0]
-                else:
-                    now[d] += 1
-    return now, lacks

@@ -17,9 +17,9 @@ import simpy
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Times
-from cdpsim.numeric.paths import successors
+from cdpsim.numeric.paths import find_cycle, successors
 from cdpsim.program import Program
-from cdpsim.program.check import find_cycle, refuse_deadlock
+from cdpsim.program.check import refuse_deadlock
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine.carrier import Carrier, DeferredTimeout
 
@@ -188,7 +188,7 @@ def run_by_events(program: Program, costs: Costs) -> tuple[Times, Times]:
                 playback.finish(node)
         playback.env.run()
         playback.tick(0)
-    if playback.left and (costs.calendar is None or find_cycle(program)):
+    if playback.left and (costs.calendar is None or find_cycle(*program.waits(), program.nodes)):
         refuse_deadlock(program)
     return np.array(playback.start, costs.duration.dtype), np.array(playback.end, costs.duration.dtype)
 
