@@ -11,7 +11,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, short_repr, suggestion
 from cdpsim.model import Model
 
-T = TypeVar("T")
+Found = TypeVar("Found")
 
 
 def preset_names(kind: str) -> list[str]:
@@ -63,8 +63,12 @@ def find_cluster(given: str | Path | Cluster, beside: Sequence[str] = ("unit",))
 
 
 def _find(
-    option: str, given: object, beside: Sequence[str], from_package: Callable[[str], T], from_file: Callable[[str], T]
-) -> T:
+    option: str,
+    given: object,
+    beside: Sequence[str],
+    from_package: Callable[[str], Found],
+    from_file: Callable[[str], Found],
+) -> Found:
     """Return what one of two functions loads: by a name in the package, or by a path that is no misspelt name."""
     if not isinstance(given, str | Path):
         example = f"{option.title()} of your own"
