@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.collapsed import receivers
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import Recount, receivers
 from cdpsim.numeric.columns import Flags, Ints, Times
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.trace.metrics import memory

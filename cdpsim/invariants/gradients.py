@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.collapsed import members
-from cdpsim.invariants.needs import NO_NEEDS, Key, Needs, combine
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Op

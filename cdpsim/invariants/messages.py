@@ -1,14 +1,14 @@
 """Laws of messages and collectives: they are between devices that exist, and go round by round."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
-from cdpsim.invariants.collapsed import round_and_channel
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Ints, group_starts
 from cdpsim.program import Op
-from cdpsim.program.collectives import DEFAULT, candidates
+from cdpsim.program.collectives import DEFAULT, Algorithm, candidates
 
 
 def messages_leave_their_device(run: Recount) -> Iterator[str]:
@@ -55,12 +55,28 @@ def collectives_go_round_by_round(run: Recount) -> Iterator[str]:
 
 
 def _round_and_channel(run: Recount, node: int, src: Ints, dst: Ints) -> tuple[Ints, Ints] | None:
-    """Return the round and the channel of each message of a collective; None if it goes by no algorithm that it may."""
+    """Return the round and the channel of each message of a collective, by the first algorithm that sends these.
+
+    It is None if no algorithm that the collective may go by does.
+    """
     program = run.collapsed.program
     row = node - len(program.tasks)
     members, root = program.groups[program.messages.dst[row]], program.messages.src[row]
     if root >= 0:
         members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
     op, cards = Op(int(program.messages.op[row])), run.request.cluster.cards(members)
-    allowed = candidates(op, run.request.collective or DEFAULT, len(members), cards)
-    return round_and_channel(src, dst, members, allowed)
+    place = np.full(int(max(members.max(), src.max(), dst.max())) + 1, -1)
+    place[members] = np.arange(len(members))
+    for how in candidates(op, run.request.collective or DEFAULT, len(members), cards):
+        senders, receivers, rounds, channels = _messages_of(how, len(members))
+        if np.array_equal(senders, place[src]) and np.array_equal(receivers, place[dst]):
+            return rounds, channels
+    return None
+
+
+@lru_cache(maxsize=64)
+def _messages_of(how: Algorithm, k: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the sender, the receiver, the round and the channel of each message of an algorithm for k members."""
+    rounds = how.schedule(k)
+    src, dst, first, _ = (np.concatenate(column) for column in zip(*rounds, strict=True))
+    return src, dst, np.repeat(np.arange(len(rounds)), [len(each.src) for each in rounds]), how.channel(k, first)

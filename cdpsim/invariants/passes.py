@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.needs import Needs, combine
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import Needs, Recount, combine
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Kind, Program
 

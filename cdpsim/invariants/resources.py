@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import gradients, passes, states, versions
-from cdpsim.invariants.needs import NO_NEEDS, Needs, combine
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
 from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.needs import NO_NEEDS, Needs, combine
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
 from cdpsim.numeric.columns import Ints, find_rows, group_starts
 from cdpsim.program import Content
 

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.invariants.collapsed import receivers
-from cdpsim.invariants.needs import Key, Needs, combine
-from cdpsim.invariants.recount import Recount
+from cdpsim.invariants.recount import Key, Needs, Recount, combine, receivers
 from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.schedules.state import Home

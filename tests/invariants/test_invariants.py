@@ -12,7 +12,7 @@ from hypothesis import given
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.invariants.collapsed import collapse
+from cdpsim.invariants.recount import collapse
 from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import recorded_rule

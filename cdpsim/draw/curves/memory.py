@@ -5,18 +5,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdpsim.draw.curves.panels import (
-    Scale,
-    figure_of,
-    level,
-    mark_peak,
-    panel,
-    peak,
-    refuse_undrawable,
-    scale_of,
-    titles,
-)
-from cdpsim.draw.curves.stacks import curve_legend, draw_curves, layers_of, stacked_figure
+from cdpsim.draw.curves import panels
+from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, memory_of_devices, total_memory
 from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
@@ -25,7 +15,7 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 
 # The paper counts activations: they are the lowest layer, so that its lines can be compared with them.
-_MEMORY_LAYERS = layers_of(
+_MEMORY_LAYERS = panels.layers_of(
     (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.COMMUNICATION),
     CATEGORY_COLOURS,
 )
@@ -36,47 +26,47 @@ def memory_over_time(traces: Sequence[Trace]) -> Figure:
 
     Of one trace the total by category, and each device; of several the totals of activations, and of everything.
     """
-    refuse_undrawable(traces)
+    panels.refuse_undrawable(traces)
     return _memory_of_one(traces[0]) if len(traces) == 1 else _memory_of_several(traces)
 
 
 def _memory_of_one(trace: Trace) -> Figure:
     """Draw the total by category with the paper's levels, and each device."""
-    scale, total, each = scale_of([trace]), total_memory(trace), memory_of_devices(trace)
-    figure, axes = stacked_figure(titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
+    scale, total, each = panels.scale_of([trace]), total_memory(trace), memory_of_devices(trace)
+    figure, axes = panels.stacked_figure(panels.titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
     heading = "Held by all devices together" if len(each) > 1 else "Held"
     _memory_panel(axes, _with_omissions(heading, scale), scale, [total], paper_levels([trace]))
-    mark_peak(axes, peak(total), scale.peak(total), "peak")
+    panels.mark_peak(axes, panels.peak(total), scale.peak(total), "peak")
     return figure
 
 
 def _memory_of_several(traces: Sequence[Trace]) -> Figure:
     """Draw a curve for each trace, of activations in one panel and of everything in another."""
-    title, names = titles(traces)
-    scale, everything = scale_of(traces), list(map(total_memory, traces))
+    title, names = panels.titles(traces)
+    scale, everything = panels.scale_of(traces), list(map(total_memory, traces))
     activations = [Series(total.time, total.value[[Category.ACTIVATIONS]]) for total in everything]
-    figure, parts = figure_of(title, [5.0 + 0.18 * len(traces)])
+    figure, parts = panels.figure_of(title, [5.0 + 0.18 * len(traces)])
     above, below = parts[0].subplots(2, 1, sharex=True)
     _memory_panel(above, "Activations of all devices together", scale, activations, paper_levels(traces))
-    draw_curves(above, activations, scale, "activations")
+    panels.draw_curves(above, activations, scale, "activations")
     heading = _with_omissions("Everything that all devices hold together", scale)
     _memory_panel(below, heading, scale, everything, {})
-    draw_curves(below, everything, scale, "everything")
+    panels.draw_curves(below, everything, scale, "everything")
     above.set_xlabel("")
     texts = [
         f"{name}: activations {scale.peak(part)}; everything {scale.peak(total)}"
         for name, part, total in zip(names, activations, everything, strict=True)
     ]
-    curve_legend(figure, scale, texts)
+    panels.curve_legend(figure, scale, texts)
     return figure
 
 
 def _memory_panel(axes: Axes, heading: str, scale: Scale, totals: Sequence[Series], levels: Mapping[str, int]) -> None:
     """Set up the axes of totals, with named lines at levels."""
-    most = max(*(peak(total)[1] for total in totals), *levels.values(), 0)
-    panel(axes, heading, scale, most, "stages' worth" if scale.in_slots else "memory")
+    most = max(*(panels.peak(total)[1] for total in totals), *levels.values(), 0)
+    panels.panel(axes, heading, scale, most, "stages' worth" if scale.in_slots else "memory")
     for text, value in levels.items():
-        level(axes, value, text, f"level-{value}")
+        panels.level(axes, value, text, f"level-{value}")
 
 
 def _with_omissions(heading: str, scale: Scale) -> str:

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, plain
-from cdpsim.draw.curves.panels import Scale, figure_of, legend, refuse_undrawable, scale_of, steps, titles
+from cdpsim.draw.curves import panels
+from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.palette import COLOURS
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats
@@ -31,13 +32,13 @@ def step_durations(traces: Sequence[Trace], runs: int | None = None) -> Figure:
     With `runs`, draw this many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to
     95 %, the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
     """
-    refuse_undrawable(traces)
+    panels.refuse_undrawable(traces)
     if len(traces) > MOST_PANELS:
         raise RequestError("traces", f"{len(traces)} are more than the {MOST_PANELS} panels of a picture; give fewer")
     samples = [None if runs is None else sample_runs(trace, runs) for trace in traces]
-    title, names = titles(traces)
-    scale = scale_of(traces, "s")
-    figure, parts = figure_of(title, [1.8 if runs else 1.5] * len(traces))
+    title, names = panels.titles(traces)
+    scale = panels.scale_of(traces, "s")
+    figure, parts = panels.figure_of(title, [1.8 if runs else 1.5] * len(traces))
     limits = _limits(traces, samples)
     for k, (part, trace, sample) in enumerate(zip(parts, traces, samples, strict=True)):
         words = [names[k]] * (len(traces) > 1)
@@ -89,7 +90,7 @@ def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
 
 def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
     """Draw a value for each step, around its number."""
-    steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
+    panels.steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
 
 
 def _bands(axes: Axes, sample: SampledRuns, k: int) -> None:
@@ -134,4 +135,6 @@ def _set_up(axes: Axes, words: str, scale: Scale, limits: tuple[float, float], *
 def _legend_of_bands(figure: Figure, runs: int) -> None:
     outer, inner = (Patch(facecolor=shade, label=f"{low[:-1]} % to {high[:-1]} %") for low, high, shade in _BANDS)
     median = Line2D([], [], color=COLOURS[0], label=f"median of {runs:,} runs", **_MEDIAN)
-    legend(figure, [median, inner, outer, Line2D([], [], color=INK, label="if nothing were random", **_STEADY)], 4)
+    panels.legend(
+        figure, [median, inner, outer, Line2D([], [], color=INK, label="if nothing were random", **_STEADY)], 4
+    )

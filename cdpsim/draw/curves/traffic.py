@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdpsim.draw.canvas import GREY, label
-from cdpsim.draw.curves.panels import Scale, figure_of, mark_peak, panel, peak, refuse_undrawable, scale_of, titles
-from cdpsim.draw.curves.stacks import curve_legend, draw_curves, layers_of, stacked_figure
+from cdpsim.draw.curves import panels
+from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, rates, sum_at_times, used_devices
 from cdpsim.draw.palette import CONTENT_COLOURS
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
@@ -18,7 +18,7 @@ from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
 
-_TRAFFIC_LAYERS = layers_of(
+_TRAFFIC_LAYERS = panels.layers_of(
     (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),
     CONTENT_COLOURS,
 )
@@ -29,9 +29,9 @@ def traffic_over_time(traces: Sequence[Trace]) -> Figure:
 
     Of one trace the total by content, and the bytes that each device sends; of several the totals.
     """
-    refuse_undrawable(traces)
+    panels.refuse_undrawable(traces)
     at_once = not any(_take_time(trace).any() for trace in traces)
-    scale = scale_of(traces, "B" if at_once else "B/s", at_once=at_once)
+    scale = panels.scale_of(traces, "B" if at_once else "B/s", at_once=at_once)
     return _traffic_of_one(traces[0], scale) if len(traces) == 1 else _traffic_of_several(traces, scale)
 
 
@@ -76,28 +76,28 @@ def _traffic_of_one(trace: Trace, scale: Scale) -> Figure:
     """Draw the total by content, and the bytes that each device sends."""
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
-    figure, axes = stacked_figure(
-        titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithm_note(trace)
+    figure, axes = panels.stacked_figure(
+        panels.titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithm_note(trace)
     )
     _traffic_panel(axes, [trace], [total], scale)
     if len(total.time):
-        mark_peak(axes, peak(total), f"{scale.peak(total)}, {_sum_and_mean(trace, scale)}", "peak")
+        panels.mark_peak(axes, panels.peak(total), f"{scale.peak(total)}, {_sum_and_mean(trace, scale)}", "peak")
     return figure
 
 
 def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> Figure:
     """Draw a curve for each trace; the legend says of which traces nothing is sent."""
-    title, names = titles(traces)
+    title, names = panels.titles(traces)
     totals = [traffic_by_content(trace, scale) for trace in traces]
-    figure, parts = figure_of(title, [2.9 + 0.18 * len(traces)])
+    figure, parts = panels.figure_of(title, [2.9 + 0.18 * len(traces)])
     axes = parts[0].subplots()
     _traffic_panel(axes, traces, totals, scale)
-    draw_curves(axes, totals, scale, "sent")
+    panels.draw_curves(axes, totals, scale, "sent")
     texts = [
         f"{name}: {f'{scale.peak(total)}, {_sum_and_mean(trace, scale)}' if len(total.time) else 'nothing is sent'}"
         for name, trace, total in zip(names, traces, totals, strict=True)
     ]
-    curve_legend(figure, scale, texts)
+    panels.curve_legend(figure, scale, texts)
     return figure
 
 
@@ -107,7 +107,7 @@ def _traffic_panel(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series]
     if any(map(_has_collectives, traces)):
         heading += "; a collective of k counts k − 1 copies, an all-reduce 2(k − 1)"
     unit = "stages' worth at a moment" if scale.in_slots else "at a moment" if scale.at_once else "rate"
-    panel(axes, heading, scale, max(peak(total)[1] for total in totals), unit)
+    panels.panel(axes, heading, scale, max(panels.peak(total)[1] for total in totals), unit)
     if not any(len(total.time) for total in totals):
         axes.text(0.5, 0.5, "nothing is sent", transform=axes.transAxes, ha="center", color=GREY, fontsize=9)
     instant = 0 if scale.at_once else sum(int(copied_bytes(each.messages)[~_take_time(each)].sum()) for each in traces)

@@ -11,19 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from cdpsim.draw.canvas import GREY
-from cdpsim.draw.curves.panels import (
-    Scale,
-    draw_boxes,
-    figure_of,
-    legend,
-    level,
-    panel,
-    refuse_undrawable,
-    scale_of,
-    steps,
-    titles,
-    write_beside,
-)
+from cdpsim.draw.curves import panels
+from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, end_of_run, sum_spans, thinned
 from cdpsim.draw.palette import COLOURS, colour, ink_on
 from cdpsim.errors import RequestError
@@ -53,7 +42,7 @@ def versions_over_time(traces: Sequence[Trace]) -> Figure:
     Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
     most that a device keeps of a stage.
     """
-    refuse_undrawable(traces)
+    panels.refuse_undrawable(traces)
     runs = [trace for trace in traces if isinstance(trace, Run)]
     if len(runs) < len(traces):
         raise RequestError("versions", "a saved trace does not say which versions live; simulate the schedule again")
@@ -114,7 +103,7 @@ def mean_age(trace: Trace) -> Series:
 def _versions_of_one(run: Run) -> Figure:
     """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
     spans, device, stage = version_spans(run)
-    scale = scale_of([run])
+    scale = panels.scale_of([run])
     labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
     heading = "Versions kept of each stage on each device"
     if len(labels) > MOST_VERSION_ROWS:
@@ -125,7 +114,7 @@ def _versions_of_one(run: Run) -> Figure:
         raise RequestError("versions", f"{problem}; give fewer stages (-n)")
     row_height = max(0.055, min(0.24, 6.4 / len(labels)))
     heights = 0.9 + len(labels) * row_height, 1.3
-    figure, (part,) = figure_of(titles([run])[0], [sum(heights)])
+    figure, (part,) = panels.figure_of(panels.titles([run])[0], [sum(heights)])
     above, below = part.subplots(2, 1, sharex=True, height_ratios=heights)
     _strips(above, heading, spans, labels, scale)
     above.set_xlabel("")
@@ -136,17 +125,17 @@ def _versions_of_one(run: Run) -> Figure:
 
 def _versions_of_several(runs: Sequence[Run]) -> Figure:
     """Draw a strip for each run, with the mean age beside it."""
-    title, names = titles(runs)
+    title, names = panels.titles(runs)
     parts = []
     for k, run in enumerate(runs):
         spans, device, _ = version_spans(run)
         parts.append(most_versions(spans, np.full(len(device), k)))
     spans = Spans(*map(np.concatenate, zip(*parts, strict=True)))
-    figure, (part,) = figure_of(title, [1.0 + 0.26 * len(runs)])
+    figure, (part,) = panels.figure_of(title, [1.0 + 0.26 * len(runs)])
     axes = part.subplots()
-    _strips(axes, "Versions kept: the most of a stage on a device", spans, names, scale_of(runs))
+    _strips(axes, "Versions kept: the most of a stage on a device", spans, names, panels.scale_of(runs))
     for k, run in enumerate(runs):
-        write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}", 5)
+        panels.write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}", 5)
     _legend_of_counts(figure, spans)
     return figure
 
@@ -155,7 +144,7 @@ def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale
     """Draw a strip for each row: the more versions, the higher and darker; their number stands where there is room."""
     if len(spans.row) > MOST_SPANS:
         spans = most_versions(spans, np.arange(len(labels)), scale.end / PIXEL_COLUMNS)
-    panel(axes, heading, scale, 1)
+    panels.panel(axes, heading, scale, 1)
     axes.grid(visible=False)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     named = range(len(labels)) if len(labels) <= _LABELLED_ROWS else _first_rows_of_devices(labels)
@@ -167,7 +156,7 @@ def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
         look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
-        draw_boxes(axes, left, right, row + half, row - half, **look)
+        panels.draw_boxes(axes, left, right, row + half, row - half, **look)
     if len(labels) > _LABELLED_ROWS:
         return
     for row, begin, end, count in zip(*(column.tolist() for column in spans), strict=True):
@@ -194,13 +183,13 @@ def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:
     """Draw the mean age of the versions that tasks read over time, and its mean at rest."""
     series = mean_age(run)
     oldest = np.nan_to_num(series.total).max()
-    panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))
+    panels.panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     few = thinned(series, scale.end)
-    steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
+    panels.steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
     mean = run.steady_state.staleness
-    level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
+    panels.level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
 
 
 def _legend_of_counts(figure: Figure, spans: Spans) -> None:
@@ -210,4 +199,4 @@ def _legend_of_counts(figure: Figure, spans: Spans) -> None:
     for count in range(1, largest + 1):
         words = "1 version" if count == 1 else f"{count} versions"
         entries.append(Patch(facecolor=shade(count, largest), label=words))
-    legend(figure, entries, 6)
+    panels.legend(figure, entries, 6)

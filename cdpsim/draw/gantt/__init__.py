@@ -7,8 +7,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from cdpsim.draw.canvas import INK, PALE, plain
 from cdpsim.draw.gantt import bars
-from cdpsim.draw.gantt.bars import Drawing
-from cdpsim.draw.gantt.legend import draw_legend, group_width, legend_entries, legend_height
+from cdpsim.draw.gantt.bars import Drawing, draw_legend, group_width, legend_entries, legend_height
 from cdpsim.draw.gantt.rows import LANE, LINK, Rows, arrange_rows, idle_times
 from cdpsim.draw.palette import COLOURS
 from cdpsim.draw.views import KIND_WORDS, Views, title

@@ -1,8 +1,11 @@
-"""Parts of a gantt picture: bars of tasks and messages, textures of idle time, marks, names.
+"""Parts of a gantt picture: bars of tasks and messages, textures of idle time, marks, names, and the legend to them.
 
 Every function draws many at once; x is time, y is inches downwards.
 """
 
+from collections.abc import Callable
+from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -10,12 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from cdpsim.draw.canvas import INK
+from cdpsim.draw.canvas import GREY, INK
 from cdpsim.draw.gantt.rows import LANE, LINK
-from cdpsim.draw.palette import CONTENT_COLOURS, ink_on
-from cdpsim.draw.views import KIND_WORDS
+from cdpsim.draw.palette import COLOURS, CONTENT_COLOURS, ink_on
+from cdpsim.draw.views import KIND_WORDS, Views, word_of
 from cdpsim.numeric.columns import Columns, Floats, Ints
-from cdpsim.program import Content
+from cdpsim.program import Content, Kind
 from cdpsim.trace.metrics.waiting import IdleReason
 
 HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height
@@ -29,6 +32,8 @@ IDLE = {
 }
 NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
 SLASH = 4.5  # points: its width
+LEGEND_ROWS = 5  # entries below each other
+NEUTRAL = "#c8c8c8"
 
 
 class Drawing(NamedTuple):
@@ -37,6 +42,9 @@ class Drawing(NamedTuple):
     axes: Axes
     scale: float
     fine: float = 1.0
+
+
+LegendEntry = tuple[Callable[[Drawing, Floats, Floats], None], str]  # draws itself at x and y; its meaning
 
 
 def boxes(axes: Axes, left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
@@ -134,3 +142,93 @@ def message_bars(drawing: Drawing, content: Content, top: Floats, start: Floats,
     marks(axes, mark, (start + end)[wide] / 2, middle[wide], f"{gid}-mark", color=ink_on(colour), s=12)
     style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4 * drawing.fine, "s": 20 * drawing.fine**2}
     marks(axes, mark, start[~long], middle[~long], f"{gid}-free", **style)
+
+
+def legend_entries(views: Views, reasons: Ints, dependencies: bool) -> dict[str, list[LegendEntry]]:
+    """Return the entries of each group, by its heading."""
+    tasks, several, number = views.tasks, len(COLOURS), int(views.tasks["micro_batch"].max()) + 1
+    kinds: list[LegendEntry] = [
+        (partial(_bar, kind, NEUTRAL, 0), word)
+        for kind, word in KIND_WORDS.items()
+        if kind != "U" and kind in tasks["kind"]
+    ]
+    kinds += [(partial(_bar, "F", NEUTRAL, 1), "not the newest version")] if tasks["stale"].any() else []
+    takes_time = (tasks["end"] > tasks["start"])[views.kind == Kind.U]
+    kinds += [(partial(_bar, "U", INK, 0), "update")] if takes_time.any() else []
+    free = "update that takes no time" if takes_time.any() else "update"
+    kinds += [(_update, free)] if not takes_time.all() else []
+    takes_time = views.messages["end"] > views.messages["start"]
+    contents: list[LegendEntry] = [
+        (partial(_message, content, bool(takes_time[views.content == content].any())), word_of(content))
+        for content in Content
+        if content in views.content
+    ]
+    waits: list[LegendEntry] = [
+        (partial(_dependency_line, 1.2), "idle until its end"),
+        (partial(_dependency_line, 0.4), "needed"),
+    ]
+    return {
+        "micro-batch": [
+            (partial(_bar, "F", COLOURS[i], 0), f"{i}, {i + several}, …" if i + several < number else str(i))
+            for i in range(min(number, several))
+        ],
+        "task": kinds,
+        "message": contents,
+        "idle" if views.run else "device": [
+            (partial(_idle, reason), IDLE[reason][0] if views.run else "idle")
+            for reason in IdleReason
+            if reason in reasons
+        ],
+        "dependency": waits if dependencies else [],
+    }
+
+
+def _bar(kind: str, colour: str, stale: int, drawing: Drawing, left: Floats, top: Floats) -> None:
+    task_bars(drawing, kind, top, left, left + 0.24, np.array([colour]), np.array([stale]), 0.16)
+
+
+def _update(drawing: Drawing, left: Floats, top: Floats) -> None:
+    update_marks(drawing, left + 0.12, top + 0.04, top + 0.16)
+
+
+def _message(content: Content, takes_time: bool, drawing: Drawing, left: Floats, top: Floats) -> None:
+    message_bars(drawing, content, top, *((left, left + 0.24) if takes_time else (left + 0.12, left + 0.12)))
+
+
+def _idle(reason: IdleReason, drawing: Drawing, left: Floats, top: Floats) -> None:
+    idle_boxes(drawing.axes, reason, top - 0.01, left, left + 0.24, 0.18)
+
+
+def _dependency_line(width: float, drawing: Drawing, left: Floats, top: Floats) -> None:
+    style = {"colors": INK, "alpha": 0.6, "linewidths": width}
+    straight_lines(drawing.axes, (left, left + 0.24), (top + 0.08, top + 0.08), "line", **style)
+
+
+def draw_legend(drawing: Drawing, x: float, groups: dict[str, list[LegendEntry]]) -> None:
+    """Draw groups of entries side by side from `x` on."""
+    for heading, entries in groups.items():
+        if entries:
+            drawing.axes.text(x, 0.08, heading, fontsize=8, color=GREY, va="center")
+        for k, (draw, words) in enumerate(entries):
+            left, top = x + _column_width(entries) * (k // LEGEND_ROWS), 0.2 + 0.19 * (k % LEGEND_ROWS)
+            draw(drawing, np.array([left]), np.array([top]))
+            drawing.axes.text(left + 0.32, top + 0.08, words, fontsize=8, color=INK, va="center")
+        x += group_width(heading, entries)
+    for collection in drawing.axes.collections:
+        collection.set_gid(None)  # ids name only marks of the picture itself
+
+
+def legend_height(groups: dict[str, list[LegendEntry]]) -> float:
+    """Return the inches that the legend takes."""
+    return 0.3 + 0.19 * min(max(map(len, groups.values())), LEGEND_ROWS)
+
+
+def group_width(heading: str, entries: list[LegendEntry]) -> float:
+    """Return the inches that a group takes beside others."""
+    if not entries:
+        return 0.0
+    return max(_column_width(entries) * ceil(len(entries) / LEGEND_ROWS), 0.06 * len(heading)) + 0.15
+
+
+def _column_width(entries: list[LegendEntry]) -> float:
+    return 0.42 + 0.058 * max(len(words) for _, words in entries)

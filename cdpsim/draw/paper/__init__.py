@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, PALE, label
-from cdpsim.draw.paper import marks
+from cdpsim.draw.canvas import GREY, INK, PALE, label
 from cdpsim.draw.paper.content import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
-from cdpsim.draw.sheet import SMALL, Box, KeyEntry, write_words
+from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.front import simulate
@@ -38,6 +37,8 @@ _AXIS = 21.0
 _MOST_TASKS = 10_000
 _ANOTHER_WAY = "use timeline --style gantt, an .html file, or fewer --steps"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_WIDE = 6.0  # points: wider marks have room for the white edge of a slash
+_DIGIT = 3.9  # points: the width of a digit at the smallest size
 
 
 class _TimeAxis(NamedTuple):
@@ -172,7 +173,7 @@ def _draw_timeline(axes: Axes, timeline: _Timeline, time: _TimeAxis, top: float)
     for k, maker, user in timeline.passed:
         _draw_message(axes, timeline, k, time.at(timeline.views.messages["end"][k]), boxes[maker], boxes[user])
     for step, moment in timeline.synchronised.items():
-        marks.double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
+        double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
 
 
 def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box]:
@@ -203,7 +204,7 @@ def _draw_marks(axes: Axes, timeline: _Timeline, time: _TimeAxis, boxes: dict[in
             sheet.fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
             middle, half = (left + right) / 2, min((right - left) / 2, _LINE_HEIGHT / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        marks.draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
+        draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
 def _draw_message(axes: Axes, timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
@@ -261,8 +262,103 @@ def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
     for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
         sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
         words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
-        entries.append(marks.micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
-    entries += [marks.kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
-    entries += [marks.stale_entry()] if any(stale) else []
-    entries += [marks.synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
-    return entries + ([marks.message_entry()] if any(timeline.passed for timeline in timelines) else [])
+        entries.append(micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
+    entries += [kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
+    entries += [stale_entry()] if any(stale) else []
+    entries += [synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
+    return entries + ([message_entry()] if any(timeline.passed for timeline in timelines) else [])
+
+
+def draw_task(axes: Axes, kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
+    """Draw a task's block arrow, struck through if stale; with its number, from 1, where so many digits fit."""
+    left, right, lower, upper = box
+    gap = min(0.4, 0.1 * (right - left))
+    box = (left + gap, right - gap, lower + 0.3, upper - 0.3)
+    fill = palette.colour(micro_batch)
+    sheet.fill_polygon(axes, block_arrow(kind, box), fill, name=name)
+    if stale:
+        slash(axes, box, f"{name}-slash")
+    if right - left >= _DIGIT * digits + 1:
+        _write_number(axes, kind, str(micro_batch + 1), box, fill, clear=stale)
+
+
+def block_arrow(kind: str, box: Box) -> list[SheetPoint]:
+    """Return the outline of a task's mark: a forward points up, a backward down; a backward of weights is a chevron."""
+    left, right, lower, upper = box
+    middle, tip = (left + right) / 2, min(0.36 * (upper - lower), 0.7 * (right - left))
+    if kind == "F":
+        return [(left, lower), (right, lower), (right, upper - tip), (middle, upper), (left, upper - tip)]
+    down = [(left, lower + tip), (middle, lower), (right, lower + tip), (right, upper)]
+    return [*down, (middle, upper - tip / 2), (left, upper)] if kind == "W" else [*down, (left, upper)]
+
+
+def _write_number(axes: Axes, kind: str, digits: str, box: Box, fill: str, *, clear: bool) -> None:
+    """Write a number into a mark; if a slash goes through it, with room around it."""
+    left, right, lower, upper = box
+    x = (left + right) / 2
+    y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.05}.get(kind, 0.0) * (upper - lower)
+    if clear:
+        half = _DIGIT / 2 * len(digits) + 0.25
+        sheet.fill_polygon(axes, sheet.corners_of((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
+    write_words(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
+
+
+def slash(axes: Axes, box: Box, name: str = "") -> None:
+    """Strike a mark through."""
+    left, right, lower, upper = box
+    wide = right - left > _WIDE
+    beyond = 1.3 if wide else 0.4
+    ends = [(left - beyond, lower - 1.3), (right + beyond, upper + 1.3)]
+    if wide:
+        sheet.draw_lines(axes, ends, edgecolor="white", lw=2.0, zorder=3)
+    sheet.draw_lines(axes, ends, name=name, lw=0.9 if wide else 0.6, zorder=3)
+
+
+def double_bar(axes: Axes, x: float, lower: float, upper: float, name: str = "") -> None:
+    """Draw two bars side by side."""
+    sheet.draw_lines(
+        axes, *([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85)), name=name, lw=0.7, zorder=4
+    )
+
+
+def micro_batch_entry(shade: int, meaning: str) -> KeyEntry:
+    """Return the entry of a colour, by which micro-batches have it."""
+
+    def draw(axes: Axes, x: float, y: float) -> None:
+        sheet.fill_polygon(axes, sheet.corners_of((x - 3, x + 3, y - 3, y + 3)), palette.colour(shade))
+
+    return KeyEntry(draw, 6, meaning)
+
+
+def kind_entry(kind: str) -> KeyEntry:
+    """Return the entry of a kind's mark."""
+
+    def draw(axes: Axes, x: float, y: float) -> None:
+        sheet.fill_polygon(axes, block_arrow(kind, (x - 3.5, x + 3.5, y - 4, y + 4)), "white", edgecolor=INK, lw=0.6)
+
+    return KeyEntry(draw, 7, KIND_WORDS[kind])
+
+
+def stale_entry() -> KeyEntry:
+    """Return the entry of a slash."""
+
+    def draw(axes: Axes, x: float, y: float) -> None:
+        box = (x - 3.5, x + 3.5, y - 4, y + 4)
+        sheet.fill_polygon(axes, block_arrow("F", box), PALE)
+        slash(axes, box)
+
+    return KeyEntry(draw, 8, "reads an older version")
+
+
+def synchronisation_entry() -> KeyEntry:
+    """Return the entry of a double bar."""
+    return KeyEntry(lambda axes, x, y: double_bar(axes, x, y - 4, y + 4), 3, "synchronisation")
+
+
+def message_entry() -> KeyEntry:
+    """Return the entry of an arrow."""
+
+    def draw(axes: Axes, x: float, y: float) -> None:
+        sheet.draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
+
+    return KeyEntry(draw, 16, "message")

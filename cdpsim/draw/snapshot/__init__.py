@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from cdpsim.draw.canvas import GREY, amount_text
 from cdpsim.draw.sheet import SMALL, draw_key, fitted, key_rows, new_sheet, width_of, write_words
-from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_devices
-from cdpsim.draw.snapshot.key import device_entry, moment_entries, stage_entry
+from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_devices, moment_entries, words_entries
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, read_moment
 from cdpsim.draw.views import Views, title
 from cdpsim.errors import RequestError, whole_number
@@ -60,7 +59,7 @@ def snapshot(trace: Trace, slot: float | str) -> Figure:
     stacked = len(set(arrangement.column.values())) < len(arrangement.column)
     form = Form(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
     entries = moment_entries([moment], form, in_slots=trace.in_slots)
-    entries += [device_entry(trace.in_slots)] + ([] if arrangement.by_stage else [stage_entry()])
+    entries += words_entries(in_slots=trace.in_slots, by_stage=arrangement.by_stage)
     room = arrangement.columns * form.pitch + _STAGES
     width = max(_LEAST_WIDTH, room + 2 * _MARGIN)
     rows = key_rows(entries, width - 2 * _MARGIN)
