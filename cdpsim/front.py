@@ -108,7 +108,7 @@ def assemble(request: Request) -> Program:
     if request.expands:
         costs = _unexpanded_costs(program, request)
         refuse_large_expansion(program, costs, request.memory_engine, request.max_memory, slots=request.in_slots)
-        origin, algorithms = expanded_origins(program, costs), _identities_of_algorithms(costs)
+        origin, algorithms = expanded_origins(program, costs), _algorithms_by_collective(costs)
         program = expand(program, costs)
         check_columns(program)
     overlaps = request.cluster.overlaps(program.devices)
@@ -196,7 +196,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
         return _price(program, request)
     request = _resolve(request.of(model, cluster), program.unexpanded or program)
     collapsed = None if program.unexpanded is None else _unexpanded_costs(program.unexpanded, request)
-    algorithms = program.key["algorithms"] if collapsed is None else _identities_of_algorithms(collapsed)
+    algorithms = program.key["algorithms"] if collapsed is None else _algorithms_by_collective(collapsed)
     key = _program_key(request, program.devices, algorithms)
     for fact, (subject, difference) in _PROGRAM_FACTS.items():
         if key[fact] != program.key[fact]:
@@ -225,9 +225,9 @@ def _unexpanded_costs(program: Program, request: Request) -> Costs:
     return node_costs(program, request.timed_model, request.cluster, request.collective or DEFAULT)
 
 
-def _identities_of_algorithms(costs: Costs) -> tuple[Any, ...]:
+def _algorithms_by_collective(costs: Costs) -> tuple[Any, ...]:
     """Return the algorithm of each collective, in the program's order."""
-    return tuple(costs.algorithms[number].identity for number in costs.runs_by[costs.runs_by >= 0].tolist())
+    return tuple(costs.algorithms[number] for number in costs.runs_by[costs.runs_by >= 0].tolist())
 
 
 # The facts of a model and a cluster on which a program depends: the option that gives each, and how it can differ.

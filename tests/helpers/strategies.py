@@ -13,7 +13,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
-from cdpsim.program.assembly.causal import check_causal
+from cdpsim.program.assembly import check_causal
 from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
 from cdpsim.request.options import RENDEZVOUS, InapplicableOption
 from cdpsim.schedules import Schedule

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import chain
 from math import ceil, floor, log2
 
 import numpy as np
@@ -16,7 +15,6 @@ from cdpsim.program.collectives import (
     ALL_REDUCE,
     BROADCAST,
     COLLECTIVES,
-    PAIRWISE_EXCHANGE,
     REDUCE,
     REDUCE_SCATTER,
     REDUCE_SCATTER_GATHER,
@@ -180,18 +178,6 @@ def test_an_all_gather_brings_every_part_to_all(name: str) -> None:
         assert all(member == list(map(share, range(k))) for member in done), f"{name} of {k}"
 
 
-def test_pairwise_exchange_brings_each_part_to_its_member() -> None:
-    """From every member to every other one, exactly once, in every size."""
-    for k in SIZES:
-        messages = [
-            (src, dst, part)
-            for one in PAIRWISE_EXCHANGE.schedule(k)
-            for src, dst, part, count in zip(*(column.tolist() for column in one), strict=True)
-            if count == 1
-        ]
-        assert sorted(messages) == [(a, b, b) for a in range(k) for b in range(k) if a != b], f"of {k}"
-
-
 def two(k: int) -> int:
     """The largest power of two up to k."""
     return 1 << floor(log2(k))
@@ -215,8 +201,6 @@ TEXTBOOK: dict[str, tuple[Algorithm, Callable[[int], int], Callable[[int], Fract
     "all-gather": (ALL_GATHER["recursive-doubling"], lambda k: ceil(log2(k)), lambda k: Fraction(k - 1, k)),
     "reduce-scatter ring": (REDUCE_SCATTER["ring"], lambda k: k - 1, lambda k: Fraction(k - 1, k)),
     "reduce-scatter": (REDUCE_SCATTER["recursive-halving"], lambda k: ceil(log2(k)), lambda k: Fraction(k - 1, k)),
-    # Thakur et al. 2005, section 4.2, pairwise exchange: (p-1) a + (p-1)/p n b.
-    "all-to-all": (PAIRWISE_EXCHANGE, lambda k: k - 1, lambda k: Fraction(k - 1, k)),
     # Thakur et al. 2005, section 4.5: log2 p (a + n b); two more rounds of all where p is no power of two.
     "recursive-doubling": (
         ALL_REDUCE["recursive-doubling"],
@@ -349,7 +333,7 @@ def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
     assert set(ALL_REDUCE) < set(COLLECTIVES)
     in_nodes = candidates(Op.ALL_REDUCE, "best", 8, one_card_each(NODES[0]))
     assert in_nodes[-2:] == [hierarchical_all_reduce(NODES[0]), rails_all_reduce(NODES[0])]
-    assert not any(how.nodes for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
+    assert not any(how.members for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
 
 
 def test_after_a_reduce_scatter_each_has_one_of_k_parts() -> None:
@@ -365,4 +349,3 @@ def test_a_collective_over_one_device_is_free(name: str) -> None:
         how = algorithm(op, name)
         assert (how.rounds(1), how.carried(1), how.sends(1).tolist(), how.schedule(1)) == (0, 0, [0], [])
         assert how.seconds(1, 10**9, 1.0, 1.0) == 0
-    assert not list(chain(*PAIRWISE_EXCHANGE.schedule(1)))

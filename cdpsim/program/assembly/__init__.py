@@ -11,7 +11,6 @@ from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Edges, Kind, Messages, Program, Tasks
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.causal import check_causal
 from cdpsim.program.assembly.data_axis import data_axis
 from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.passes import pass_through_stages
@@ -19,12 +18,13 @@ from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_co
 from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import last_phase
 from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Holding, Home
 
-__all__ = ["check_counts", "counted_once", "derive", "pyramid_of"]
+__all__ = ["check_causal", "check_counts", "counted_once", "derive", "pyramid_of"]
 
 
 def derive(
@@ -133,3 +133,48 @@ def _tasks(tables: Tables, updates: Updates) -> Tasks:
         lane=column(tables.lanes.lane, updates.lane),
         version=column(passes.by_task(passes.version, passes.backward_version), updates.step + 1),
     )
+
+
+def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
+    """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
+    timing = schedule.order
+    if timing.together and rule != schedule.rule:  # an option that the schedule does not take, even if it is causal
+        if rule.fill(shape):
+            raise RequestError(
+                "rule",
+                f"{rule.name!r} does not go with the {timing.name} timing of {schedule.name}, where every "
+                f"task reads the newest parameters; use 'dp', or a cyclic schedule",
+            )
+        return
+    if timing.together and timing.lists:  # on each device, where one step follows another
+        return
+    late, lags = _too_early(schedule, rule, shape), rule.lags(shape)
+    if not len(late) and rule.backward is not None:
+        late, lags = _too_early(schedule, rule, shape, backward=True), rule.backward_lags(shape)
+    if not len(late):
+        return
+    if rule == schedule.rule and timing.any_m:  # then it goes with more micro-batches
+        least = next(m for m in range(shape.m, 2 * shape.n) if not len(_too_early(schedule, rule, replace(shape, m=m))))
+        raise RequestError("m", f"{schedule.name} needs m >= {least} where n={shape.n}; m={shape.m}")
+    i, j = late[0].tolist()
+    lag, older = lags[i, j], "an older one"
+    if not lag:
+        older = "the version before, as 'cdp-v1' does everywhere and 'cdp-v2' where it must"
+    raise RequestError(
+        "rule",
+        f"{rule.name!r} is not causal with {timing.name} timing: (i={i}, j={j}) would read "
+        f"{f'theta_(t-{lag})' if lag else 'theta_t'} before it exists; let it read {older}",
+    )
+
+
+def _too_early(schedule: Schedule, rule: Rule, shape: Shape, *, backward: bool = False) -> Ints:
+    """Return the (i, j) whose forward, or backward, comes in the order before the update that makes what it reads."""
+    order, lags = schedule.order, rule.backward_lags(shape) if backward else rule.lags(shape)
+    i, j = (index.astype(np.int32) for index in np.ogrid[: shape.m, : shape.n])
+    t = int(lags.max()) + 1  # in which all versions that are read have been made in the run
+    gives, made = last_phase(order, shape) - (0 * j if rule.barrier else j), np.zeros(lags.shape, dtype=np.int64)
+    for lag in np.unique(lags).tolist():
+        last = np.broadcast_to(order.position(np.array(t - 1 - lag), i, gives, shape), lags.shape).max(axis=0)
+        made = np.where(lags == lag, last + 1, made)
+    read = order.position(np.array(t), i, 2 * shape.n - 1 - j if backward else j, shape)
+    return np.argwhere(np.broadcast_to(read, lags.shape) < made)

@@ -6,7 +6,7 @@ rails, which have as many rounds as members, state theirs in closed form.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from math import gcd
@@ -34,13 +34,25 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to run a collective over k members, as the messages of its rounds."""
+    """A way to run a collective over k members, as the messages of its rounds; equality holds across processes."""
 
-    schedule: Callable[[int], RoundList] = field(repr=False)
-    parts: Callable[[int], int]  # into how many equal parts the payload is cut
-    closed_form: Callable[[int], Counts] | None = None  # None: the rounds are counted
-    nodes: Nodes = ()  # of a hierarchical one, whose messages go inside nodes and between them
+    layout: Callable[[Any], RoundList]  # makes the rounds for k members, or for these `members`
+    cut: int | Callable[[int], int] | None = None  # into how many equal parts the payload is cut; None: into k
+    closed_form: Callable[[int], Counts] | None = field(default=None, compare=False)  # None: the rounds are counted
+    members: Nodes = ()  # in nodes, or in the order of each channel, where that matters
     channels: int = 1  # that run side by side, each with an equal run of the parts
+    reverse: bool = False  # whether rounds and messages go in the opposite direction
+
+    def schedule(self, k: int) -> RoundList:
+        """Return its rounds."""
+        rounds = self.layout(self.members or k)
+        return reverse_rounds(rounds) if self.reverse else rounds
+
+    def parts(self, k: int) -> int:
+        """Return into how many equal parts the payload is cut."""
+        if self.cut is None:
+            return k
+        return self.cut if isinstance(self.cut, int) else self.cut(k)
 
     def rounds(self, k: int) -> int:
         """Return how many rounds it takes."""
@@ -60,29 +72,17 @@ class Algorithm:
         return rounds * latency + carried * size / self.parts(k) / bandwidth
 
     def _counts(self, k: int) -> Counts:
-        return (self.closed_form or partial(_count_rounds, self.schedule))(k)
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """A value that no other algorithm has, equal in all processes."""
-        return _describe(self.schedule), self.channels
+        return self.closed_form(k) if self.closed_form else _count_rounds(self, k)
 
     def channel(self, k: int, first: Ints) -> Ints:
         """Return the channel of each message, given its first part."""
         return first * self.channels // self.parts(k)
 
 
-def _describe(value: Any) -> Any:
-    """Name a function, with its arguments if it is a partial."""
-    if isinstance(value, partial):
-        return _describe(value.func), tuple(map(_describe, value.args)), tuple(sorted(value.keywords.items()))
-    return getattr(value, "__qualname__", value)
-
-
 @lru_cache(maxsize=256)
-def _count_rounds(schedule: Callable[[int], RoundList], k: int) -> Counts:
+def _count_rounds(how: Algorithm, k: int) -> Counts:
     """Count the messages of an algorithm's rounds over k members."""
-    rounds, sends = schedule(k), np.zeros(k, dtype=np.int64)
+    rounds, sends = how.schedule(k), np.zeros(k, dtype=np.int64)
     for each in rounds:
         np.add.at(sends, each.src, each.parts)
     return Counts(len(rounds), sum(int(each.parts.max()) for each in rounds), sends)
@@ -100,34 +100,10 @@ def _rails_counts(inside: int, across: int, k: int) -> Counts:
     return Counts(rounds, carried, np.full(k, 2 * (inside * across - 1)))
 
 
-# Functions of the group's size, at module level: algorithms are pickled.
-def _constant(value: int, k: int) -> int:
-    return value
-
-
-def _of_all(k: int) -> int:
-    return k
-
-
-def _reversed(schedule: Callable[[int], RoundList], k: int) -> RoundList:
-    return reverse_rounds(schedule(k))
-
-
-def _for_members(rounds: Callable[[Nodes], RoundList], members: Nodes, k: int) -> RoundList:
-    return rounds(members)
-
-
-def _dual(how: Algorithm) -> Algorithm:
-    """Make the algorithm that takes the same rounds in the opposite direction."""
-    closed_form = how.closed_form  # of a ring, in which all members send as much as they receive
-    return Algorithm(partial(_reversed, how.schedule), how.parts, closed_form)
-
-
 @lru_cache(maxsize=64)
 def hierarchical_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce for members in these nodes; the group must be theirs."""
-    schedule = partial(_for_members, by_rounds.hierarchical_rounds, nodes)
-    return Algorithm(schedule, partial(_constant, len(nodes)), nodes=nodes)
+    return Algorithm(by_rounds.hierarchical_rounds, len(nodes), members=nodes)
 
 
 @lru_cache(maxsize=64)
@@ -135,8 +111,8 @@ def rails_all_reduce(nodes: Nodes) -> Algorithm:
     """Make the all-reduce by rails for members in these nodes; uneven nodes are cut into equal parts of nodes."""
     inside = gcd(*map(len, nodes))
     rows = tuple(node[low : low + inside] for node in nodes for low in range(0, len(node), inside))
-    schedule, counts = partial(_for_members, by_rounds.rails_rounds, rows), partial(_rails_counts, inside, len(rows))
-    return Algorithm(schedule, partial(_constant, inside * len(rows)), counts, nodes=rows)
+    counts = partial(_rails_counts, inside, len(rows))
+    return Algorithm(by_rounds.rails_rounds, inside * len(rows), counts, rows)
 
 
 @lru_cache(maxsize=64)
@@ -152,35 +128,34 @@ def ring_all_reduce(cards: Cards) -> Algorithm:
     orders = tuple(
         tuple(member for node in cards for card in (*node[c:], *node[:c]) for member in card) for c in range(channels)
     )
-    schedule, counts = partial(_for_members, by_rounds.ring_channels, orders), partial(_ring_counts, 2, channels)
-    return Algorithm(schedule, partial(_constant, channels * len(orders[0])), counts, channels=channels)
+    counts = partial(_ring_counts, 2, channels)
+    return Algorithm(by_rounds.ring_channels, channels * len(orders[0]), counts, orders, channels)
 
 
-_WHOLE = partial(_constant, 1)
-BROADCAST = Algorithm(by_rounds.binomial_broadcast, _WHOLE)
-REDUCE = _dual(BROADCAST)
-SCATTER_ALL_GATHER = Algorithm(by_rounds.scatter_all_gather, _of_all)
-REDUCE_SCATTER_GATHER = _dual(SCATTER_ALL_GATHER)
+BROADCAST = Algorithm(by_rounds.binomial_broadcast, 1)
+REDUCE = replace(BROADCAST, reverse=True)
+SCATTER_ALL_GATHER = Algorithm(by_rounds.scatter_all_gather)
+REDUCE_SCATTER_GATHER = replace(SCATTER_ALL_GATHER, reverse=True)
 ALL_REDUCE = {
-    "recursive-doubling": Algorithm(by_rounds.recursive_doubling, _WHOLE),
-    "ring": Algorithm(by_rounds.ring, _of_all, partial(_ring_counts, 2, 1)),
-    "tree": Algorithm(by_rounds.tree, _WHOLE),
+    "recursive-doubling": Algorithm(by_rounds.recursive_doubling, 1),
+    "ring": Algorithm(by_rounds.ring, closed_form=partial(_ring_counts, 2, 1)),
+    "tree": Algorithm(by_rounds.tree, 1),
     "halving-doubling": Algorithm(by_rounds.halving_doubling, largest_power_of_two),
-    "double-tree": Algorithm(double_tree_rounds, partial(_constant, 2 * BLOCKS)),
+    "double-tree": Algorithm(double_tree_rounds, 2 * BLOCKS),
 }
 BY_NODE = {"hierarchical": hierarchical_all_reduce, "hierarchical-rails": rails_all_reduce}
 COLLECTIVES = (*ALL_REDUCE, *BY_NODE, "best")
 DEFAULT = "recursive-doubling"
 
 ALL_GATHER = {
-    "recursive-doubling": Algorithm(by_rounds.doubling_all_gather, _of_all),
-    "ring": Algorithm(by_rounds.ring_all_gather, _of_all, partial(_ring_counts, 1, 1)),
+    "recursive-doubling": Algorithm(by_rounds.doubling_all_gather),
+    "ring": Algorithm(by_rounds.ring_all_gather, closed_form=partial(_ring_counts, 1, 1)),
 }
+# A ring's closed form holds in both directions: all members send as much as they receive.
 REDUCE_SCATTER = {
-    "recursive-halving": _dual(ALL_GATHER["recursive-doubling"]),
-    "ring": _dual(ALL_GATHER["ring"]),
+    "recursive-halving": replace(ALL_GATHER["recursive-doubling"], reverse=True),
+    "ring": replace(ALL_GATHER["ring"], reverse=True),
 }
-PAIRWISE_EXCHANGE = Algorithm(by_rounds.pairwise_exchange, _of_all, partial(_ring_counts, 1, 1))
 
 # Of each other operation: its algorithm, and those that it has beside certain all-reduces.
 _OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {

@@ -172,15 +172,6 @@ def scatter_all_gather(k: int) -> RoundList:
     return [*scatter(k), *doubling_all_gather(k)]
 
 
-def pairwise_exchange(k: int) -> RoundList:
-    """Exchange all to all: in round r each member sends to the r-th after it (Thakur et al. 2005, section 4.2).
-
-    Part d of each member's payload is for member d.
-    """
-    member = np.arange(k)
-    return [make_round(member, (member + step) % k, (member + step) % k, 1) for step in range(1, k)]
-
-
 def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce inside every node, all-reduce around a ring of the nodes' first members, broadcast inside every node.
 
