@@ -27,11 +27,9 @@ Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card th
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
 
 
-class Cluster(config.ConfigTable, frozen=True, kw_only=True):
-    """Groups of devices, numbered from 0 through all of them, and the links or the topology that join them."""
-
+class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
-    devices: Annotated[tuple[Devices, ...], msgspec.Meta(min_length=1)] = (Devices(),)
+    devices: Devices | tuple[Devices, ...] = Devices()
     link: Link = Link()
     links: tuple[PairLink, ...] = ()
     topology: Topology | None = None
@@ -39,8 +37,13 @@ class Cluster(config.ConfigTable, frozen=True, kw_only=True):
     disorder: Disorder = Disorder()
     host: Link | None = None  # between each device and its host
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+
+class Cluster(_ClusterFile, frozen=True, kw_only=True):
+    """Groups of devices, numbered from 0 through all of them, and the links or the topology that join them."""
+
+    devices: Annotated[tuple[Devices, ...], msgspec.Meta(min_length=1)] = (Devices(),)
+
+    def _check(self) -> None:
         if len(self.devices) > 1 and any(group.count is None for group in self.devices):
             raise RequestError("devices", "every one of several groups needs its count")
         count = self.count
@@ -297,17 +300,6 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
         count = cluster.topology.complete_nodes(count)
     group = msgspec.structs.replace(cluster.devices[0], count=count)
     return msgspec.structs.replace(cluster, devices=(group,))
-
-
-class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
-    name: Name = ""
-    devices: Devices | tuple[Devices, ...] = Devices()
-    link: Link = Link()
-    links: tuple[PairLink, ...] = ()
-    topology: Topology | None = None
-    edges: tuple[Edge, ...] = ()
-    disorder: Disorder = Disorder()
-    host: Link | None = None
 
 
 _TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)

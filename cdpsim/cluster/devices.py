@@ -25,8 +25,7 @@ class Speeds(config.ConfigTable, frozen=True, kw_only=True):
     fp16: Speed | None = None
     fp8: Speed | None = None
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if not self.known:
             raise RequestError("speeds", f"has none; give at least one of {', '.join(self.__struct_fields__)}")
 
@@ -49,8 +48,7 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
     overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if self.speed is not None and self.speeds is not None:
             raise RequestError("speed", "and speeds both say how fast it is; keep one")
         if self.achieved is not None and self.speed is None and self.speeds is None:

@@ -42,8 +42,7 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
     slow: tuple[Slow, ...] = ()
     stop: tuple[Stop, ...] = ()
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         for name in ("jitter", "link_jitter"):
             if getattr(self, name):
                 read_jitter(name.replace("_", "-"), getattr(self, name))

@@ -40,8 +40,7 @@ class Link(config.ConfigTable, frozen=True, kw_only=True):
     bandwidth: Bandwidth = inf
     achieved: Share = 1.0  # the share of the bandwidth that messages reach
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         _require_bandwidth(self.achieved, self.bandwidth)
 
     @property
@@ -59,8 +58,7 @@ class PairLink(config.ConfigTable, frozen=True, kw_only=True):
     achieved: Share | None = None
     one_way: bool = False
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if self.between[0] == self.between[1]:
             raise RequestError("between", f"{list(self.between)} is one device; name two")
 
@@ -76,23 +74,19 @@ class PairLink(config.ConfigTable, frozen=True, kw_only=True):
         return msgspec.structs.replace(common, **{name: value for name, value in fields.items() if value is not None})
 
 
-class Cable(config.ConfigTable, frozen=True, kw_only=True):
+class Cable(Link, frozen=True, kw_only=True):
     """The cost of a message from one point to the next, and back: from a switch, or to the lower-numbered device."""
 
-    latency: Seconds = 0.0
-    bandwidth: Bandwidth = inf
-    achieved: Share = 1.0  # the share of the bandwidth that messages reach, both ways
     latency_back: Seconds | None = None  # None: as the other way
     bandwidth_back: Bandwidth | None = None
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         _require_bandwidth(self.achieved, self.bandwidth, self.bandwidth_back)
 
     @property
     def there(self) -> tuple[float, float]:
         """Latency and the bandwidth that messages reach."""
-        return self.latency, self.bandwidth * self.achieved
+        return self.latency, self.reached
 
     @property
     def back(self) -> tuple[float, float]:
@@ -116,8 +110,7 @@ class Edge(config.ConfigTable, frozen=True, kw_only=True):
     achieved: Share = 1.0
     one_way: bool = False
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         ends = tuple(int(end) if str(end).isascii() and str(end).isdigit() else end for end in self.between)
         if ends[0] == ends[1]:
             raise RequestError("between", f"{list(ends)} is one point; name two")
@@ -151,8 +144,7 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
     across: str = "switch"  # the network: one switch, or a fat tree
     ports: Annotated[int, msgspec.Meta(ge=2, le=PORTS)] | None = None  # of a fat tree's switches; None: what is needed
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         taken = TOPOLOGY_FIELDS[choose("kind", self.kind, TOPOLOGY_FIELDS)]
         choose("inside", self.inside, ("switch", "mesh"))
         choose("across", self.across, ("switch", "fat-tree"))

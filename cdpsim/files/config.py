@@ -65,6 +65,10 @@ class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             except msgspec.ValidationError as error:
                 raise RequestError(field.name, _uncapitalized(str(error))) from None
             msgspec.structs.force_setattr(self, field.name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse fields that do not go together, in a table with such a rule."""
 
 
 def read_config(path: str | Path) -> object:

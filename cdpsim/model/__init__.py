@@ -45,8 +45,7 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
     recompute: str = "none"  # which activations are computed again in the backward
     offload: str = "none"  # what the devices' hosts hold for them
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
@@ -93,8 +92,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
     is_unit: bool = False  # the slot model: times are slots, and sizes stage-activations
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
         if any(stage.updated_on_host for stage in self.stages) and any(stage.update for stage in self.stages):

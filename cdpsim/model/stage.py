@@ -53,8 +53,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     inference: Size | None = None  # peak memory of a forward that keeps nothing; None: as of one that keeps
     factored: Size = 0  # the bytes of the row and column sums of its matrices, in the type of its parameters
 
-    def __post_init__(self) -> None:
-        config.ConfigTable.__post_init__(self)
+    def _check(self) -> None:
         if self.kept_output > min(self.activation, self.boundary):
             raise RequestError("kept_output", "must be at most activation and boundary, of both of which it is a part")
         for name in ("data", "unused_input"):

@@ -1,14 +1,17 @@
 """Presets: models and clusters that ship with the package, as files whose comments give their sources."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TypeVar
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, short_repr, suggestion
 from cdpsim.model import Model
+
+Found = TypeVar("Found")
 
 
 def preset_names(kind: str) -> list[str]:
@@ -51,33 +54,28 @@ def preset_text(kind: str, name: str) -> str:
 
 def find_model(given: str | Path | Model, beside: Sequence[str] = ("unit",)) -> Model:
     """Return a model by its name in the package, by its file, or itself; `beside` are further names to suggest."""
-    if isinstance(given, Model):
-        return given
-    name = _name_or_path("model", given)
-    return model(name) if name in preset_names("models") else Model.load(_refuse_misspelt("model", name, beside))
+    return given if isinstance(given, Model) else _find("model", given, beside, model, Model.load)
 
 
 def find_cluster(given: str | Path | Cluster, beside: Sequence[str] = ("unit",)) -> Cluster:
     """Return a cluster, as `find_model` returns models."""
-    if isinstance(given, Cluster):
-        return given
-    name = _name_or_path("cluster", given)
-    return (
-        cluster(name) if name in preset_names("clusters") else Cluster.load(_refuse_misspelt("cluster", name, beside))
-    )
+    return given if isinstance(given, Cluster) else _find("cluster", given, beside, cluster, Cluster.load)
 
 
-def _name_or_path(option: str, given: object) -> str:
+def _find(
+    option: str,
+    given: object,
+    beside: Sequence[str],
+    from_package: Callable[[str], Found],
+    from_file: Callable[[str], Found],
+) -> Found:
+    """Return what one of two functions loads: by a name in the package, or by a path that is no misspelt name."""
     if not isinstance(given, str | Path):
         example = f"{option.title()} of your own"
         problem = f"{short_repr(given)} is no {option}; give a name, a .toml or .json file, or a {example}"
         raise RequestError(option, problem)
-    return str(given)
-
-
-def _refuse_misspelt(option: str, path: str, beside: Sequence[str]) -> str:
-    """Return the path of a file; refuse one that can only be a misspelt name."""
-    if "." not in path and "/" not in path and not os.path.lexists(path):
-        hint = f"{suggestion(path, [*beside, *preset_names(f'{option}s')])} (or give a .toml or .json file)"
-        raise RequestError(option, f"unknown {option} {short_repr(path)}; {hint}")
-    return path
+    name, shipped = str(given), preset_names(f"{option}s")
+    if name not in shipped and "." not in name and "/" not in name and not os.path.lexists(name):
+        hint = f"{suggestion(name, [*beside, *shipped])} (or give a .toml or .json file)"
+        raise RequestError(option, f"unknown {option} {short_repr(name)}; {hint}")
+    return from_package(name) if name in shipped else from_file(name)

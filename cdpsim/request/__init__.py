@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.disorder import Disorder
+from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
 from cdpsim.errors import RequestError, choose
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe
@@ -19,7 +19,7 @@ from cdpsim.model.stage import Tie
 from cdpsim.program.assembly import counted_once, pyramid_of
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, TRAINING, EngineName, InapplicableOption, Options
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, EngineName, InapplicableOption, Options
 from cdpsim.request.reading import memory_engine, preset_options, read_cluster, read_model, read_options, undisturbed
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
@@ -76,19 +76,16 @@ class Request(Mapping[str, Any]):
     slot_order: str
     counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: always m
     collective: str | None  # None until `resolved` chooses it for the cluster and the program
-    given_collective: str | None
     expand_collectives: bool
     contention: str
     rendezvous: str | None  # None: neither end of a message waits for the other
     disorder: Disorder
-    given_disorder: Mapping[str, Any]  # the disturbances that the options give, in place of the cluster's own
-    given_training: Mapping[str, Any]  # the training options; None where not given
     seed: int
     run: int
     engine: EngineName
     ignore_memory: bool
     max_memory: str | float | None
-    preset_options: Mapping[str, Any]  # the options that name a model or a cluster that ships with the package
+    given: Mapping[str, Any]  # options of which the fields also depend on the model or the cluster, as they were given
 
     def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
         for name in options:
@@ -154,7 +151,7 @@ class Request(Mapping[str, Any]):
             "seed": self.seed,
             "model": self.model.to_builtins(),
             "cluster": self.cluster.to_builtins(),
-            **self.preset_options,
+            **preset_options(self.given),
         }
         return {name: value for name, value in record.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
@@ -208,7 +205,7 @@ class Request(Mapping[str, Any]):
         name, disorder = self.schedule.name, self.disorder.within(devices)
         if not sends:
             disorder = msgspec.structs.replace(disorder, link_jitter="")
-        for option in sorted(self.given_disorder):
+        for option in sorted(self.given.keys() & DISORDER_OPTIONS):
             if getattr(self.disorder, option) and not getattr(disorder, option):
                 problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
                 raise InapplicableOption(option.replace("_", "-"), f"{name} {problem}; leave it out")
@@ -234,24 +231,23 @@ class Request(Mapping[str, Any]):
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, in as many stages and trained alike, and of another cluster."""
-        kept: set[str] = {"model", *TRAINING} if model is self.model else set()
-        kept |= {"cluster"} if cluster is self.cluster else set()
-        presets = preset_options({"model": model, "cluster": cluster}, self.given_training)
-        presets |= {name: value for name, value in self.preset_options.items() if name in kept}
         found = read_cluster(cluster)
+        disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if name in self.given}
+        others: dict[str, Any] = {} if model is self.model else {"model": model}
+        others |= {} if cluster is self.cluster else {"cluster": cluster}
         return self._changed(
             model=model if model is self.model else self._other_model(model),
             cluster=undisturbed(found),
-            disorder=msgspec.structs.replace(found.disorder, **self.given_disorder).effective(),
-            preset_options=presets,
-            collective=self.given_collective,
+            disorder=msgspec.structs.replace(found.disorder, **disturbances).effective(),
+            collective=self.given["collective"],
+            given={**self.given, **others},
         )
 
     def _other_model(self, model: str | Path | Model) -> Model:
         """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
         n = self.shape.n
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            model = read_model(model, n, self.given_training)
+            model = read_model(model, n, self.given)
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"
             raise RequestError("model", f"{problem}, and this request's is not; make another request")

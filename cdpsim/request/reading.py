@@ -46,17 +46,14 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     schedule, n = options["schedule"], options["n"]
     if n is None and schedule.shape is not None:
         n = schedule.shape.n
-    training = {name: options[name] for name in TRAINING}
     is_unit = isinstance(options["model"], str) and options["model"] in UNIT_MODELS
-    model = None if is_unit else read_model(options["model"], n, training)
+    model = None if is_unit else read_model(options["model"], n, options)
     n = whole_number("n", n, at_least=1) if model is None else model.n
     shape, in_slots = shape_of(schedule, n, options), model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
-    model = model or read_model(options["model"], n, training)
+    model = model or read_model(options["model"], n, options)
     cluster = read_cluster(options["cluster"])
-    disturbances = {name: options[name] for name in DISORDER}
-    own_disorder = disorder_of(Disorder(), **disturbances, slots=in_slots)
-    disorder = disorder_of(cluster.disorder, **disturbances, slots=in_slots)
+    disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_ineffective(shape, model, cluster, options)
     if schedule.splits(shape):
@@ -71,10 +68,8 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "slot_order": options["slot_order"] or FORWARD_FIRST,
         "disorder": disorder,
-        "given_disorder": {name: getattr(own_disorder, name) for name in DISORDER if options[name]},
-        "given_collective": options["collective"],
-        "given_training": training,
-        "preset_options": preset_options(options, training),
+        "given": {name: options[name] for name in ("model", "cluster", "collective", *TRAINING)}
+        | {name: getattr(disorder, name) for name in DISORDER if options[name]},
     }
 
 
@@ -223,11 +218,9 @@ def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], .
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 
 
-def read_model(
-    model: str | Path | Model | Mapping[str, object], n: int | None, training: Mapping[str, object]
-) -> Model:
+def read_model(model: str | Path | Model | Mapping[str, object], n: int | None, options: Mapping[str, object]) -> Model:
     """Return a model by name, file or content, in n stages if given, trained by the options or its own recipe."""
-    given = {name: value for name, value in training.items() if value is not None}
+    given = {name: options[name] for name in TRAINING if options[name] is not None}
     if "mixed_precision" in given:
         true_or_false("mixed_precision", given["mixed_precision"])
     if n is not None:
@@ -251,11 +244,11 @@ def undisturbed(cluster: Cluster) -> Cluster:
     return cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
 
 
-def preset_options(options: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+def preset_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that name a model or a cluster of the package, and the training options of such a model."""
     named = {
         word: options[word]
         for word in ("model", "cluster")
         if isinstance(options[word], str) and options[word] in presets.preset_names(f"{word}s")
     }
-    return named | {name: value for name, value in training.items() if value is not None and "model" in named}
+    return named | {name: options[name] for name in TRAINING if options[name] is not None and "model" in named}

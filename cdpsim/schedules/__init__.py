@@ -102,7 +102,7 @@ from pathlib import Path
 from cdpsim.errors import RequestError, choose, is_unicode, short_repr
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, listed_order, newest_rule
+from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, newest_rule
 from cdpsim.schedules.pipelines import alternating, both_ways, dual, fold, zero_bubble
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
@@ -232,7 +232,7 @@ def pipeline(
         raise RequestError(
             "actions", f"{short_repr(actions)} is no function of devices, micro-batches and chunks; give one"
         )
-    order = listed_order(name, actions, chunks=chunks, any_chunks=any_chunks, together=together)
+    order = Order(name, together, Lists(actions, together), any_m=True, chunks=chunks, any_chunks=any_chunks)
     return Schedule(name, about, order, LISTED, rules.DP if together else newest_rule(order))
 
 

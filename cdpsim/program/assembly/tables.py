@@ -15,7 +15,7 @@ from cdpsim.numeric.columns import Ints, group_numbers, group_starts, slice_rows
 from cdpsim.program import Kind
 from cdpsim.program.assembly.build import Location
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.listing import Listing
+from cdpsim.schedules.order import Listing
 from cdpsim.schedules.rule import Rule, UpdateSources
 from cdpsim.schedules.shape import Shape
 
