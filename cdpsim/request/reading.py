@@ -29,7 +29,7 @@ from cdpsim.request.options import (
     InapplicableOption,
 )
 from cdpsim.schedules import Schedule, find_schedule
-from cdpsim.schedules.rule import ALL_RULES, CUSTOM, Rule, find_rule, recorded_rule
+from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
@@ -133,11 +133,7 @@ def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
             raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
         assert schedule.vertical_sync is not None, "schedules without it are refused before"
         return schedule.vertical_sync
-    if rule is None or isinstance(rule, Rule):
-        return rule or schedule.rule
-    if isinstance(rule, list | tuple | Mapping) or (isinstance(rule, str) and rule in ALL_RULES):
-        return recorded_rule(rule)
-    return find_rule(rule)  # type: ignore[arg-type]  # refuses other types
+    return schedule.rule if rule is None else find_rule(rule)
 
 
 def _refuse_too_large(

@@ -212,11 +212,6 @@ def matrix_rule(matrix: Fresh, name: str = CUSTOM) -> Rule:
     return Rule(name, _fixed_lag((~matrix).astype(np.int32), name))
 
 
-def recorded_rule(record: object) -> Rule:
-    """Return the rule of which `Rule.record` gave the name, or the lags."""
-    return ALL_RULES[record] if isinstance(record, str) and record in ALL_RULES else lag_rule(record)
-
-
 def lag_rule(lags: object) -> Rule:
     """Return the rule of some lags: rows of them, or a table."""
     table = lags if isinstance(lags, Mapping) else {"lags": lags}
@@ -262,13 +257,20 @@ def _look_up_lag(lags: Ints, name: str, i: Ints, j: Ints, shape: Shape) -> Ints:
     return lag
 
 
-def find_rule(name: str | Path) -> Rule:
-    """Return a rule by its name, or from a CSV file of 0 and 1 (row i, column j: 1 reads the fresh parameters)."""
-    if not isinstance(name, str | Path):
-        raise RequestError("rule", f"{short_repr(name)} is no rule; give a name, a CSV file of 0 and 1, or a Rule")
-    name = str(name)
-    if name in RULES:
-        return RULES[name]
+def find_rule(given: object) -> Rule:
+    """Return a rule: itself, by its name, by lags as `Rule.record` gives them, or from a CSV file of 0 and 1.
+
+    In row i and column j of the file, 1 reads the fresh parameters.
+    """
+    if isinstance(given, Rule):
+        return given
+    if isinstance(given, list | tuple | Mapping):
+        return lag_rule(given)
+    if not isinstance(given, str | Path):
+        raise RequestError("rule", f"{short_repr(given)} is no rule; give a name, a CSV file of 0 and 1, or a Rule")
+    name = str(given)
+    if name in ALL_RULES:
+        return ALL_RULES[name]
     if not (os.path.lexists(name) or name.endswith(".csv") or "/" in name):
         hint = f"{suggestion(name, RULES)} (or a CSV file of 0 and 1)"
         raise RequestError("rule", f"unknown rule {short_repr(name)}; {hint}")

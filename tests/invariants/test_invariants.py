@@ -15,7 +15,7 @@ from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.invariants.recount import collapse
 from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
 from cdpsim.runs import Run
-from cdpsim.schedules.rule import recorded_rule
+from cdpsim.schedules.rule import find_rule
 from cdpsim.timing.engine import ENGINES
 from tests.helpers.strategies import requests
 
@@ -218,7 +218,7 @@ def read_by_backward() -> Run:
 
 def asked(run: Run, rule: object) -> Run:
     """Let the request say another rule."""
-    return replace(run, request=run.request._changed(rule=recorded_rule(rule)))
+    return replace(run, request=run.request._changed(rule=find_rule(rule)))
 
 
 def read_by_both(t: int, version: int) -> Run:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, Trace, simulate
 from cdpsim.invariants import violations
-from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule, recorded_rule
+from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
@@ -57,7 +57,7 @@ def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) ->
     """Also where a user gives another rule this name, with a barrier or own backwards."""
     shape, rule = Shape(3, 3), ALL_RULES[name]
     assert rule.record(shape) == name
-    assert recorded_rule(name) == rule
+    assert find_rule(name) == rule
     borrowed = Rule(name, lambda i, j, shape: i + j)
     assert borrowed.record(shape) == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert replace(borrowed, barrier=True).record(shape) == {
@@ -101,7 +101,7 @@ def test_a_table_of_lags_is_the_same_run_again(said: dict[str, Any], name: str) 
 def test_a_version_that_is_not_the_rule_s_is_a_violation(older: int) -> None:
     """Too old and too fresh: the run itself is of lag 2."""
     run = simulate("multi-cdp", 3, rule=OLD, steps=6)
-    told = replace(run, request=run.request._changed(rule=recorded_rule([[older] * 3] * 3)))
+    told = replace(run, request=run.request._changed(rule=find_rule([[older] * 3] * 3)))
     assert set(violations(told)) == ({"readings_are_as_old_as_the_rule_says"} if older != 2 else set())
 
 
@@ -111,7 +111,7 @@ def test_the_command_line_checks_a_file_s_rule(command: Command, here: Any) -> N
     assert command("simulate", "multi-cdp", "-n", 3, "--rule", "v2.csv", "--check", "-o", "a").code == 0
     said = json.loads(content(here / "a")["summary.json"] or b"")["request"]["rule"]
     assert said == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
-    assert np.array_equal(recorded_rule(said).lags(Shape(3, 3)), find_rule("v2.csv").lags(Shape(3, 3)))
+    assert np.array_equal(find_rule(said).lags(Shape(3, 3)), find_rule("v2.csv").lags(Shape(3, 3)))
 
 
 BAD_LAGS: dict[str, tuple[Callable[..., Any], str]] = {

@@ -14,7 +14,7 @@ from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
-from cdpsim.schedules.rule import Rule, Versions, recorded_rule
+from cdpsim.schedules.rule import Rule, Versions, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
@@ -102,7 +102,7 @@ def test_versions_are_recorded_by_what_repeats() -> None:
     """And read again they are the same."""
     said = acco.record(Shape(2, 2))
     assert said == {"lags": [[1, 1], [1, 1]], "back": [1, 2], "sums": [1, 2]}
-    line, again = (versions.sources(7) for versions in (ACCO, recorded_rule(said).versions))
+    line, again = (versions.sources(7) for versions in (ACCO, find_rule(said).versions))
     assert line is not None and again is not None
     assert np.array_equal(line.base, again.base) and np.array_equal(line.first, again.first)
     assert Versions().record() == {}
@@ -148,4 +148,4 @@ def test_versions_that_never_repeat_are_not_recorded() -> None:
 def test_a_record_of_versions_is_read_with_care(said: dict[str, Any]) -> None:
     """Two rows of whole numbers, equally long."""
     with pytest.raises(RequestError, match="rule: has no rows of lags that are equally long"):
-        recorded_rule(said)
+        find_rule(said)
