@@ -12,7 +12,7 @@ from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times, slice_rows, sort_by
 
 FEW_ROWS = 2_000  # of fewer, Python is done before compiled code has begun
-LOAD_NUMBA_FROM_ROWS = 2_000_000  # numpy sweeps so many in the time that it takes to load numba
+LOAD_NUMBA_FROM_ROWS = 2_400_000  # numpy sweeps so many in the time that it takes to load numba
 FEW_ROWS_OF_FRONTS = 20_000  # of fewer, Python is done before numpy, unless fronts are wide
 NARROW_FRONT = 16  # nodes: of fewer, Python itself is done before numpy has begun
 PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time

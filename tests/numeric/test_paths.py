@@ -81,6 +81,7 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
     monkeypatch.setattr(paths, "_one_by_one", counted)
+    monkeypatch.setattr(paths, "FEW_ROWS_OF_FRONTS", 0)
     monkeypatch.setattr(paths, "NARROW_FRONT", 0)
     by_fronts = simulate("gems", 8, m=64, steps=1)
     assert not left
