@@ -1,19 +1,29 @@
-"""A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open."""
+"""A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open.
+
+A *slice* is a task or a message. A process is a device, the last one all links; a thread is a lane of a device, its
+updates, a link, or a group of collectives. Arrows go between slices; counters are what devices hold.
+"""
 
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from cdpsim.draw.views import KIND_WORDS, Views, plain_title
-from cdpsim.export.tracks import SLOT, Counters, Tracks, lay_out_tracks, memory_counters
+from cdpsim.draw.views import KIND_WORDS, Channel, Views, lane_counts, lanes, plain_title
+from cdpsim.errors import RequestError
 from cdpsim.files.progress import progress
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.numeric.paths import longest_paths
+from cdpsim.program import EdgeKind, Kind
 from cdpsim.trace import Trace
 
+SLOT = 1000  # nanoseconds that stand for a slot
+_EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
+_LONGEST_RUN = 2**62
+_LONGEST_NAME = 60
 _EVENTS_AT_ONCE = 1 << 14
 
 Micros = int | float  # JSON's unit of time; a float where a run has fractions of a microsecond
@@ -80,105 +90,31 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
     args: dict[str, int]
 
 
-def chrome(trace: Trace) -> Iterator[bytes]:
-    """Return a trace as the content of a .json file, some events at a time."""
-    views = Views(trace)
-    return _encode_trace(views, lay_out_tracks(views), memory_counters(views))
+class Thread(NamedTuple):
+    """A row of slices, one after another."""
+
+    process: int
+    name: str
 
 
-def _encode_trace(views: Views, tracks: Tracks, counters: Counters) -> Iterator[bytes]:
-    yield _file_head(views, tracks)
-    encoder = msgspec.json.Encoder()
-    for events in chain(_counter_events(views, counters), _slices_and_arrows(views, tracks)):
-        # JSON escapes line breaks within texts, so that all that are left stand between events.
-        yield b",\n"
-        yield encoder.encode_lines(events)[:-1].replace(b"\n", b",\n")
-    yield b"\n]}\n"
+class _Tracks(NamedTuple):
+    """The columns of all events but counters; slices are the rows of `trace.tasks`, then those of `trace.messages`."""
 
+    views: Views
+    processes: list[str]
+    threads: list[Thread]
+    dst: np.ndarray  # of each message: a device, or the name of a group
+    process: Ints  # of each slice
+    thread: Ints  # of each slice
+    start: np.ndarray  # of each slice, in microseconds
+    duration: np.ndarray
+    order: Ints  # slices by start; the source of an arrow stands before its target
+    source: Ints  # arrows, each from one slice ...
+    target: Ints  # ... to another
 
-def _file_head(views: Views, tracks: Tracks) -> bytes:
-    """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
-
-    One file has all devices, so it is rank 0's of as many ranks.
-    """
-    head = {
-        "schemaVersion": 1,
-        "displayTimeUnit": "ns",
-        "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": views.devices},
-        "otherData": {"title": plain_title(views.trace), "request": dict(views.trace.request)},
-    }
-    # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
-    text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
-    processes = [(k, 0, name) for k, name in enumerate(tracks.processes)]
-    threads = [(thread.process, _tid(tracks, k), thread.name) for k, thread in enumerate(tracks.threads)]
-    names = map(msgspec.json.encode, [*_name_events("process", processes), *_name_events("thread", threads)])
-    return text + b',\n "traceEvents": [\n' + b",\n".join(names)
-
-
-def _name_events(what: str, rows: list[tuple[int, int, str]]) -> Iterator[dict[str, object]]:
-    """Return the events that give processes or threads their names and their order."""
-    for rank, (pid, tid, name) in enumerate(rows):
-        where = {"ph": "M", "pid": pid, "tid": tid}
-        yield where | {"name": f"{what}_name", "args": {"name": name}}
-        yield where | {"name": f"{what}_sort_index", "args": {"sort_index": rank}}
-
-
-def _tid(tracks: Tracks, thread: Any) -> Any:
-    """Return the number of a thread in the file: that of a process would make it that process's main thread."""
-    return len(tracks.processes) + thread
-
-
-def _microseconds(nanoseconds: Ints) -> np.ndarray:
-    """Convert times to integers if all are multiples, else to floats, whose shortest text has the exact nanoseconds."""
-    return nanoseconds / SLOT if (nanoseconds % SLOT).any() else nanoseconds // SLOT
-
-
-def _counter_events(views: Views, counters: Counters) -> Iterator[list[Any]]:
-    unit = "stages' worth" if views.in_slots else "bytes"
-    category, device, time = np.array(counters.category, dtype=object), counters.device, _microseconds(counters.time)
-    for low in progress(range(0, len(time), _EVENTS_AT_ONCE), "write"):
-        rows = slice(low, low + _EVENTS_AT_ONCE)
-        curve = counters.curve[rows]
-        columns = (column.tolist() for column in (category[curve], device[curve], time[rows]))
-        yield list(map(Counter, *columns, ({unit: size} for size in counters.size[rows].tolist())))
-
-
-def _slices_and_arrows(views: Views, tracks: Tracks) -> Iterator[list[Any]]:
-    """Return slices by their start, each followed by the ends of its arrows: viewers bind those to the slice before."""
-    count, rank = len(tracks.order), np.empty(len(tracks.order), dtype=np.int64)
-    rank[tracks.order] = np.arange(count)
-    begins = np.zeros(count, dtype=bool)
-    begins[tracks.source] = True
-    sources = np.flatnonzero(begins)
-    events = _EventMaker(views, tracks)
-    kinds = (
-        (events.tasks, np.arange(len(views.kind))),
-        (events.messages, np.arange(len(views.kind), count)),
-        (events.starts, sources),
-        (events.ends, np.arange(len(tracks.target))),
-    )
-    first = np.cumsum([0, *(len(rows) for _, rows in kinds)])
-    order = np.argsort(np.concatenate([rank, rank[sources], rank[tracks.target]]), kind="stable")
-    for low in progress(range(0, len(order), _EVENTS_AT_ONCE), "write"):
-        numbers = order[low : low + _EVENTS_AT_ONCE]
-        part = np.empty(len(numbers), dtype=object)
-        for (make, rows), begin, end in zip(kinds, first[:-1], first[1:], strict=True):
-            mine = np.flatnonzero((numbers >= begin) & (numbers < end))
-            part[mine] = make(rows[numbers[mine] - begin])
-        yield part.tolist()
-
-
-class _EventMaker:
-    """Make the events of slices and arrows from their numbers."""
-
-    def __init__(self, views: Views, tracks: Tracks) -> None:
-        self.views, self.tracks = views, tracks
-        process = np.array([thread.process for thread in tracks.threads])
-        self.pid, self.tid = process[tracks.thread], _tid(tracks, tracks.thread)
-        times = _microseconds(np.concatenate([tracks.start, tracks.end]))
-        self.start = times[: len(tracks.start)]
-        self.duration = _microseconds(tracks.end - tracks.start)
-        self.dst = np.array(tracks.dst, dtype=object)
+    def tid(self, thread: Any) -> Any:
+        """Return the number of a thread in the file: that of a process would make it that process's main thread."""
+        return len(self.processes) + thread
 
     def tasks(self, rows: Ints) -> list[Slice]:
         """Return tasks under the names of timetables: `F1.0` for micro-batch 1 on stage 0, with `/` if it is stale."""
@@ -197,7 +133,7 @@ class _EventMaker:
         where = zip(op, content, columns["micro_batch"], columns["stage"], strict=True)
         names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(i, j)}" for o, c, i, j in where]
         indices = (_present(columns[name], UNSET) for name in ("micro_batch", "stage"))
-        dst, src = self.dst[self.tracks.link[rows]].tolist(), _present(columns["src"], None)
+        dst, src = self.dst[rows].tolist(), _present(columns["src"], None)
         others = (columns["step"], src, columns["size"], columns["rounds"])
         return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
 
@@ -207,16 +143,105 @@ class _EventMaker:
 
     def ends(self, arrows: Ints) -> list[ArrowEnd]:
         """Return the end of each arrow, under the number of its start."""
-        return self._arrow_ends("f", "e", self.tracks.source[arrows], self.tracks.target[arrows])
+        return self._arrow_ends("f", "e", self.source[arrows], self.target[arrows])
 
     def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
-        columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start, self.duration))
+        columns = (*self._places(slices), self.duration[slices].tolist())
         return list(map(Slice, *columns, names, categories, arguments))
 
     def _arrow_ends(self, phase: str, binding: str | UnsetType, number: Ints, slices: Ints) -> list[ArrowEnd]:
-        columns = (column[slices].tolist() for column in (self.pid, self.tid, self.start))
         fixed = repeat(phase), repeat(binding), number.tolist(), repeat("flow"), repeat("flow")
-        return list(map(ArrowEnd, *fixed, *columns))
+        return list(map(ArrowEnd, *fixed, *self._places(slices)))
+
+    def _places(self, slices: Ints) -> tuple[list[int], list[int], list[Micros]]:
+        """Return the process, thread and start of slices."""
+        return self.process[slices].tolist(), self.tid(self.thread[slices]).tolist(), self.start[slices].tolist()
+
+
+def chrome(trace: Trace) -> Iterator[bytes]:
+    """Return a trace as the content of a .json file, some events at a time."""
+    return _encode_trace(_lay_out_tracks(Views(trace)))
+
+
+def _encode_trace(tracks: _Tracks) -> Iterator[bytes]:
+    yield _file_head(tracks)
+    encoder = msgspec.json.Encoder()
+    for events in chain(_counter_events(tracks.views), _slices_and_arrows(tracks)):
+        # JSON escapes line breaks within texts, so that all that are left stand between events.
+        yield b",\n"
+        yield encoder.encode_lines(events)[:-1].replace(b"\n", b",\n")
+    yield b"\n]}\n"
+
+
+def _file_head(tracks: _Tracks) -> bytes:
+    """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
+
+    One file has all devices, so it is rank 0's of as many ranks.
+    """
+    views = tracks.views
+    head = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ns",
+        "distributedInfo": {"backend": "cdpsim", "rank": 0, "world_size": views.devices},
+        "otherData": {"title": plain_title(views.trace), "request": dict(views.trace.request)},
+    }
+    # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
+    text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
+    processes = [(k, 0, name) for k, name in enumerate(tracks.processes)]
+    threads = [(thread.process, tracks.tid(k), thread.name) for k, thread in enumerate(tracks.threads)]
+    names = map(msgspec.json.encode, [*_name_events("process", processes), *_name_events("thread", threads)])
+    return text + b',\n "traceEvents": [\n' + b",\n".join(names)
+
+
+def _name_events(what: str, rows: list[tuple[int, int, str]]) -> Iterator[dict[str, object]]:
+    """Return the events that give processes or threads their names and their order."""
+    for rank, (pid, tid, name) in enumerate(rows):
+        where = {"ph": "M", "pid": pid, "tid": tid}
+        yield where | {"name": f"{what}_name", "args": {"name": name}}
+        yield where | {"name": f"{what}_sort_index", "args": {"sort_index": rank}}
+
+
+def _microseconds(nanoseconds: Ints) -> np.ndarray:
+    """Convert times to integers if all are multiples, else to floats, whose shortest text has the exact nanoseconds."""
+    return nanoseconds / SLOT if (nanoseconds % SLOT).any() else nanoseconds // SLOT
+
+
+def _counter_events(views: Views) -> Iterator[list[Counter]]:
+    """Return the changes of memory; of those of one device and category at one time the last."""
+    columns, unit = views.memory, "stages' worth" if views.in_slots else "bytes"
+    time = nanoseconds(views, columns["time"])
+    first = group_starts(columns["device"], views.category, time)
+    rows = np.append(first[1:], len(time))[: len(time)] - 1  # the last ones; of no changes none
+    moments = _microseconds(time[rows])
+    for low in progress(range(0, len(rows), _EVENTS_AT_ONCE), "write"):
+        part = slice(low, low + _EVENTS_AT_ONCE)
+        names, devices, sizes = (columns[name][rows[part]].tolist() for name in ("category", "device", "size"))
+        yield list(map(Counter, names, devices, moments[part].tolist(), ({unit: size} for size in sizes)))
+
+
+def _slices_and_arrows(tracks: _Tracks) -> Iterator[list[Any]]:
+    """Return slices by their start, each followed by the ends of its arrows: viewers bind those to the slice before."""
+    tasks, count = len(tracks.views.kind), len(tracks.order)
+    rank = np.empty(count, dtype=np.int64)
+    rank[tracks.order] = np.arange(count)
+    begins = np.zeros(count, dtype=bool)
+    begins[tracks.source] = True
+    sources = np.flatnonzero(begins)
+    kinds = (
+        (tracks.tasks, np.arange(tasks)),
+        (tracks.messages, np.arange(tasks, count)),
+        (tracks.starts, sources),
+        (tracks.ends, np.arange(len(tracks.target))),
+    )
+    first = np.cumsum([0, *(len(rows) for _, rows in kinds)])
+    order = np.argsort(np.concatenate([rank, rank[sources], rank[tracks.target]]), kind="stable")
+    for low in progress(range(0, len(order), _EVENTS_AT_ONCE), "write"):
+        numbers = order[low : low + _EVENTS_AT_ONCE]
+        part = np.empty(len(numbers), dtype=object)
+        for (make, rows), begin, end in zip(kinds, first[:-1], first[1:], strict=True):
+            mine = np.flatnonzero((numbers >= begin) & (numbers < end))
+            part[mine] = make(rows[numbers[mine] - begin])
+        yield part.tolist()
 
 
 def place(micro_batch: int, stage: int) -> str:
@@ -233,3 +258,146 @@ def place(micro_batch: int, stage: int) -> str:
 def _present(numbers: list[int], missing: Any) -> list[Any]:
     """Replace -1, which stands for none."""
     return [missing if number < 0 else number for number in numbers]
+
+
+def _lay_out_tracks(views: Views) -> _Tracks:
+    """Lay out all tasks and messages of a trace."""
+    start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
+    count, devices = len(views.kind), views.devices
+    threads, of_task = _task_threads(views, start[:count], end[:count])
+    links, link = views.links(_track_key)
+    names = [_track_name(*key) for key in links]
+    lane = _message_lanes(link, start[count:], end[count:], len(links))
+    on_links, of_message = _number_threads(devices, names, link, lane)
+    thread = np.concatenate([of_task, of_message + len(threads)])
+    source, target = _arrows(views, start)
+    processes = [*(f"device {device}" for device in range(devices)), *(["links"] if on_links else [])]
+    dst = [name if is_group else members[0] for (is_group, _, members), name in zip(links, names, strict=True)]
+    return _Tracks(
+        views,
+        processes,
+        threads=threads + on_links,
+        dst=np.array(dst, dtype=object)[link],
+        process=np.array([thread.process for thread in threads + on_links])[thread],
+        thread=thread,
+        start=_microseconds(np.concatenate([start, end]))[: len(start)],
+        duration=_microseconds(end - start),
+        order=_sort_slices(start, source, target),
+        source=source,
+        target=target,
+    )
+
+
+def nanoseconds(views: Views, times: Times) -> Ints:
+    """Convert times to whole nanoseconds, a slot to a microsecond; those of over 101 days to whole microseconds.
+
+    Starts and ends are rounded each by itself, so that slices that touch still do, and none overlap.
+    """
+    latest = max(column.max(initial=0).item() for column in (views.end, views.memory["time"]))  # whose product fits
+    length = latest * (SLOT if views.in_slots else 1e9)
+    if length >= _LONGEST_RUN:
+        raise RequestError("trace", "is longer than 146 years, which no nanoseconds hold; give fewer --steps")
+    if views.in_slots:
+        return times * np.int64(SLOT)
+    if length >= _EXACT:
+        return np.rint(times * 1e6).astype(np.int64) * 1000
+    return np.rint(times * 1e9).astype(np.int64)
+
+
+def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
+    """Return the arrows from tasks to messages and from messages to tasks.
+
+    Viewers draw every arrow from the slice that starts first. A sum may come after the backward whose gradient is added
+    to it has begun, and parameters may be passed on before the task that they came for begins; there the arrow goes
+    from message to message.
+    """
+    made, used = views.message_tasks
+    count = len(views.kind)
+    source = np.concatenate([made.task, used.message + count])
+    target = np.concatenate([made.message + count, used.task])
+    late = start[source] > start[target]
+    if late.any() and views.run:  # only a run has arrows
+        edges = views.run.program.edges
+        between = (edges.kind == EdgeKind.DATA) & (edges.before >= count) & (edges.after >= count)
+        first, second = views.row[edges.before[between]], views.row[edges.after[between]]
+        instead = np.isin(first, source[late]) | np.isin(second, target[late])
+        source = np.concatenate([source[~late], first[instead]])
+        target = np.concatenate([target[~late], second[instead]])
+    return source, target
+
+
+def _task_threads(views: Views, start: Ints, end: Ints) -> tuple[list[Thread], Ints]:
+    """Return a thread for each lane of each device, and those of its updates; and the thread of each task.
+
+    Updates have one, or several where they overlap in time.
+    """
+    device, update = views.tasks["device"].astype(np.int64), views.kind == Kind.U
+    until = _apart(start, end)
+    lane = np.empty(len(device), dtype=np.int64)
+    rows = np.flatnonzero(~update)
+    lane[rows] = lanes(device[rows], start[rows], until[rows], views.tasks["micro_batch"][rows])
+    counts = lane_counts(device[rows], lane[rows], views.devices)
+    rows = np.flatnonzero(update)
+    beside = lanes(device[rows], start[rows], (until if (end > start)[rows].any() else end)[rows])
+    updates = lane_counts(device[rows], beside, views.devices)
+    lane[rows] = counts[device[rows]] + beside
+    threads = []
+    for number, (many, more) in enumerate(zip(counts.tolist(), updates.tolist(), strict=True)):
+        threads += [Thread(number, f"lane {k}" if many > 1 else "tasks") for k in range(many)]
+        threads += [Thread(number, f"updates ({k + 1})" if more > 1 else "updates") for k in range(more)]
+    return threads, np.append(0, np.cumsum(counts + updates))[device] + lane
+
+
+def _number_threads(process: int, names: list[str], link: Ints, lane: Ints) -> tuple[list[Thread], Ints]:
+    """Return a thread for each lane of each link; and the thread of each message."""
+    counts = lane_counts(link, lane, len(names))
+    threads = [
+        Thread(process, name if many == 1 else f"{name} ({k + 1})")
+        for name, many in zip(names, counts.tolist(), strict=True)
+        for k in range(many)
+    ]
+    return threads, np.append(0, np.cumsum(counts))[link] + lane
+
+
+def _message_lanes(link: Ints, start: Ints, end: Ints, links: int) -> Ints:
+    """Return the lane of each message on its link. Where none takes time, those of one moment stand side by side."""
+    lane = np.zeros(len(link), dtype=np.int64)
+    takes_time = np.bincount(link, weights=end > start, minlength=links) > 0
+    rows = np.flatnonzero(takes_time[link])
+    lane[rows] = lanes(link[rows], start[rows], _apart(start, end)[rows])
+    rows = np.flatnonzero(~takes_time[link])
+    rows = rows[sort_by(link[rows], rows)]
+    first = group_starts(link[rows], start[rows])
+    lane[rows] = np.arange(len(rows)) - first[group_numbers(first, len(rows))]
+    return lane
+
+
+def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...]]:
+    """Return whether a channel is a group's, its source and members: pairs of devices come first."""
+    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members
+
+
+def _track_name(is_group: bool, src: int, members: tuple[int, ...]) -> str:
+    """Return the name of a link, short for a large group.
+
+    >>> _track_name(False, 3, (4,)), _track_name(True, -1, (0, 1, 2, 3)), _track_name(True, -1, (0, 4, 8))
+    ('3 → 4', 'devices 0–3', 'devices 0, 4, 8')
+    """
+    if not is_group:
+        return f"{src} → {members[0]}"
+    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
+        return f"devices {members[0]}–{members[-1]}"
+    name = f"devices {', '.join(map(str, members))}"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 12]}… ({len(members)})"
+
+
+def _apart(start: Ints, end: Ints) -> Ints:
+    """Return ends at least a nanosecond after starts: a slice without length is hidden by one that begins with it."""
+    return np.maximum(end, start + 1)
+
+
+def _sort_slices(start: Ints, source: Ints, target: Ints) -> Ints:
+    """Return all slices by their start; of those that start together, sources of arrows before their targets."""
+    together = start[source] == start[target]
+    rank = longest_paths(source[together], target[together], np.ones_like(start), np.zeros_like(start))[0]
+    return sort_by(start, rank)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
-from cdpsim.invariants import gradients, passes, states, versions
+from cdpsim.invariants import gradients, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
 from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
@@ -84,7 +84,7 @@ def room_needs(run: Recount) -> Needs:
     """Return the needs of messages for room at their receivers."""
     deferred = _deferred_needs(run) if run.request.rendezvous == "megatron" else NO_NEEDS
     if run.travels:
-        path = states.state_path(run)
+        path = versions.state_path(run)
         rows = np.flatnonzero(path.message >= 0)
         pulled = Needs(path.message[rows], path.use[rows])
     elif run.handed_out:
@@ -112,7 +112,7 @@ def host_needs(run: Recount) -> Needs:
 def all_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
     of_values = passes.pass_needs, gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
-    of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, states.state_needs
+    of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
     needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs)))
     there = needs.before >= 0
     return Needs(needs.before[there], needs.after[there])

@@ -202,7 +202,7 @@ def successors(before: Ints, after: Ints, nodes: int) -> tuple[Ints, Ints, Ints]
 def find_cycle(before: Ints, after: Ints, nodes: int) -> list[int]:
     """Return a cycle of nodes, each waiting for the one before it, beginning with its lowest; empty if none is.
 
-    Where a node waits for several, the last edge to it counts.
+    Where a node waits for several, the first edge to it counts.
     """
     waits_for, first, reach = (column.tolist() for column in successors(before, after, nodes))
     ready = [node for node, count in enumerate(waits_for) if not count]
@@ -212,7 +212,7 @@ def find_cycle(before: Ints, after: Ints, nodes: int) -> list[int]:
             if not waits_for[follower]:
                 ready.append(follower)
     # A node that is not reached waits for such a node: walking back long enough enters a cycle.
-    edges = zip(before.tolist(), after.tolist(), strict=True)
+    edges = zip(before[::-1].tolist(), after[::-1].tolist(), strict=True)
     waited_for = {late: early for early, late in edges if waits_for[early] and waits_for[late]}
     if not waited_for:
         return []

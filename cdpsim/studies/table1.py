@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.progress import progress
 from cdpsim.front import simulate
-from cdpsim.program import Category, Content, Op
+from cdpsim.program import Category, Content
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
@@ -129,11 +129,7 @@ def measure_beside(run: Run) -> dict[str, Any]:
     step = communication.full_version(program) - 1
     live = memory.live_versions(program, run.start, run.end)
     model_sent = (messages.step == step) & (messages.content >= Content.GRADIENT)
-    wire = Fraction(int(messages.size[model_sent & (messages.op == Op.P2P)].sum()))
-    for k in np.flatnonzero(model_sent & (messages.op != Op.P2P)).tolist():
-        members = len(program.ranks_of(messages.dst[k]))
-        how = run.costs.algorithms[run.costs.runs_by[k]]
-        wire += Fraction(int(how.sends(members).sum()) * int(messages.size[k]), how.parts(members))
+    wire = sum(communication.bytes_sent(program, run.costs, np.flatnonzero(model_sent)), Fraction())
     moves = model_sent & (messages.content == Content.STATE) & (messages.versions == 0)
     return {
         "schedule": run.request["schedule"],

@@ -20,8 +20,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
 from cdpsim.export import chrome as chrome_module
-from cdpsim.export.chrome import chrome
-from cdpsim.export.tracks import _ranks, nanoseconds
+from cdpsim.export.chrome import _sort_slices, chrome, nanoseconds
 from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
@@ -383,10 +382,11 @@ def test_without_node_the_check_is_skipped_or_fails_where_all_is_tested(monkeypa
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60))
-def test_ranks_count_arrows_one_after_another(pairs: list[tuple[int, int]]) -> None:
+def test_slices_that_start_together_come_by_the_arrows_that_lead_to_them(pairs: list[tuple[int, int]]) -> None:
     arrows = sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
     expected = [0] * 21
     for a, b in arrows:  # by their sources, so that these are done
         expected[b] = max(expected[b], expected[a] + 1)
     source, target = (np.array([arrow[k] for arrow in arrows], dtype=np.int64) for k in range(2))
-    assert _ranks(source, target, 21).tolist() == expected
+    order = _sort_slices(np.zeros(21, dtype=np.int64), source, target)
+    assert order.tolist() == sorted(range(21), key=expected.__getitem__)

@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import simulate
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
+from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 from tests.helpers.figures import BOX, PAPER, model
 from tests.helpers.strategies import taken
 

@@ -16,7 +16,7 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
-from cdpsim.trace.metrics.traffic import copied_bytes, sent_shares
+from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 
 _TRAFFIC_LAYERS = panels.layers_of(
     (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),

@@ -1,6 +1,7 @@
 """The paper's Fig. 1: stage over time step, a mark for each task; of any run, in a column of a paper."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -173,7 +174,7 @@ def _draw_timeline(axes: Axes, timeline: _Timeline, time: _TimeAxis, top: float)
     for k, maker, user in timeline.passed:
         _draw_message(axes, timeline, k, time.at(timeline.views.messages["end"][k]), boxes[maker], boxes[user])
     for step, moment in timeline.synchronised.items():
-        double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
+        _double_bar(axes, time.at(moment), bottom + 0.5, top - 0.5, f"{timeline.prefix}synchronisation-t{step}")
 
 
 def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box]:
@@ -204,7 +205,7 @@ def _draw_marks(axes: Axes, timeline: _Timeline, time: _TimeAxis, boxes: dict[in
             sheet.fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
             middle, half = (left + right) / 2, min((right - left) / 2, _LINE_HEIGHT / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
+        _draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
 
 
 def _draw_message(axes: Axes, timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
@@ -251,38 +252,20 @@ def _nice(least: float, integer: bool) -> float:
     return float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9)))
 
 
-def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
-    """Return the entries of the marks that are there."""
-    drawn = [(timeline.views, timeline.spots.row) for timeline in timelines]
-    kinds, numbers, stale = (
-        np.unique(np.concatenate([views.tasks[name][row] for views, row in drawn])).tolist()
-        for name in ("kind", "micro_batch", "stale")
-    )
-    entries: list[KeyEntry] = []
-    for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
-        sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
-        words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
-        entries.append(micro_batch_entry(shade, words if entries else f"micro-batch {words}"))
-    entries += [kind_entry(kind) for kind in KIND_WORDS if kind in kinds]
-    entries += [stale_entry()] if any(stale) else []
-    entries += [synchronisation_entry()] if any(timeline.synchronised for timeline in timelines) else []
-    return entries + ([message_entry()] if any(timeline.passed for timeline in timelines) else [])
-
-
-def draw_task(axes: Axes, kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
+def _draw_task(axes: Axes, kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
     """Draw a task's block arrow, struck through if stale; with its number, from 1, where so many digits fit."""
     left, right, lower, upper = box
     gap = min(0.4, 0.1 * (right - left))
     box = (left + gap, right - gap, lower + 0.3, upper - 0.3)
     fill = palette.colour(micro_batch)
-    sheet.fill_polygon(axes, block_arrow(kind, box), fill, name=name)
+    sheet.fill_polygon(axes, _block_arrow(kind, box), fill, name=name)
     if stale:
-        slash(axes, box, f"{name}-slash")
+        _slash(axes, box, f"{name}-slash")
     if right - left >= _DIGIT * digits + 1:
         _write_number(axes, kind, str(micro_batch + 1), box, fill, clear=stale)
 
 
-def block_arrow(kind: str, box: Box) -> list[SheetPoint]:
+def _block_arrow(kind: str, box: Box) -> list[SheetPoint]:
     """Return the outline of a task's mark: a forward points up, a backward down; a backward of weights is a chevron."""
     left, right, lower, upper = box
     middle, tip = (left + right) / 2, min(0.36 * (upper - lower), 0.7 * (right - left))
@@ -303,7 +286,7 @@ def _write_number(axes: Axes, kind: str, digits: str, box: Box, fill: str, *, cl
     write_words(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
 
 
-def slash(axes: Axes, box: Box, name: str = "") -> None:
+def _slash(axes: Axes, box: Box, name: str = "") -> None:
     """Strike a mark through."""
     left, right, lower, upper = box
     wide = right - left > _WIDE
@@ -314,51 +297,55 @@ def slash(axes: Axes, box: Box, name: str = "") -> None:
     sheet.draw_lines(axes, ends, name=name, lw=0.9 if wide else 0.6, zorder=3)
 
 
-def double_bar(axes: Axes, x: float, lower: float, upper: float, name: str = "") -> None:
+def _double_bar(axes: Axes, x: float, lower: float, upper: float, name: str = "") -> None:
     """Draw two bars side by side."""
     sheet.draw_lines(
         axes, *([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85)), name=name, lw=0.7, zorder=4
     )
 
 
-def micro_batch_entry(shade: int, meaning: str) -> KeyEntry:
-    """Return the entry of a colour, by which micro-batches have it."""
-
-    def draw(axes: Axes, x: float, y: float) -> None:
-        sheet.fill_polygon(axes, sheet.corners_of((x - 3, x + 3, y - 3, y + 3)), palette.colour(shade))
-
-    return KeyEntry(draw, 6, meaning)
-
-
-def kind_entry(kind: str) -> KeyEntry:
-    """Return the entry of a kind's mark."""
-
-    def draw(axes: Axes, x: float, y: float) -> None:
-        sheet.fill_polygon(axes, block_arrow(kind, (x - 3.5, x + 3.5, y - 4, y + 4)), "white", edgecolor=INK, lw=0.6)
-
-    return KeyEntry(draw, 7, KIND_WORDS[kind])
-
-
-def stale_entry() -> KeyEntry:
-    """Return the entry of a slash."""
-
-    def draw(axes: Axes, x: float, y: float) -> None:
-        box = (x - 3.5, x + 3.5, y - 4, y + 4)
-        sheet.fill_polygon(axes, block_arrow("F", box), PALE)
-        slash(axes, box)
-
-    return KeyEntry(draw, 8, "reads an older version")
+def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
+    """Return the entries of the marks that are there."""
+    drawn = [(timeline.views, timeline.spots.row) for timeline in timelines]
+    kinds, numbers, stale = (
+        np.unique(np.concatenate([views.tasks[name][row] for views, row in drawn])).tolist()
+        for name in ("kind", "micro_batch", "stale")
+    )
+    entries: list[KeyEntry] = []
+    for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
+        sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
+        words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
+        entries.append(KeyEntry(partial(_draw_shade, shade), 6, words if entries else f"micro-batch {words}"))
+    entries += [KeyEntry(partial(_draw_kind, kind), 7, word) for kind, word in KIND_WORDS.items() if kind in kinds]
+    others = (
+        (KeyEntry(_draw_stale, 8, "reads an older version"), any(stale)),
+        (KeyEntry(_draw_synchronisation, 3, "synchronisation"), any(timeline.synchronised for timeline in timelines)),
+        (KeyEntry(_draw_curve, 16, "message"), any(timeline.passed for timeline in timelines)),
+    )
+    return entries + [entry for entry, there in others if there]
 
 
-def synchronisation_entry() -> KeyEntry:
-    """Return the entry of a double bar."""
-    return KeyEntry(lambda axes, x, y: double_bar(axes, x, y - 4, y + 4), 3, "synchronisation")
+# Marks of the key, drawn around a point.
 
 
-def message_entry() -> KeyEntry:
-    """Return the entry of an arrow."""
+def _draw_shade(shade: int, axes: Axes, x: float, y: float) -> None:
+    sheet.fill_polygon(axes, sheet.corners_of((x - 3, x + 3, y - 3, y + 3)), palette.colour(shade))
 
-    def draw(axes: Axes, x: float, y: float) -> None:
-        sheet.draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
 
-    return KeyEntry(draw, 16, "message")
+def _draw_kind(kind: str, axes: Axes, x: float, y: float) -> None:
+    outline = _block_arrow(kind, (x - 3.5, x + 3.5, y - 4, y + 4))
+    sheet.fill_polygon(axes, outline, "white", edgecolor=INK, lw=0.6)
+
+
+def _draw_stale(axes: Axes, x: float, y: float) -> None:
+    box = (x - 3.5, x + 3.5, y - 4, y + 4)
+    sheet.fill_polygon(axes, _block_arrow("F", box), PALE)
+    _slash(axes, box)
+
+
+def _draw_synchronisation(axes: Axes, x: float, y: float) -> None:
+    _double_bar(axes, x, y - 4, y + 4)
+
+
+def _draw_curve(axes: Axes, x: float, y: float) -> None:
+    sheet.draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)

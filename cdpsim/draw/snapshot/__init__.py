@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cdpsim.draw.canvas import GREY, amount_text
 from cdpsim.draw.sheet import SMALL, draw_key, fitted, key_rows, new_sheet, width_of, write_words
-from cdpsim.draw.snapshot.devices import Arrangement, Form, arrange, draw_devices, moment_entries, words_entries
+from cdpsim.draw.snapshot.devices import Arrangement, Board, Form, arrange, draw_devices, moment_entries, words_entries
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, read_moment
 from cdpsim.draw.views import Views, title
 from cdpsim.errors import RequestError, whole_number
@@ -74,7 +74,7 @@ def snapshot(trace: Trace, slot: float | str) -> Figure:
     feet = {d: f"{d}: {stash if trace.in_slots else amount_text(stash, 'B')}" for d, stash in stashes.items()}
     if arrangement.by_stage:
         _write_stages(axes, arrangement.rows, form, _MARGIN, bottom)
-    draw_devices(axes, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom, feet=feet)
+    draw_devices(Board(axes, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom), feet)
     draw_key(axes, _MARGIN, bottom - _MARGIN, rows, _KEY_PITCH)
     return figure
 
@@ -112,7 +112,7 @@ def figure_2(n: int = 3, slot: int | None = None) -> Figure:
         for part, foot in zip(parts, feet, strict=True):
             if part:
                 x = left + (room - part.arrangement.columns * form.pitch) / 2
-                draw_devices(axes, part.moment, part.arrangement, form, x, foot, prefix=f"{part.name}-")
+                draw_devices(Board(axes, part.moment, part.arrangement, form, x, foot, f"{part.name}-"))
         left += room + _GROUP_GAP
     draw_key(axes, _MARGIN, bottom - _MARGIN, rows, _KEY_PITCH)
     return figure

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import cos, hypot, pi, sin
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -24,6 +26,7 @@ _ARROWS = {
     "collective": ("<|-|>", 6.5, 1.6),
 }
 _DISK = 4.0
+_DISK_PITCH = 2 * _DISK + 1.5
 _MOST_COLOURS = 8
 
 
@@ -74,8 +77,8 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
     return Arrangement(column, row, spans, by_stage, len(used_rows), max(high for _, high in spans.values()) + 1)
 
 
-class _Board(NamedTuple):
-    """A moment's arrangement at a place on the sheet."""
+class Board(NamedTuple):
+    """A moment's arrangement at a place on the sheet; `prefix` begins the ids of all that is drawn."""
 
     axes: Axes
     moment: Moment
@@ -83,12 +86,14 @@ class _Board(NamedTuple):
     form: Form
     left: float
     bottom: float
-    prefix: str
+    prefix: str = ""
 
     def x(self, device: int) -> float:
+        """Return the middle of a device's column."""
         return self.left + (self.arrangement.column[device] + 0.5) * self.form.pitch
 
     def y(self, row: float) -> float:
+        """Return the middle of a row."""
         return self.bottom + self.form.strip + (row + 0.5) * self.form.rise
 
     def at(self, place: Place) -> SheetPoint:
@@ -103,31 +108,17 @@ class _Board(NamedTuple):
         return self.form.disk + self.moment.activations.get(place, 0) * self.form.ring
 
 
-def draw_devices(
-    axes: Axes,
-    moment: Moment,
-    arrangement: Arrangement,
-    form: Form,
-    left: float,
-    bottom: float,
-    *,
-    prefix: str = "",
-    feet: Mapping[int, str] | None = None,
-) -> None:
-    """Draw the devices of a moment from a point of the sheet on.
-
-    `prefix` begins the ids of all that is drawn, `feet` are the words at the foot of each device.
-    """
-    board = _Board(axes, moment, arrangement, form, left, bottom, prefix)
-    for device in moment.stages:
-        _draw_device(board, device, (feet or {}).get(device, ""))
-    for device, stages in moment.stages.items():
+def draw_devices(board: Board, feet: Mapping[int, str] = MappingProxyType({})) -> None:
+    """Draw the devices of a moment, with words at their feet."""
+    for device in board.moment.stages:
+        _draw_device(board, device, feet.get(device, ""))
+    for device, stages in board.moment.stages.items():
         for stage in stages:
             _draw_place(board, (device, stage))
     _draw_arrows(board)
 
 
-def _draw_device(board: _Board, device: int, foot: str) -> None:
+def _draw_device(board: Board, device: int, foot: str) -> None:
     low, high = board.arrangement.span[device]
     half, strip = 0.43 * board.form.pitch, board.form.strip
     lower, upper = board.y(low) - half - strip, board.y(high) + half
@@ -140,7 +131,7 @@ def _draw_device(board: _Board, device: int, foot: str) -> None:
         write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
 
 
-def _draw_place(board: _Board, place: Place) -> None:
+def _draw_place(board: Board, place: Place) -> None:
     """Draw a disk for a stage's state, in the colours of the micro-batches it computes; a ring for activations."""
     (x, y), radius, moment = board.at(place), board.form.disk, board.moment
     name = f"{board.prefix}{{}}-d{place[0]}-j{place[1]}"
@@ -166,7 +157,7 @@ def _draw_place(board: _Board, place: Place) -> None:
         write_words(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
 
 
-def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> None:
+def _write_numbers(board: Board, x: float, y: float, running: list[int]) -> None:
     if len(running) > 3:
         return  # their order, clockwise from the top, has to do
     away = 0.55 * board.form.disk if len(running) > 1 else 0
@@ -177,7 +168,7 @@ def _write_numbers(board: _Board, x: float, y: float, running: list[int]) -> Non
         write_words(board.axes, *to, str(i + board.form.first), 6 if away else 7, ha="center", color=ink, zorder=4)
 
 
-def _draw_arrows(board: _Board) -> None:
+def _draw_arrows(board: Board) -> None:
     moment = board.moment
     for a, b in moment.inside:
         _draw_arrow(board, "inner", a, b)
@@ -193,7 +184,7 @@ def _draw_arrows(board: _Board) -> None:
         _draw_arrow(board, "collective" if now else "another-collective", a, b)
 
 
-def _draw_arrow(board: _Board, kind: str, a: Place, b: Place) -> None:
+def _draw_arrow(board: Board, kind: str, a: Place, b: Place) -> None:
     """Draw an arrow from a place to another, bent more where others stand in its way.
 
     All but those of collectives bend a little, so that those there and back part.
@@ -256,22 +247,36 @@ def moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> 
     numbers = sorted({i for moment in moments for several in moment.running.values() for i in several})
     counts = [count for moment in moments for count in moment.activations.values()]
     idle = any(moment.states - set(moment.running) for moment in moments if moment.states is not None)
-    result = [_disks(numbers, form)] if numbers else []
-    result += [_circles([(0.0, PALE)], "parameters, not in use")] if idle else []
+    result = []
+    if numbers:
+        few, more = numbers[:_MOST_COLOURS], ", …" if len(numbers) > _MOST_COLOURS else ""
+        draw = partial(_disks, few, form.first)
+        result.append(KeyEntry(draw, _DISK_PITCH * len(few), f"micro-batch computed{more}"))
+    result += [_circles_entry([(0.0, PALE)], "parameters, not in use")] if idle else []
     if counts:
         rings = [(count * form.ring, "white") for count in sorted({1, max(counts)})]
-        result.append(_circles(rings, "activations held: of 1" + (f", of {max(counts)}" if max(counts) > 1 else "")))
+        more = f", of {max(counts)}" if max(counts) > 1 else ""
+        result.append(_circles_entry(rings, f"activations held: of 1{more}"))
     if any(_has_empty_place(moment) for moment in moments):
         result.append(KeyEntry(_empty_place, 2 * _DISK, "nothing held"))
     is_now = [group.now for moment in moments for group in moment.collectives]
     another = f"collective of this training step at another {'time step' if in_slots else 'moment'}"
     arrows = (
-        ("inner", any(moment.inside for moment in moments), "inside a device"),
-        ("message", any(moment.messages for moment in moments), "between devices"),
-        ("collective", any(is_now), "collective"),
-        ("another-collective", not all(is_now), another),
+        ("inner", 7, any(moment.inside for moment in moments), "inside a device"),
+        ("message", 9, any(moment.messages for moment in moments), "between devices"),
+        ("collective", 9, any(is_now), "collective"),
+        ("another-collective", 9, not all(is_now), another),
     )
-    return result + [_arrow(kind, meaning) for kind, there, meaning in arrows if there]
+    return result + [
+        KeyEntry(partial(_level_arrow, kind, half), 2 * half, words) for kind, half, there, words in arrows if there
+    ]
+
+
+def words_entries(*, in_slots: bool, by_stage: bool) -> list[KeyEntry]:
+    """Return the entries of the words at the foot of a device and, where rows are no stages, beside a disk."""
+    words = "0: 1" if in_slots else "0: 1 GB"
+    foot = KeyEntry(partial(_write_grey, words), 3.6 * len(words), "device, and the activations that it holds")
+    return [foot] if by_stage else [foot, KeyEntry(partial(_write_grey, "0"), 4, "stage, beside its disk")]
 
 
 def _has_empty_place(moment: Moment) -> bool:
@@ -280,57 +285,39 @@ def _has_empty_place(moment: Moment) -> bool:
     return moment.states is not None and bool(places - moment.states - set(moment.activations) - set(moment.running))
 
 
+# Marks of the key, drawn around a point.
+
+
+def _write_grey(words: str, axes: Axes, x: float, y: float) -> None:
+    write_words(axes, x, y, words, 6, ha="center", color=GREY)
+
+
 def _empty_place(axes: Axes, x: float, y: float) -> None:
     style = {"facecolor": "none", "edgecolor": GREY, "linestyle": (0, (1, 2))}
     put_patch(axes, Circle((x, y), _DISK - 0.5, linewidth=0.5, **style))
 
 
-def words_entries(*, in_slots: bool, by_stage: bool) -> list[KeyEntry]:
-    """Return the entries of the words at the foot of a device and, where rows are no stages, beside a disk."""
-    words = "0: 1" if in_slots else "0: 1 GB"
-    foot = _words_entry(words, 3.6 * len(words), "device, and the activations that it holds")
-    return [foot] if by_stage else [foot, _words_entry("0", 4, "stage, beside its disk")]
+def _disks(numbers: list[int], first: int, axes: Axes, x: float, y: float) -> None:
+    for k, i in enumerate(numbers):
+        at = x + (k - (len(numbers) - 1) / 2) * _DISK_PITCH
+        fill = palette.colour(i)
+        put_patch(axes, Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
+        write_words(axes, at, y, str(i + first), 6, ha="center", color=palette.ink_on(fill))
 
 
-def _words_entry(words: str, width: float, meaning: str) -> KeyEntry:
-    def draw(axes: Axes, x: float, y: float) -> None:
-        write_words(axes, x, y, words, 6, ha="center", color=GREY)
-
-    return KeyEntry(draw, width, meaning)
-
-
-def _disks(numbers: list[int], form: Form) -> KeyEntry:
-    few, pitch = numbers[:_MOST_COLOURS], 2 * _DISK + 1.5
-
-    def draw(axes: Axes, x: float, y: float) -> None:
-        for k, i in enumerate(few):
-            at = x + (k - (len(few) - 1) / 2) * pitch
-            fill = palette.colour(i)
-            put_patch(axes, Circle((at, y), _DISK, facecolor=fill, edgecolor="none"))
-            write_words(axes, at, y, str(i + form.first), 6, ha="center", color=palette.ink_on(fill))
-
-    more = ", …" if len(numbers) > _MOST_COLOURS else ""
-    return KeyEntry(draw, pitch * len(few), f"micro-batch computed{more}")
-
-
-def _circles(circles: list[tuple[float, str]], meaning: str) -> KeyEntry:
+def _circles_entry(circles: list[tuple[float, str]], meaning: str) -> KeyEntry:
     """Return an entry of disks with rings: the thickness of each ring, and the fill inside it."""
     pitch = 2 * (_DISK - 0.5) + 2 * max(ring for ring, _ in circles) + 2
-
-    def draw(axes: Axes, x: float, y: float) -> None:
-        for k, (ring, fill) in enumerate(circles):
-            at, radius = x + (k - (len(circles) - 1) / 2) * pitch, _DISK - 0.5
-            put_patch(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
-            edge = "none" if ring else GREY
-            put_patch(axes, Circle((at, y), radius, facecolor=fill, edgecolor=edge, linewidth=0.5))
-
-    return KeyEntry(draw, pitch * len(circles), meaning)
+    return KeyEntry(partial(_circles, circles, pitch), pitch * len(circles), meaning)
 
 
-def _arrow(kind: str, meaning: str) -> KeyEntry:
-    half = 7 if kind == "inner" else 9
+def _circles(circles: list[tuple[float, str]], pitch: float, axes: Axes, x: float, y: float) -> None:
+    for k, (ring, fill) in enumerate(circles):
+        at, radius = x + (k - (len(circles) - 1) / 2) * pitch, _DISK - 0.5
+        put_patch(axes, Circle((at, y), radius + ring, facecolor=INK, edgecolor="none"))
+        edge = "none" if ring else GREY
+        put_patch(axes, Circle((at, y), radius, facecolor=fill, edgecolor=edge, linewidth=0.5))
 
-    def draw(axes: Axes, x: float, y: float) -> None:
-        arrow(axes, kind, (x - half, y), (x + half, y))
 
-    return KeyEntry(draw, 2 * half, meaning)
+def _level_arrow(kind: str, half: float, axes: Axes, x: float, y: float) -> None:
+    arrow(axes, kind, (x - half, y), (x + half, y))
