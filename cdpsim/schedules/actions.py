@@ -107,7 +107,7 @@ class Actions:
         return order, group_starts(self.micro_batch[order], self.stage[order])
 
     def dependencies(self) -> tuple[Ints, Ints]:
-        """Return which rows wait for which: (before, after), by data and by the devices' order."""
+        """Return which rows wait for which: (before, after), by the devices' order and by data."""
         order, first = self._by_pass
         stages = int(self.stage.max()) + 1
         forward, backward = (order[first + k].reshape(-1, stages) for k in (0, 1))
@@ -124,7 +124,7 @@ class Actions:
             unrolled, row = self.unrolled(int(self.delay.max()) + 2)
             before, after = row[:, before].ravel(), row[:, after].ravel()
         lanes = lane_edges(np.arange(len(unrolled), dtype=np.int32), unrolled.first)
-        return np.append(before, lanes[0]), np.append(after, lanes[1])
+        return np.append(lanes[0], before), np.append(lanes[1], after)
 
     def timetable(self) -> str:
         """Return a timetable as text: a row for each device, a column for each slot, and `.` where a device is idle.
