@@ -21,6 +21,7 @@ from cdpsim.program import EdgeKind, Kind
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
+SLICE_CATEGORIES = {**KIND_WORDS, "W": "weight backward"}  # by which readers of these files filter
 _EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
 _LONGEST_RUN = 2**62
 _LONGEST_NAME = 60
@@ -123,7 +124,7 @@ class _Tracks(NamedTuple):
         names = [f"{kind}{i}.{j}{'/' * stale}" if i >= 0 else f"{kind} {place(i, j)}" for kind, i, j, stale in where]
         indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
         arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
-        return self._slices(rows, names, map(KIND_WORDS.__getitem__, tasks["kind"]), arguments)
+        return self._slices(rows, names, map(SLICE_CATEGORIES.__getitem__, tasks["kind"]), arguments)
 
     def messages(self, slices: Ints) -> list[Slice]:
         """Return messages under the names of their contents: `activation 1.0`, `all_reduce gradient of stage 2`."""

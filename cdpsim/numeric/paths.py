@@ -11,8 +11,9 @@ import numpy as np
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times, slice_rows, sort_by
 
-FEW_ROWS = 2_000  # of fewer, Python is done before numpy or compiled code has begun
-LOAD_NUMBA_FROM_ROWS = 2_000_000  # numpy sweeps so many in the time that it takes to load numba
+FEW_ROWS = 2_000  # of fewer, Python is done before compiled code has begun
+LOAD_NUMBA_FROM_ROWS = 2_400_000  # numpy sweeps so many in the time that it takes to load numba
+FEW_ROWS_OF_FRONTS = 20_000  # of fewer, Python is done before numpy, unless fronts are wide
 NARROW_FRONT = 16  # nodes: of fewer, Python itself is done before numpy has begun
 PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
 
@@ -29,13 +30,14 @@ def longest_paths(
     cycle.
 
     Compiled code sweeps large graphs if numba is there. Without it, numpy sweeps a whole front of nodes at a time.
+    Python sweeps small graphs, one node after another.
     """
     if not len(before) and calendar is None:
         return earliest, earliest + duration, len(duration)
     rows = len(before) + len(duration)
-    if calendar is None and rows < FEW_ROWS:
-        return longest_paths_by_nodes(before, after, duration, earliest)
     loops = compiled_loops_for(rows) if calendar is None else None
+    if not loops and calendar is None and rows < FEW_ROWS_OF_FRONTS:
+        return longest_paths_by_nodes(before, after, duration, earliest)
     if not loops:
         return longest_paths_by_fronts(before, after, duration, earliest, calendar)
     # Always of one type: for each other one, the loop would be compiled again.

@@ -81,6 +81,7 @@ def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
     monkeypatch.setattr(paths, "_one_by_one", counted)
+    monkeypatch.setattr(paths, "FEW_ROWS_OF_FRONTS", 0)
     monkeypatch.setattr(paths, "NARROW_FRONT", 0)
     by_fronts = simulate("gems", 8, m=64, steps=1)
     assert not left
@@ -108,10 +109,20 @@ def test_few_nodes_are_swept_one_at_a_time(name: str, monkeypatch: pytest.Monkey
     trace = simulate(name, 3, cluster=cluster)
     assert asked
     asked.clear()
-    monkeypatch.setattr(paths, "FEW_ROWS", 0)
+    monkeypatch.setattr(paths, "FEW_ROWS_OF_FRONTS", 0)
     monkeypatch.setattr(paths, "NARROW_FRONT", 0)
     assert simulate(name, 3, cluster=cluster).tasks["start"].tolist() == trace.tasks["start"].tolist()
     assert not asked
+
+
+def test_thin_graphs_of_some_thousand_rows_are_swept_one_node_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front of one node costs numpy as much as a hundred nodes cost Python."""
+    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
+    monkeypatch.setattr(paths, "longest_paths_by_fronts", lambda *_: pytest.fail("swept by fronts"))
+    nodes = 3 * paths.FEW_ROWS
+    chain = np.arange(nodes, dtype=np.int32)
+    start, end, done = paths.longest_paths(chain[:-1], chain[1:], np.ones(nodes), np.zeros(nodes))
+    assert done == nodes and start.tolist() == chain.tolist() and end[-1] == nodes
 
 
 @given(graphs())
