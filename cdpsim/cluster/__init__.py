@@ -104,7 +104,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             raise RequestError(self._subject, problem)
 
     def sized(self, count: int) -> "Cluster":
-        """Return this cluster with `count` devices at least, if it has any number of them; nodes are complete."""
+        """Return this cluster with at least `count` devices if its file leaves the number open; nodes are complete."""
         self.require(count)
         return self if self.count is not None else _grown(self, count)
 
@@ -187,7 +187,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         return np.take_along_axis(edge, np.argsort(edge < 0, axis=1, kind="stable"), axis=1), limit[limited][row]
 
     def ways_between(self, members: Ints) -> bytes:
-        """Return a key that is equal for groups of as many devices whose ways between each other are alike."""
+        """Return a key of a group of devices; groups of equal size whose members have equal routes have equal keys."""
         if not self.is_joined and not self.links:
             return b""
         if self._two_nodes is None or (self.topology is not None and not self.topology.is_alike_inside):
@@ -195,7 +195,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         return _as_they_come(self.nodes(members)) + _as_they_come(card_of(self.topology, members))
 
     def cards(self, members: Ints) -> Cards:
-        """Return the members, as their numbers in the group, by their nodes and, there, by the cards that they use."""
+        """Return the members of a group, numbered within it, by node and, within a node, by network card."""
         node, card = self.nodes(members), card_of(self.topology, members)
         return tuple(
             tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == number]))
@@ -351,6 +351,6 @@ def _check_pairs(option: str, pairs: Sequence[PairLink | Edge], count: int | Non
 
 
 def _as_they_come(label: Ints) -> bytes:
-    """Return labels numbered by their first places."""
+    """Renumber labels in the order in which they first occur."""
     _, first, number = np.unique(label, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number].tobytes()

@@ -12,7 +12,7 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints, group_starts, slice_rows
 
 _TICKS_PER_SECOND = 1e15  # routes that differ by less than a femtosecond are equally fast
-_MOST_KEPT = 2**25  # what is remembered, in points times destinations
+_MOST_KEPT = 2**25  # the size of the cache, in points times destinations
 _SWEPT_AT_ONCE = 2**21  # likewise
 
 
@@ -29,9 +29,9 @@ class _RoutesTo:
 class Routes:
     """Routes of a graph, found when they are asked for.
 
-    Where several routes are equally good at a point, destinations take turns, so that not all of them crowd one core of
-    a fat tree: of c routes, the one that the destination's number, or that of its network card, has as its last digit
-    in base c, or last but one, as InfiniBand's D-mod-k routing does (Zahavi, Johnson, Kerbyson and Lang 2010).
+    Where c routes are equally good at a point, destinations take turns, so that not all of them crowd one core switch
+    of a fat tree. The last digit, or the last but one, of the destination's number (or of its network card's) in base c
+    picks the route, as in InfiniBand's D-mod-k routing (Zahavi, Johnson, Kerbyson and Lang 2010).
     """
 
     graph: Graph
@@ -88,7 +88,7 @@ class Routes:
 
 @dataclass(frozen=True, eq=False)
 class TwoNodes:
-    """Routes of two nodes round one switch, which stand for those of any number of nodes that are like them.
+    """Routes of two nodes round one switch; they stand for the routes of any number of equal nodes.
 
     Points are the devices of both nodes, then what else is in the first one and in the second one, then the switch.
     """
@@ -115,7 +115,7 @@ class TwoNodes:
         return np.where(edge < 0, -1, (tail + points << 32) + head + points), graph.bandwidth[edge]
 
     def _ends(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Return the devices of the first node, and of either one, between which routes are as between these."""
+        """Return equivalent pairs of devices: the source in the first node, the destination in either one."""
         size = self.routes.graph.devices // 2
         return src % size, dst % size + size * (src // size != dst // size)
 

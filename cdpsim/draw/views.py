@@ -258,7 +258,7 @@ def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Int
 
 
 def lane_counts(key: Ints, lane: Ints, keys: int, least: int = 0) -> Ints:
-    """Return how many lanes each key has, `least` at least."""
+    """Return the number of lanes of each key, at least `least`."""
     counts = np.full(keys, least, dtype=np.int64)
     np.maximum.at(counts, key, lane + 1)
     return counts

@@ -257,7 +257,7 @@ def place(micro_batch: int, stage: int) -> str:
 
 
 def _present(numbers: list[int], missing: Any) -> list[Any]:
-    """Replace -1, which stands for none."""
+    """Replace -1, which stands for a missing number."""
     return [missing if number < 0 else number for number in numbers]
 
 

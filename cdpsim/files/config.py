@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _Quantity(type):
-    """The type of a field that `read` decodes; every outcome of that counts as its instance, which msgspec checks."""
+    """The type of a field that `read` decodes; msgspec takes each value that `read` returns for an instance of it."""
 
     read: Callable[[object], object]
     unit: str

@@ -127,7 +127,7 @@ def barrier_needs(run: Recount) -> Needs:
 
 
 def gradients_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
-    """No message takes a sum away before all that belongs into it is there."""
+    """A message sends a sum only after all gradients of that sum have been added."""
     yield from run.report_unmet(sum_needs(run), "has ended, whose gradient it takes along")
 
 

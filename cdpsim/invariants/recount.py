@@ -21,7 +21,7 @@ Key = tuple[Ints, ...]  # columns of rows
 
 
 class Needs(NamedTuple):
-    """Node `after[k]` starts no earlier than node `before[k]` has ended; -1 stands for a node that there is not."""
+    """Node `after[k]` starts no earlier than node `before[k]` has ended; -1 stands for a missing node."""
 
     before: Ints
     after: Ints
@@ -164,7 +164,7 @@ class Recount:
             yield f"{self.program.describe(node)} {problem}"
 
     def report_unmet(self, needs: Needs, problem: str, lack: str = "") -> Iterator[str]:
-        """Yield the problem of each need whose second node starts too early, and `lack` where there is no first one."""
+        """Yield a problem of each need whose second node starts too early; it is `lack` where the first is missing."""
         run = self.collapsed
         for row in np.flatnonzero((needs.before < 0) | (run.start[needs.after] < run.until(needs))).tolist():
             before, after = (int(ends[row]) for ends in needs)
@@ -172,7 +172,7 @@ class Recount:
             yield f"{run.program.describe(after)} {lack if before < 0 else early}"
 
     def starts_early(self, key: Ints, turn: Ints, node: Ints, blocks: Flags) -> Flags:
-        """Flag rows whose node starts before one that blocks, of the same key and a lower turn, has ended."""
+        """Flag rows whose node starts before a blocking node of the same key and a lower turn has ended."""
         order = sort_by(key, turn)
         key, turn, row = key[order], turn[order], node[order]
         times, rank = np.unique(self.end[row], return_inverse=True)

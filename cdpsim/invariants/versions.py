@@ -186,7 +186,7 @@ def _moves(run: Recount, use: Ints) -> tuple[Ints, Ints]:
 
 
 def optimizer_needs(run: Recount) -> tuple[Needs, Ints]:
-    """Return the needs of optimizer states that move from one update to the next; and messages that do otherwise."""
+    """Return the needs of optimizer states that move from update to update; and messages that move one elsewhere."""
     messages, tasks, first = run.collapsed.program.messages, run.program.tasks, len(run.program.tasks)
     rows = np.flatnonzero((messages.content == Content.STATE) & (messages.versions == 0))
     update = run.updates
@@ -212,7 +212,7 @@ def states_go_from_user_to_user(run: Recount) -> Iterator[str]:
 
 
 def optimizer_states_follow_updates(run: Recount) -> Iterator[str]:
-    """An optimizer state leaves the device of an update after it, and is at that of the next before that."""
+    """An optimizer state leaves an update's device after that update, and reaches the next one's device before it."""
     needs, astray = optimizer_needs(run)
     for node in astray.tolist():
         yield f"{run.collapsed.program.describe(node)} does not go from an update to the next"

@@ -145,7 +145,7 @@ def _make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> 
 
 
 def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int]) -> Stage:
-    """Return a stage that keeps its segments' inputs and its data; transients are highest moments less that.
+    """Return a stage that keeps its segments' inputs and its data; its transients are peak memory less that.
 
     A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
     segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken

@@ -180,7 +180,7 @@ def _merged_memory(layers: Sequence[Stage]) -> dict[str, Any]:
 
 
 def _beyond_whole(layer: Stage, transient: int | None) -> int:
-    """Return how much more a part of a backward needs than the whole."""
+    """Return the bytes by which a part of a backward exceeds the whole backward."""
     return 0 if transient is None else transient - layer.backward_transient
 
 

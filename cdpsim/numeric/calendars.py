@@ -16,7 +16,7 @@ FOREVER = 2**61  # in slots; twice that is still a number of 64 bits
 
 
 def never(kind: np.dtype[Any]) -> Any:
-    """Return the time that does not come, among times of that kind."""
+    """Return a time later than all others, in numbers of that type."""
     return kind.type(FOREVER if kind.kind == "i" else np.inf)
 
 
@@ -33,7 +33,7 @@ class Calendar:
 
     @property
     def never(self) -> Any:
-        """The time that does not come."""
+        """A time later than all others."""
         return never(self.at.dtype)
 
     def worked(self, nodes: Any, ready: Times, duration: Times) -> tuple[Times, Times]:

@@ -26,8 +26,8 @@ def longest_paths(
     """Start every node at the latest of its `earliest` and the ends of the nodes that it waits for.
 
     An edge says that node `after` waits for node `before`. By a `calendar`, nodes begin later, and pause. Returns
-    starts (in the array `earliest`, perhaps), ends, and how many nodes were reached: fewer than all if there is a
-    cycle.
+    starts (perhaps in the array `earliest`, which is overwritten), ends, and how many nodes were reached: fewer than
+    all if there is a cycle.
 
     Compiled code sweeps large graphs if numba is there. Without it, numpy sweeps a whole front of nodes at a time.
     Python sweeps small graphs, one node after another.

@@ -4,7 +4,7 @@ Both ends post a message where it would begin in a run of the program in which e
 take no time. That is how torch's pipelining places a receive: a greedy simulation of the schedule puts it where its
 sender is due (`_add_send_recv` in torch/distributed/pipelining/schedules.py), and what is posted behind it waits for
 it, though its data may be long in coming (pytorch issues #172668 and #188833, pull request #165664). torch leaves the
-order among devices to chance. Here all devices post in one order, so that they cannot wait for each other in a circle.
+order among devices to chance. Here all devices post in one order, so that they cannot wait for each other in a cycle.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from cdpsim.program.streams import Pairs, find_endpoints
 def defer_receives(program: Program) -> Program:
     """Post receives of activations and their gradients only when the task before their reader has ended.
 
-    This closes no circle. From such a message the only way on is to its reader; the new edge begins at the task
-    before the reader in its lane. A circle through the message would remain one if it went from that task straight to
+    This closes no cycle. From such a message the only way on is to its reader; the new edge begins at the task
+    before the reader in its lane. A cycle through the message would remain one if it went from that task straight to
     the reader, along the lane, and so it would have been there before.
     """
     edges, first = program.edges, len(program.tasks)
@@ -94,7 +94,7 @@ def meet_in_turns(program: Program, overlaps: Sequence[str], turn: Ints) -> Prog
     """Let the messages of each device run in their turns, alone where its overlap is "none", beside its tasks else.
 
     `overlaps` has a word for each device. Messages of equal turn are not ordered: they run side by side, or know
-    their order themselves, as those of one collective do. No circle is closed: no edge of a program leads to a lower
+    their order themselves, as those of one collective do. No cycle is closed: no edge of a program leads to a lower
     turn (`posting_turns`; those inside a collective keep it), and all new ones lead to higher ones.
     """
     waiting, alone = np.array(overlaps) != FULL, np.array(overlaps) == NONE

@@ -8,7 +8,7 @@ where it is "stream", beside its tasks: what it sends in one row, what it receiv
 
 Neither end waits for the other. A sender's part waits for its row alone, and its message begins no earlier. A
 receiver's part is over when its row has had the time for it and the message is there; what comes next waits for both.
-So new edges close no circle, and messages that take no time slow no run. A sender's part waits for nothing later than
+So new edges close no cycle, and messages that take no time slow no run. A sender's part waits for nothing later than
 the task that it stands behind, for which its message waits anyway. All that a receiver's part waits for comes before
 its reader anyway. All that "stream" lets a node wait for, "none" does, too.
 """

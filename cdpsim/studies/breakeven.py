@@ -110,7 +110,7 @@ def bandwidth_factors(found: Sequence[BreakEven], points: int = POINTS) -> list[
 
 
 def _without_rounding(share: float) -> float:
-    """Return the share, or 0 where it is no more than the rounding of times."""
+    """Return the share, or 0 where it is as small as rounding errors of times."""
     return share if abs(share) > _ROUNDING else 0.0
 
 

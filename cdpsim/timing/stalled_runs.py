@@ -61,7 +61,7 @@ def _is_update(program: Program, node: int, device: int) -> bool:
 
 
 def _holder(program: Program, waited: Ints, node: int) -> int:
-    """Return the device that a node which does not end comes from: that of the task behind messages and updates."""
+    """Return the device that holds up a node: that of the task from which its messages and updates come."""
     while node >= len(program.lane_tasks) and waited[node] < program.nodes:
         node = int(waited[node])
     return int(program.tasks.device[node])

@@ -149,7 +149,7 @@ def _check(path: Path, table: Columns, rows: int) -> None:
 
 
 def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Return tables whose times are seconds in all columns if they are in one; else they are slots."""
+    """Return tables whose times are seconds in all columns if any column has seconds; else they are slots."""
     clock = np.result_type(*(table[name].dtype for table in tables.values() for name in _TIMES if name in table))
     return {
         key: {name: column.astype(clock, copy=False) if name in _TIMES else column for name, column in table.items()}

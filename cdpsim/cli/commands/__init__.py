@@ -1,1 +1,1 @@
-"""The commands of cdpsim: what each one asks for, and how it is served."""
+"""The commands of cdpsim: the arguments of each, and the function that serves it."""

@@ -116,7 +116,7 @@ class PartialRequests:
 
 
 def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
-    """Return the trace in the folder of that name, or that of a run of it, which is one of several requests."""
+    """Return the trace in the folder of that name, or the trace of a run of the request of that name."""
     is_file = name.endswith(".csv") or experiment.is_experiment(name)
     if name in SCHEDULES or is_file or not ("/" in name or Path(name).is_dir()):
         options = options_of(args, name)

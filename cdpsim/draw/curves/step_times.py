@@ -82,7 +82,7 @@ def _limits(traces: Sequence[Trace], samples: Sequence[SampledRuns | None]) -> t
 
 
 def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
-    """Return the median and the outer quantiles of a step, and its time without chance."""
+    """Return the median and the outer quantiles of a step, and its time if nothing were random."""
     values = np.quantile(sample.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
     low, median, high = map(scale.amount, values)
     return f"{median} a step ({low} to {high}), without chance {scale.amount(sample.steady_period)}"

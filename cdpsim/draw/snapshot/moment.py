@@ -126,7 +126,7 @@ def _parameters(run: Run) -> Ints:
 
 
 def _alive(run: Run, among: Ints, now: float) -> list[Place]:
-    """Return the places of those buffers that are held now, once for each."""
+    """Return the places of the buffers that are held now, each place once."""
     buffers = run.program.buffers
     begin, end = (times[among] for times in memory.buffer_spans(buffers, run.start, run.end))
     rows = among[(begin <= now) & (now < end)]
@@ -157,7 +157,7 @@ def _messages_under_way(views: Views, rows: Ints) -> list[tuple[Place, Place]]:
 
 
 def _collectives_of_step(views: Views, running: Ints, under_way: Flags) -> list[StepCollective]:
-    """Return those under way, and those at other moments between start and end of the training steps that run."""
+    """Return the collectives under way, and those at other moments of the training steps that run."""
     tasks, messages = views.tasks, views.messages
     in_step = np.zeros(len(under_way), dtype=bool)
     if len(running):

@@ -213,7 +213,7 @@ def _memory_columns(views: Views, moment: Ints) -> dict[str, np.ndarray]:
 
 
 def _waits_of_bars(views: Views, order: Ints) -> np.ndarray:
-    """Return for each bar how many bars away the one is that it waited for last; 0 where none ended as it began."""
+    """Return the distance, in bars, from each bar to the one whose end it waited for; 0 where no bar ended then."""
     if views.run is None:
         return np.zeros(0, dtype=np.int64)
     program, start, end = views.run.program, views.run.start, views.run.end

@@ -20,7 +20,7 @@ def end(node: Ints) -> Ints:
 
 
 class Location(NamedTuple):
-    """Where buffers lie and what they are of: columns of one row for each."""
+    """The device and the content of buffers: columns with a row for each buffer."""
 
     device: Ints
     stage: Ints

@@ -56,7 +56,7 @@ def looped_bfs(devices: int, m: int, chunks: int = 2) -> Actions:
 
 
 def _followers(devices: int) -> Ints:
-    """Return the number of devices behind each one."""
+    """Return the number of devices that follow each device in the pipeline."""
     return np.arange(devices)[::-1]
 
 

@@ -105,7 +105,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
 
 
 def full_version(program: Program) -> int:
-    """Return the first made version that all micro-batches of a step read at every stage; 0 if there is none."""
+    """Return the first version after theta_0 that all micro-batches of a step read at every stage; 0 if none is."""
     tasks = program.tasks
     readers = np.bincount(tasks.version[tasks.kind == Kind.F], minlength=program.versions)
     full = np.flatnonzero(readers[1 : program.steps] == program.counts[1:] * program.n)

@@ -25,7 +25,7 @@ def mismatched(program: Program) -> int:
 
 
 def mean_staleness(program: Program, step: int) -> float:
-    """Return by how many updates, on average, forwards of a step read less than what their gradient is applied to."""
+    """Return the mean number of updates between the version that a step's forwards read and the one that it updates."""
     tasks = program.tasks
     forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step == step))
     age = version_ages(program)
@@ -36,7 +36,7 @@ def mean_staleness(program: Program, step: int) -> float:
 
 
 def version_ages(program: Program) -> Ints:
-    """Return how many updates made each version of theta_0; an estimate counts like the version kept in its stead."""
+    """Return the number of updates from theta_0 to each version; an estimate counts like the version kept instead."""
     base = np.zeros(program.versions, dtype=np.int64)
     base[program.tasks.version[program.compute :]] = program.base
     age = np.zeros(program.versions, dtype=np.int64)

@@ -20,7 +20,10 @@ _PRECISION = 1e-12  # of the later of two times that count as equal; whole times
 
 @dataclass(frozen=True)
 class Certificate:
-    """From step `first` to `last`, and ever after, each step is the one `every` steps before, `later` than that."""
+    """Proof that, from step `first` on, each step repeats the one `every` steps before, `later` by that time.
+
+    The steps up to `last` show it; those after them follow.
+    """
 
     first: int
     last: int
@@ -106,7 +109,7 @@ def certify(program: Program, step: Ints, start: Times, end: Times) -> Certifica
 
 
 def _all_later(ends: Times, repeated: Times, later: Any) -> bool:
-    """Return whether all times are so much later than others, up to rounding where they are no integers."""
+    """Return whether all times are later than others by one amount; those that are not integers up to rounding."""
     room = 0 if ends.dtype.kind == "i" else _PRECISION * np.abs(repeated)
     return bool((np.abs(repeated - ends - later) <= room).all())
 
@@ -119,7 +122,7 @@ def _nodes_by_step(program: Program, step: Ints, end: Times) -> list[tuple[Ints,
 
 
 def _repeats(before: tuple[Ints, Times], after: tuple[Ints, Times], later: Any, may_lack: bool) -> bool:
-    """Return whether a step is one before it, so much later; that one may lack nodes."""
+    """Return whether a step repeats an earlier one, so much later; the earlier one may lack nodes."""
     if not np.array_equal(before[0], after[0]):
         before, after = _by_identity(*before), _by_identity(*after)
         if may_lack:
