@@ -21,9 +21,8 @@ ALWAYS_FREE = 2**24  # bytes that are free wherever Python runs; the system is n
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
-MOST_MESSAGES_LAID_OUT = (
-    10**6
-)  # of one collective: so many are laid out to count their dependencies, although they will not fit
+# Messages of one collective: so many are laid out to count their dependencies, although they will not fit.
+MOST_MESSAGES_LAID_OUT = 10**6
 
 
 def free_bytes() -> int:

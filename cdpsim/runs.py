@@ -183,10 +183,8 @@ class Run(Trace):
         if self.rerun is None or self._is_irregular:
             return [program.steps]
         least = max(3, program.fill + (2 if program.together else 4))
-        most, room = (
-            max(MOST_STEADY_STEPS, 4 * (program.fill + 1)),
-            MOST_STEADY_TASKS * program.steps // program.compute,
-        )
+        most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
+        room = MOST_STEADY_TASKS * program.steps // program.compute
         if not self.may_repeat:
             least, room = max(MEASURED_STEPS, 2 * least), MOST_MEASURED_NODES * program.steps // program.nodes
         return [*steady.step_counts(least, max(least, min(most, room)))]

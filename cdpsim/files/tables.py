@@ -23,9 +23,8 @@ DataRow = Sequence[object]  # of numbers, texts, truths and None
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 LONGEST_CELL = 300  # characters of a cell for people
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
-_FORMULA = re.compile(
-    r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]"
-)  # the beginning of a spreadsheet's formula; also full-width
+# The beginning of a spreadsheet's formula; also full-width.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 def as_text(header: TextRow, rows: Sequence[TextRow]) -> str:

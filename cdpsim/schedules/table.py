@@ -16,9 +16,8 @@ _KIND_OF_NAME = {kind.name: int(kind) for kind in Action}
 _NAME_OF_KIND = {int(kind): kind.name for kind in Action}
 _SINGLE = "[0-9]{1,9}[FBIW][0-9]{1,9}"  # stage, kind, micro-batch
 _SEVERAL = f"{_SINGLE}(?:;{_SINGLE})+"
-_DERIVED = (
-    "[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)[0-9]*"  # communication, which is derived here
-)
+# Communication, which is derived here.
+_DERIVED = "[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)[0-9]*"
 _CELL_PATTERN = re.compile(rf"(?:{_SINGLE}|\({_SEVERAL}\)OVERLAP_F_B|{_DERIVED})?")
 _BETWEEN = "\0"  # no text file has it in a cell
 _ROW = re.compile(f"{_CELL_PATTERN.pattern}(?:{_BETWEEN}{_CELL_PATTERN.pattern})*")
@@ -75,7 +74,5 @@ def _csv_rows(actions: Actions) -> Iterator[str]:
     columns = (beside, actions.stage, actions.kind, actions.micro_batch)
     for low, high in zip(actions.first[:-1].tolist(), actions.first[1:].tolist(), strict=True):
         rows = zip(*(column[low:high].tolist() for column in columns), strict=True)
-        line = "".join([f"{';' if joins else ','}{stage}{_NAME_OF_KIND[kind]}{i}" for joins, stage, kind, i in rows])[
-            1:
-        ]
-        yield re.sub(_SEVERAL, r"(\g<0>)OVERLAP_F_B", line) + "\n"
+        line = "".join([f"{';' if joins else ','}{stage}{_NAME_OF_KIND[kind]}{i}" for joins, stage, kind, i in rows])
+        yield re.sub(_SEVERAL, r"(\g<0>)OVERLAP_F_B", line[1:]) + "\n"
