@@ -159,7 +159,7 @@ def _draw_place(board: Board, place: Place) -> None:
 
 def _write_numbers(board: Board, x: float, y: float, running: list[int]) -> None:
     if len(running) > 3:
-        return  # micro-batches stand clockwise from the top
+        return  # no room: the order of colours, clockwise from the top, has to do
     away = 0.55 * board.form.disk if len(running) > 1 else 0
     for k, i in enumerate(running):
         angle = pi / 2 - (k + 0.5) * 2 * pi / len(running)
