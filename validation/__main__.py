@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: list[str]) -> int:
     from cdpsim.cli.console import say
-    from cdpsim.cli.parser import help_text, serve_command
+    from cdpsim.cli.parser import serve_command
     from cdpsim.errors import RequestError
     from cdpsim.files.writing import inputs_kept
     from validation.modules import require
@@ -32,10 +32,9 @@ def _serve(arguments: list[str]) -> int:
     from validation.report.command import report_command
 
     commands = (replay_command, profile_command, calibrate_command, report_command, battery_command)
-    texts = (help_text("validation.txt", "validation"), help_text("examples.txt", "validation"))
     try:
         with inputs_kept():
-            return serve_command("python -m validation", *texts, commands, arguments)
+            return serve_command("python -m validation", "validation", commands, arguments)
     except ReplayError as error:
         say(f"error: {error}")
         return 2

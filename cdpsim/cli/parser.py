@@ -18,7 +18,16 @@ argument: Callable[..., Argument] = partial(methodcaller, "add_argument")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses a mistake in one line, as a `RequestError`."""
+    """A parser that refuses a mistake in one line, as a `RequestError`; help ends with the text that `more` returns."""
+
+    def __init__(self, *, more: Callable[[], str] = str, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        self._more = more
+
+    def format_help(self) -> str:
+        """Return the help; only now is its text read."""
+        self.epilog = self._more()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Refuse what argparse could not read."""
@@ -58,14 +67,14 @@ class Command:
 
     name: str
     about: str
-    more: str
+    more: Callable[[], str]
     arguments: tuple[Argument, ...]
     serve: Serve
 
     def add_to(self, commands: Any) -> None:
         """Add a parser for this command to those of other commands."""
         about = f"{self.about[0].upper()}{self.about[1:]}."
-        parser = commands.add_parser(self.name, help=self.about, **_layout(about, self.more))
+        parser = commands.add_parser(self.name, help=self.about, description=about, more=self.more)
         parser.set_defaults(serve=self.serve)
         for add in self.arguments:
             add(parser)
@@ -92,16 +101,19 @@ def command(name: str, *arguments: Argument, package: str = "cdpsim.cli") -> Cal
 
     def make(serve: Serve) -> Command:
         about = (serve.__doc__ or name).removesuffix(".")
-        return Command(name, f"{about[0].lower()}{about[1:]}", help_text(f"{name}.txt", package), arguments, serve)
+        more = partial(help_text, f"{name}.txt", package)
+        return Command(name, f"{about[0].lower()}{about[1:]}", more, arguments, serve)
 
     return make
 
 
-def serve_command(
-    program: str, about: str, examples: str, commands: Sequence[Command], arguments: Sequence[str]
-) -> int:
-    """Let the command that arguments name serve them, and return its exit code."""
-    parser = Parser(prog=program, **_layout(about, examples))
+def serve_command(program: str, package: str, commands: Sequence[Command], arguments: Sequence[str]) -> int:
+    """Let the command that arguments name serve them, and return its exit code.
+
+    A package has the texts of the program's help: help/PROGRAM.txt and help/examples.txt.
+    """
+    more = partial(help_text, "examples.txt", package)
+    parser = Parser(prog=program, description=help_text(f"{package.split('.')[0]}.txt", package), more=more)
     parser.add_argument("--version", action="version", version=f"cdpsim {__version__}")
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=Parser)
     for command in commands:
@@ -116,9 +128,3 @@ def serve_command(
     parsers.choices[options.command].refuse_unknown(unknown)
     code: int = options.serve(options)
     return code
-
-
-def _layout(about: str, more: str) -> dict[str, Any]:
-    """Return the settings of a parser whose help shows the text about it as it is, and which takes no short forms."""
-    layout = argparse.RawDescriptionHelpFormatter
-    return {"description": about, "epilog": more, "formatter_class": layout, "allow_abbrev": False}

@@ -210,7 +210,7 @@ def _break_rendezvous(run: Recount, program: Program, overlap: NDArray[np.str_])
     try:
         turn = posting_turns(program)[run.collapsed.part_of]
     except RequestError:
-        yield "tasks and messages wait for each other in a circle"
+        yield "tasks and messages wait for each other in a cycle"
         return
     message, device, _ = find_endpoints(run.program, overlap != FULL)
     early = run.starts_early(device, turn[message], message, np.ones(len(message), dtype=np.bool_))

@@ -496,7 +496,7 @@ def another_algorithm() -> Run:
             "tied_gradients_are_summed_once",
             "^2 messages sum gradients of tied tensors, where 3 are needed",
         ),
-        (turned_lane, "streams_keep_their_order", "wait for each other in a circle"),
+        (turned_lane, "streams_keep_their_order", "wait for each other in a cycle"),
         (another_algorithm, "collectives_go_round_by_round", "goes by no algorithm that it may"),
     ],
 )

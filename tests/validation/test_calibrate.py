@@ -237,6 +237,6 @@ def test_refusals_are_one_line_and_leave_nothing(
     monkeypatch.chdir(tmp_path)
     words = ["calibrate", "-o", "box.toml", *arguments]
     with pytest.raises(RequestError, match=problem) as refusal:
-        serve_command("cdpsim", "", "", [calibrate.calibrate_command], words)
+        serve_command("python -m validation", "validation", [calibrate.calibrate_command], words)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

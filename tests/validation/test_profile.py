@@ -276,7 +276,7 @@ def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
 
 
 def command(*words: str) -> int:
-    return serve_command("python -m validation", "about", "examples", [profile_command], ["profile", *words])
+    return serve_command("python -m validation", "validation", [profile_command], ["profile", *words])
 
 
 def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
