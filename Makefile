@@ -1,5 +1,5 @@
 PYTHON ?= python
-# What decides what random tests draw: any word.
+# The seed of random tests: any word.
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help

@@ -38,7 +38,7 @@ ROOMS = [
     "__init__",
     "__main__",
 ]
-# What takes long to import; LATE below says what imports it, and is itself imported late.
+# Packages that take long to import. The modules in LATE import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
 LIGHT = {"draw", "draw.canvas", "draw.palette", "draw.text", "draw.views"}

@@ -11,7 +11,7 @@ torch keeps 4 bytes for each tensor besides, a count of steps, for adam and adaf
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
 and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with
-Adam 2 + 2 + 12 = 16 bytes a parameter). What is kept for the update counts as optimizer state and travels with it.
+Adam 2 + 2 + 12 = 16 bytes a parameter). Tensors kept for the update count as optimizer state and travel with it.
 
 Recomputation (Chen et al. 2016): a segment keeps only its input and computes its forward again before its backward.
 `full` makes each stage one segment, `sqrt` cuts its l layers into the least number of segments that is at least their

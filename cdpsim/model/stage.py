@@ -118,9 +118,9 @@ def without_tied(stage: Stage, tie: Tie) -> Stage:
 def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     """Return one stage of consecutive ones, as one device runs it; `given` is what the stage before sends it.
 
-    What layers keep adds up, but for an output that its layer keeps and that the next one has as its input. A transient
-    is the highest moment of all layers less what the stage holds then in any case: all that it keeps, and while its
-    backward runs, the gradient of its output.
+    Memory that layers keep adds up, except an output that its layer keeps and that the next layer has as its input. A
+    transient is the highest moment of all layers, less the memory that the stage holds then in any case: all that it
+    keeps, and the gradient of its output while its backward runs.
     """
     if len(layers) == 1:
         return layers[0]

@@ -197,10 +197,11 @@ class Request(Mapping[str, Any]):
         return memory_engine(self.engine, self.contention)
 
     def resolved(self, *, sends: bool, sums: bool, devices: int) -> Self:
-        """Return the request of a run on so many devices, with its collective chosen; refuse disturbances of none.
+        """Return the request of a run on so many devices, with its collective chosen.
 
         `sends` says whether the run has messages, `sums` whether it has collectives: these run by the best algorithm if
-        the cluster has a topology. What a cluster says of messages or of further devices may be for other schedules.
+        the cluster has a topology. Refuse disturbances of devices or messages that the run does not have, but not those
+        of the cluster's own file, which may be for other schedules.
         """
         name, disorder = self.schedule.name, self.disorder.within(devices)
         if not sends:

@@ -78,8 +78,8 @@ OTHER = {
     "recompute": ["training"],
     "offload": ["training"],
 }
-# What a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come to their all-reduces
-# together, whether they wait for each other or not.
+# An option for something that a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come
+# to their all-reduces together, whether they wait for each other or not.
 ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
 ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
 ALREADY |= {("defer_receives", "True"): {"multi-dp"}}

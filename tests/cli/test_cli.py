@@ -804,7 +804,7 @@ def test_what_is_quick_shows_no_progress(command: Command, monkeypatch: pytest.M
     assert terminal.getvalue() == ""
 
 
-# What is served
+# Commands
 
 
 def test_schedules_are_listed_in_every_form(command: Command) -> None:

@@ -77,7 +77,7 @@ def test_updates_that_a_reader_does_not_wait_for_are_no_synchronisation() -> Non
     assert synchronisations(handmade(rows)) == {}
 
 
-# What Fig. 1 shows
+# Content of Fig. 1
 
 
 def centres(picture: Picture, n: int, slots: int) -> tuple[dict[int, float], list[dict[int, float]]]:

@@ -50,7 +50,7 @@ def passes_held(run: Reference, slot: int) -> Counter[tuple[int, int]]:
     )
 
 
-# What there is at one slot
+# The content of one slot
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
@@ -164,7 +164,7 @@ def test_stages_that_do_not_follow_each_other_stand_closely() -> None:
     assert pairs.by_stage and pairs.column == {0: 0, 1: 0} and pairs.span == {0: (0, 1), 1: (2, 3)}
 
 
-# What is drawn
+# Artists
 
 
 def check_drawn(picture: Picture, moment: Moment, prefix: str = "") -> None:

@@ -299,7 +299,7 @@ def test_what_gets_its_name_is_on_the_disk_before_and_its_name_after(
     assert events == ["nameless 5 bytes", "named folder"]
 
 
-# What others write meanwhile
+# Files that other processes write meanwhile
 
 
 @pytest.fixture(params=[True, False], ids=["links", "no links"])
@@ -477,7 +477,7 @@ def test_a_request_to_end_leaves_no_temporaries(kind: str, number: signal.Signal
     assert list(tmp_path.iterdir()) == []
 
 
-# What is read
+# Inputs
 
 
 def test_what_was_read_is_not_overwritten(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FORMS: dict[str, Callable[[Quantity], object]] = {
     "text": lambda one: f"{one.amount} {one.unit}",
 }
 AMOUNTS = {"s": (1, 9), "B": (0, 10**6), "FLOPS": (1, 10**12), "B/s": (1, 10**11)}
-# What a field must not be more than, or may be left out with.
+# The bound of a field, or the word with which it may be left out.
 MORE = {"activation": 10**6, "boundary": 10**6, "backward": 10, "memory": 10**15 - 10**6}
 ON_HOST = ("host_optimizer", "host_update")
 ON_DEVICE = ("optimizer", "update")

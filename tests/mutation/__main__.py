@@ -22,7 +22,7 @@ from tests.mutation.mutants import Mutant, mutants
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 KEPT = PROJECT / "build" / "mutation"
-# What reads requests, writes files, draws and prints is not the core.
+# Modules that read requests, write files, draw or print are not the core.
 SHELL = [
     "__init__",
     "__main__",

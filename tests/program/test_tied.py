@@ -76,7 +76,7 @@ def sums(trace: Run, step: int = 0) -> list[tuple[int, str, int]]:
     return sorted(zip(*columns, strict=True))
 
 
-# What devices hold
+# Memory of devices
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -142,7 +142,7 @@ def test_owners_of_sharded_states_have_a_copy_each() -> None:
     assert not violations(tied)
 
 
-# What is sent
+# Messages
 
 
 def test_the_copies_gradients_are_summed_after_the_step() -> None:
@@ -159,7 +159,7 @@ def test_the_copies_gradients_are_summed_after_the_step() -> None:
     update = (tasks["kind"] == "U") & (tasks["step"] == 0)
     started = dict(zip(tasks["stage"][update].tolist(), tasks["start"][update].tolist(), strict=True))
     assert (started[0], started[3]) == pytest.approx((18.8, 18.8))
-    assert started[2] < started[1] < 15.3  # which wait for nobody else
+    assert started[2] < started[1] < 15.3  # which wait for no other device
     forward = (tasks["kind"] == "F") & (tasks["step"] == 1) & (tasks["stage"] == 0)
     assert tasks["start"][forward] == pytest.approx([18.8])
 
@@ -295,7 +295,7 @@ def test_a_worker_holds_it_once() -> None:
     assert set((more.size - some.size).tolist()) == {2 * GPT2}
 
 
-# What ships
+# Models that ship
 
 
 def test_seven_billion_parameters_do_not_fit_into_80_gb() -> None:

@@ -60,7 +60,7 @@ def test_a_pipeline_by_hand() -> None:
     assert sorted(zip(tasks["stage"][second], tasks["start"][second], strict=True)) == [(0, 6.0), (1, 7.5)]
     # Micro-batch 0 of step 1 still owes its backward with theta_0 when theta_1 of stage 0 is written: both are there.
     assert held(trace, 0, "parameters")[:2] == [(0.0, 10), (9.0, 20)]
-    # On the last stage nobody needs the old version: the new one is written where it is.
+    # On the last stage no task needs the old version: the new one is written where it is.
     assert held(trace, 1, "parameters")[0] == (0.0, 10)
     assert len(held(trace, 1, "parameters")) == 2
     # Gradients are there until the update has ended.

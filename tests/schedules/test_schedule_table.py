@@ -83,7 +83,7 @@ def test_a_cell_that_is_no_action_is_named(tmp_path: Path, cell: str) -> None:
     assert str(refusal.value) == f"{tmp_path}/order.csv: row 1, cell 1: {cell[:40]!r} {remedy}"
 
 
-# What is wrong, in a file; in Python, where it stands is said otherwise.
+# Mistakes in a file; in Python their places are named in another way.
 WRONG = {
     "0F0,0B0,,0F0": "row 0, cell 3: 0F0 is there already (row 0, cell 0); leave one out",
     "0F0,0B0\n0B0": "row 1, cell 0: 0B0 is there already (row 0, cell 1); leave one out",

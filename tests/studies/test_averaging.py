@@ -1,8 +1,8 @@
 """ACCO's Fig. 3 (Nabli et al. 2024, section 4): averaging Llama-2-7B's gradients against a forward and backward.
 
-What the paper says of it: A100 with 80 GB, 8 in a node, 100 Gb/s between nodes, a batch that fills the memory, NCCL.
-What it does not: how many tokens that are, the precision of gradients, the attention kernel, the bandwidth that NCCL
-reaches. The three cases here all fill the memory. In two averaging takes three times the forward and backward, in the
+The paper states: A100 with 80 GB, 8 in a node, 100 Gb/s between nodes, a batch that fills the memory, NCCL. It does
+not state the number of tokens, the precision of gradients, the attention kernel, or the bandwidth that NCCL reaches.
+The three cases here all fill the memory. In two averaging takes three times the forward and backward, in the
 third three quarters of it.
 """
 

@@ -363,7 +363,7 @@ def test_any_schedule_can_be_asked(name: str) -> None:
         assert result["devices"] == (15 if SCHEDULES[name].order is CYCLIC else 25)
 
 
-# What it refuses, and what is left out.
+# Refusals, and columns that are left out.
 
 
 def test_a_loaded_trace_is_refused(tmp_path: Any) -> None:

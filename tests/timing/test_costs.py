@@ -180,7 +180,7 @@ def test_the_pyramid_takes_as_many_devices_as_uneven_stages_need() -> None:
     trace = simulate("mp-cdp", 2, model=model, steps=6, rule="cdp-v1")
     assert trace.summary()["devices"] == 4
     starts = rows(trace, "tasks", kind="F", stage=0)["start"]
-    assert np.diff(starts).tolist() == [9.5] * 11  # nobody waits: a pass of 19 s, two micro-batches
+    assert np.diff(starts).tolist() == [9.5] * 11  # no task waits: a pass of 19 s, two micro-batches
 
 
 def test_fresher_parameters_may_have_to_be_waited_for() -> None:

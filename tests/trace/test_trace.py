@@ -132,7 +132,7 @@ def test_rows_are_written_and_read_in_parts_of_any_size(
         assert_same(trace, load(toy / str(size)))
 
 
-# What the files say
+# Content of the files
 
 
 @each_schedule

@@ -401,7 +401,7 @@ def test_a_report_of_the_folder_shows_what_there_is(
     assert len(report.find_reports(tmp_path).found) == 1
 
 
-# What there is to be made
+# The list of trials
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -61,7 +61,7 @@ def held_by(players: Several, case: Case, forecast: Forecast | None = None, repe
     return report
 
 
-# What a report says
+# Content of a report
 
 
 @every_schedule
@@ -137,7 +137,7 @@ def test_who_does_not_report_gets_none() -> None:
     assert compare_replay(CASE, cast(Ranks, elsewhere), repeats=0) is None
 
 
-# What is not within tolerance
+# Replays that are not within tolerance
 
 
 @pytest.mark.parametrize(("by", "told"), [(1e-3, pytest.approx(1e-3)), (float("nan"), None)])

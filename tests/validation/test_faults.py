@@ -102,7 +102,7 @@ def launcher(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     environment = os.environ | {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder.with_name("torchs own"))}
     command = [*SCRIPT, "multi-cdp", "2", "sleeps", "600"]
     pipe = subprocess.PIPE
-    # Who runs the tests in the background may have them ignore Ctrl-C, and so all that they start.
+    # Tests that run in the background may ignore Ctrl-C, and so may all processes that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True

@@ -53,7 +53,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return call
 
 
-# What it writes
+# Output
 
 
 def test_a_report_within_tolerance_is_success(replay: Replay) -> None:
@@ -164,7 +164,7 @@ def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
     assert time.calibration == "box.toml"
 
 
-# What it refuses
+# Refusals
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "model": (["--model", "nlp"], "did you mean 'mlp'"),
@@ -336,7 +336,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(re.search(rf"^    {command}\b", text, re.MULTILINE) for command in COMMANDS)
 
 
-# What is told
+# Progress and messages
 
 
 @pytest.fixture(scope="module")

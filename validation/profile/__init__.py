@@ -1,1 +1,1 @@
-"""What stages hold and do, found with fake tensors: storages, operations, and where to cut."""
+"""Profiles of stages, made with fake tensors: storages, operations, and the cuts between stages."""

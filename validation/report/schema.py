@@ -81,7 +81,7 @@ class Total(_Form, frozen=True, kw_only=True):
 
 
 class Curve(_Form, frozen=True, kw_only=True):
-    """What all devices hold, by slot."""
+    """Memory of all devices together, by slot."""
 
     slot: list[int]
     simulated_bytes: list[Count]

@@ -116,7 +116,7 @@ def _draw_waits(axes: Axes, views: Views, run: Run, rows: Rows) -> None:
     program, edges, waited = run.program, run.program.edges, waiting.waits_for(run.program, run.start, run.end)
     waiter = np.flatnonzero(waited >= 0)
     device, y = _places_of_nodes(views, run, rows)
-    # What happens on one row needs no line, nor does an update, which stands on all rows of its device.
+    # Nodes on one row need no line, nor does an update, which is drawn on all rows of its device.
     seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (EdgeKind.DATA, EdgeKind.BARRIER))
     update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
     seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
