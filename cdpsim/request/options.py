@@ -27,7 +27,8 @@ CollectiveName = Literal[
     "best",
 ]
 FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
-MEGATRON, TORCH = RENDEZVOUS = get_args(Rendezvous)
+RENDEZVOUS = get_args(Rendezvous)
+MEGATRON = RENDEZVOUS[0]
 
 
 class ScheduleOptions(TypedDict, total=False):
