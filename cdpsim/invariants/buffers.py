@@ -80,6 +80,9 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     new = (collapsed.op[of] == Op.P2P) | (collapsed.src[of] != device)  # a root has what it hands out
     rows, device = rows[new], device[new]
     version = np.where(messages.content == Content.PARAMETERS, messages.step + 1, np.maximum(messages.step, 0))[rows]
+    if program.habits.static_receives:  # a buffer for all steps
+        passed = np.isin(messages.content[rows], (Content.ACTIVATION, Content.ACTIVATION_GRADIENT))
+        version = np.where(passed, 0, version)
     buffers, (arriving, begin, end) = program.buffers, _buffers_of(run, Category.COMMUNICATION)
     columns = tuple(
         np.concatenate([getattr(buffers, name)[arriving], column])
@@ -98,9 +101,24 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
 
 
 def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]:
-    """The activations that devices have are those that their tasks need, recounted from the tasks."""
+    """The activations that devices have are those that their tasks need, recounted from the tasks.
+
+    Of a stage whose input's part of a backward frees what only it needs, they are there until then; what it leaves is
+    there until the weights' part.
+    """
     program = run.program
-    rows, device = program.stashes, program.tasks.device
+    forward, last, left = program.tasks_of_kind(Kind.F), program.gradient_tasks, program.weight_stashes
+    if _are_held_otherwise(run, program.stashes, forward, run.start[forward], run.end[program.stash_ends]):
+        yield "activations are not held exactly from their forwards to their backwards"
+    frees = np.isin(np.arange(program.n), program.buffers.stage[left])
+    between = program.tasks_of_kind(Kind.B)[:, frees]
+    if _are_held_otherwise(run, left, between, run.end[between], run.end[last[:, frees]]):
+        yield "what the first parts of backwards leave is not held exactly until the second parts"
+
+
+def _are_held_otherwise(run: Recount, rows: Ints, task: Ints, start: Times, end: Times) -> bool:
+    """Return whether buffers are held otherwise than from the starts to the ends for tasks, each of which has one."""
+    program, device = run.program, run.program.tasks.device
     size = program.buffers.size[rows]
     begin, finish = (times[rows] for times in memory.buffer_spans(program.buffers, run.start, run.end))
     stashed = memory.step_function(program.buffers.device[rows], begin, finish, size)
@@ -108,14 +126,13 @@ def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]
     forward = program.tasks_of_kind(Kind.F)
     near = np.zeros(forward.shape, dtype=np.int64)
     near[:, 1:] = device[forward[:, 1:]] == device[forward[:, :-1]]
-    kind = near * program.n + program.tasks.stage[forward]
-    weight, kind_of = np.zeros(2 * program.n, dtype=np.int64), np.zeros(len(program.tasks), dtype=np.int64)
-    kind_of[forward] = kind
+    kind_of = np.zeros(len(program.tasks), dtype=np.int64)
+    for tasks in (forward, program.tasks_of_kind(Kind.B)):
+        kind_of[tasks] = near * program.n + program.tasks.stage[tasks]
+    weight = np.zeros(2 * program.n, dtype=np.int64)
     weight[kind_of[program.buffers.begin[rows] >> 1]] = size
-    spans = device[forward], run.start[forward], run.end[program.gradient_tasks], weight[kind]
-    needed = memory.step_function(*(column.ravel() for column in spans))
-    if any(not np.array_equal(a, b) for a, b in zip(stashed, needed, strict=True)):
-        yield "activations are not held exactly from their forwards to their backwards"
+    needed = memory.step_function(*(column.ravel() for column in (device[task], start, end, weight[kind_of[task]])))
+    return any(not np.array_equal(a, b) for a, b in zip(stashed, needed, strict=True))
 
 
 def buffers_end_after_they_begin(run: Recount) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """A model: the time and the bytes of one micro-batch in each of its stages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
-from math import lcm
+from math import fsum, lcm
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
@@ -13,14 +13,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, one_line, short_repr
 from cdpsim.files import config
 from cdpsim.files.config import Name
-from cdpsim.files.units import MOST_SECONDS, Work
+from cdpsim.files.shipped import read_preset
+from cdpsim.files.tables import as_html
+from cdpsim.files.units import MOST_SECONDS, Work, counted, short_text
+from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.partition import Cuts, balanced, check_stages
+from cdpsim.model.runtime import Runtime
 from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, without_tied
 
-__all__ = ["OFFLOAD", "OPTIMIZERS", "PRECISIONS", "RECOMPUTE", "STAGE_SIZES", "Model", "Recipe", "Stage", "Tie"]
+__all__ = [
+    "OFFLOAD",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "RECOMPUTE",
+    "STAGE_SIZES",
+    "Model",
+    "Recipe",
+    "Runtime",
+    "Stage",
+    "Tie",
+]
 
 UNIT_MODELS = ("unit", "unit-split")  # the slot model, and the one whose backwards are split and take two slots
 MOST_STAGES = 1_000_000
@@ -29,10 +44,20 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact in float6
 
 # Bytes of a number; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
-Optimizer = Literal["sgd", "momentum", "adam", "adafactor"]
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Recomputation = Literal["none", "full", "sqrt"]
 Offload = Literal["none", "optimizer", "activations", "all"]
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
+
+# Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
+_DEFAULTS = {
+    "gradients": "parameters",
+    "first_gradients": "gradient_bytes",
+    "freed_output": "kept_output",
+    "weight_activation": "activation",
+}
+
+_SHOWN = ("repeat", "name", "forward", "backward", "activation", "boundary", "parameters")  # of stages, in a notebook
 
 Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
@@ -67,7 +92,9 @@ class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):
     name: Name = ""
     precision: str = ""  # one of PRECISIONS: the type of its numbers, for bytes and FLOP
     samples: Samples | None = None  # in a micro-batch, such as images or sequences
+    tokens: Samples | None = None  # of a sample, which is a text
     training: Recipe = Recipe()  # `cdpsim.model.recipe.apply_recipe` adds its costs to the stages
+    runtime: Runtime = Runtime()  # what its runs hold beyond what a schedule needs
     tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters
 
 
@@ -92,9 +119,24 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
     is_unit: bool = False  # the slot model: times are slots, and sizes stage-activations
 
+    def __repr__(self) -> str:
+        words = [short_repr(self.name)] * bool(self.name) + [counted(self.n, "stage")]
+        words += [self.precision] * bool(self.precision) + self.training.description
+        sizes = {"parameters": self.parameter_bytes, "activations": int(self.size("activation").sum())}
+        words += [] if self.is_unit else [f"{name} {short_text(size, 'B')}" for name, size in sizes.items()]
+        return one_line(f"Model({', '.join(words)})")
+
+    def _repr_html_(self) -> str:
+        stages: Any = [] if self.is_unit else self.table()["stages"]
+        names = [name for name in _SHOWN if any(name in stage for stage in stages)]
+        rows = [[str(stage.get(name, "")) for name in names] for stage in stages]
+        return as_html(names, rows, repr(self))
+
     def _check(self) -> None:
         if self.precision:
             choose("precision", self.precision, PRECISIONS)
+        if self.tokens is not None and self.samples is None:
+            raise RequestError("tokens", "are those of a sample, and there is no number of samples; add `samples`")
         if any(stage.updated_on_host for stage in self.stages) and any(stage.update for stage in self.stages):
             raise RequestError("stages", "some are updated on their device and some on its host; give all in one way")
         if self.training.optimizer and self.size("optimizer").any():
@@ -107,6 +149,11 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             j = int(small.argmax())
             problem = f"stage {j + 1} has the kept_output of stage {j} as its input; its activation must not be less"
             raise RequestError("stages", problem)
+        if (large := self.size("weight_input")[1:] > self.size("boundary")[:-1]).any():
+            j = int(large.argmax())
+            problem = f"stage {j + 1} has the boundary of stage {j} as its input; its weight_input must not be more"
+            raise RequestError("stages", problem)
+        self._check_curves()
 
     @classmethod
     @lru_cache(maxsize=64)
@@ -117,7 +164,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """
         if not 1 <= n <= MOST_STAGES:
             raise RequestError(f"n={n}", f"must be at least 1 and at most {MOST_STAGES}")
-        weights = {"weight_backward": 1} if split else {}
+        weights: dict[str, Any] = {"weight_backward": 1} if split else {}
         stage = Stage(forward=1, backward=1 + split, activation=1, boundary=1, parameters=1, **weights)
         return cls(name=UNIT_MODELS[split], stages=(stage,) * n, is_unit=True)
 
@@ -135,6 +182,17 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     def n(self) -> int:
         """The number of stages."""
         return len(self.stages)
+
+    @property
+    def flop(self) -> float | None:
+        """The FLOP of a micro-batch's forward and backward, recomputation left out; None where a stage has times."""
+        return _sum_unless_missing(stage.flop for stage in self.stages)
+
+    @property
+    def computed_flop(self) -> float | None:
+        """The FLOP that devices compute for a micro-batch, recomputation included; None where a stage has times."""
+        flop = self.flop
+        return None if flop is None else fsum([flop, *(stage.recomputed or 0.0 for stage in self.stages)])
 
     def cuts(self, n: int) -> Cuts:
         """Return the stages with which n groups begin: the largest group has as few FLOP, or seconds, as can be."""
@@ -228,14 +286,59 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return np.array(self._sizes(kind), np.int64)
 
     def _sizes(self, kind: str) -> list[int]:
-        default = "parameters" if kind == "gradients" else "backward_transient"
+        default = _DEFAULTS.get(kind, "backward_transient")
         sizes = (getattr(stage, kind) for stage in self.stages)
         return [getattr(self.stages[j], default) if size is None else size for j, size in enumerate(sizes)]
+
+    def _check_curves(self) -> None:
+        """Refuse a curve that is not its stage's."""
+        for j, stage in enumerate(self.stages):
+            if stage.curve is None:
+                continue
+            given, gradient = self.fresh_input(j), self.output_gradient(j)
+            peaks = stage.forward_transient, gradient + stage.backward_transient
+            try:
+                for name, peak in zip(("forward", "backward"), peaks, strict=True):
+                    cost = getattr(stage, name)
+                    whole = float(cost) if isinstance(cost, Work) else round(cost * 1e9)
+                    stage.curve.check_pass(name, whole, stage.activation + peak)
+                first = stage.gradient_bytes if stage.first_gradients is None else stage.first_gradients
+                stage.curve.check_gradients(stage.activation + peaks[1] + first)
+                stage.curve.check_ends(stage.activation, given, gradient)
+            except RequestError as error:
+                raise RequestError(f"stages[{j}].{error.subject}", error.problem) from None
+
+    def fresh_input(self, j: int) -> int:
+        """Return the bytes of a stage's input that the stage before does not keep."""
+        return self.stages[j - 1].boundary - self.stages[j - 1].kept_output if j else 0
+
+    def output_gradient(self, j: int) -> int:
+        """Return the bytes of the gradient of a stage's output, which its backward gets; the last gets none."""
+        return self.stages[j].boundary if j < self.n - 1 else 0
+
+    def without_curves(self) -> Self:
+        """Return the model without its stages' curves, which no run reads."""
+        if not any(stage.curve for stage in self.stages):
+            return self
+        stages = tuple(msgspec.structs.replace(stage, curve=None) for stage in self.stages)
+        return msgspec.structs.replace(self, stages=stages)
+
+    @property
+    def frees_early(self) -> npt.NDArray[np.bool_]:
+        """Whether the input's part of each stage's split backward frees what the weights' part does not need."""
+        return np.array([stage.weight_activation is not None for stage in self.stages], np.bool_)
 
     @property
     def all_sizes(self) -> tuple[tuple[int | None, ...], ...]:
         """All sizes of its stages, on devices and on hosts."""
-        kinds = (*STAGE_SIZES, "offloaded", "host_optimizer")
+        kinds = (
+            *STAGE_SIZES,
+            "retained_gradients",
+            "retained_input_transient",
+            "retained_weight_transient",
+            "offloaded",
+            "host_optimizer",
+        )
         return tuple(tuple(getattr(stage, kind) for kind in kinds) for stage in self.stages)
 
     @property
@@ -255,8 +358,12 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the model of a file, .toml or .json."""
-        return cls.from_builtins(config.read_config(path), str(path))
+        """Return the model of a file, .toml or .json, or of a name in the package.
+
+        >>> Model.load("gpt2")
+        Model('gpt2', 14 stages, bf16, adam, mixed precision, parameters 248.9 MB, activations 5.082 GB)
+        """
+        return cls.from_builtins(*read_preset("model", path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; read again, a unit model is one of seconds and bytes."""
@@ -269,7 +376,9 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Return the model of a file's content; errors begin with `subject`."""
-        form = config.decode(content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie))
+        form = config.decode(
+            content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie, MemoryCurve, OperatorSteps)
+        )
         if sum(stage.repeat for stage in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(stage.stage(), stage.repeat) for stage in form.stages)
@@ -300,6 +409,12 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
             raise RequestError(f"stage {slow.argmax()}", problem)
         return np.maximum(times, beside) if any(beside) else times
+
+
+def _sum_unless_missing(numbers: Iterable[float | None]) -> float | None:
+    """Return the sum of numbers; None if one is missing."""
+    known = list(numbers)
+    return None if None in known else fsum(number for number in known if number is not None)
 
 
 def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:

@@ -3,11 +3,12 @@
 Optimizer state, in multiples of a stage's parameters P, in their type:
 
     sgd 0 · momentum P, the velocity · adam 2 P, two moments (Kingma & Ba 2015, algorithm 1)
+    adamw 2 P, the same: its weight decay needs none (Loshchilov & Hutter 2019, algorithm 2)
     adafactor  for each matrix its row and column sums, for a vector all of it (Shazeer & Stern 2018, algorithm 4;
                without its optional momentum), which only a profile can tell: `Stage.factored`. Of a tensor of more
                dimensions, the last two are rows and columns of many matrices, as in torch.optim.Adafactor.
 
-torch keeps 4 bytes for each tensor besides, a count of steps, for adam and adafactor; they are left out here.
+torch keeps 4 bytes for each tensor besides, a count of steps, for adam, adamw and adafactor; they are left out here.
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
 and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with
@@ -27,7 +28,7 @@ their times are in `cdpsim.model.offload`.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isqrt
 from typing import TypeVar
 
@@ -35,7 +36,7 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.model.stage import Stage, Tie, add_costs, merge_stages
+from cdpsim.model.stage import Stage, Tie, add_costs, first_gradients, merge_stages
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 Part = TypeVar("Part", Stage, Tie)
@@ -45,8 +46,9 @@ Part = TypeVar("Part", Stage, Tie)
 def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
     """Return a model in n stages with the costs of a recipe, by default its own; the result has no recipe.
 
-    Its name ends in the recipe. Cuts are the model's own, whatever the recipe.
+    Its name ends in the recipe. Cuts are the model's own, whatever the recipe. Curves are left out: no run reads them.
     """
+    model = model.without_curves()
     recipe = model.training if recipe is None else recipe
     n = model.n if n is None else n
     if recipe == Recipe():
@@ -63,10 +65,10 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
         if not any(stage.optimizer for stage in stages):
             problem = "no stage has optimizer state to put on its host; leave optimizer out"
             raise RequestError("offload", f"{problem}, or name an --optimizer that keeps some")
-        stages = [_with_optimizer_on_host(stage, update=None) if stage.optimizer else stage for stage in stages]
+        stages = list(map(with_optimizer_on_host, stages))
         tied = [_with_optimizer_on_host(tie) for tie in tied]
     if recipe.offload in ("activations", "all"):
-        stages = list(map(_with_activations_on_host, stages))
+        stages = list(map(with_activations_on_host, stages))
     name = ", ".join(filter(None, [model.name, *recipe.description]))
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
@@ -93,8 +95,10 @@ def state_bytes(part: Stage | Tie, recipe: Recipe, scale: int, name: str) -> int
     if recipe.optimizer == "adafactor" and parameters and not part.factored:
         problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
         raise RequestError(name, f"{problem}, or take another optimizer")
-    state = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters, "adafactor": part.factored}[recipe.optimizer]
-    return scale * (parameters + state) if recipe.mixed_precision else state
+    moments = 2 * parameters
+    state = {"sgd": 0, "momentum": parameters, "adam": moments, "adamw": moments, "adafactor": part.factored}
+    kept = state[recipe.optimizer]
+    return scale * (parameters + kept) if recipe.mixed_precision else kept
 
 
 def _widening(model: Model) -> int:
@@ -106,23 +110,34 @@ def _widening(model: Model) -> int:
     return WIDE // PRECISIONS[model.precision]
 
 
+def with_optimizer_on_host(stage: Stage) -> Stage:
+    """Return a stage whose updates, if its optimizer has a state, are made by its device's host."""
+    return _with_optimizer_on_host(stage, update=None) if stage.optimizer else stage
+
+
 def _with_optimizer_on_host(part: Part, **changed: None) -> Part:
     """Return a stage, or a tied tensor, whose updates are made by its device's host."""
     return replace(part, host_optimizer=part.host_optimizer + part.optimizer, optimizer=0, **changed)
 
 
-def _with_activations_on_host(stage: Stage) -> Stage:
+def with_activations_on_host(stage: Stage) -> Stage:
     """Return a stage that holds activations only while it computes.
 
-    Its output is then no part of them, and is held until the next stage begins, or until it has been sent.
+    Its output is then no part of them, and is held until the next stage begins, or until it has been sent. What the
+    input's part of a split backward leaves for the weights' part stays on the device.
     """
-    kinds = ("forward_transient", "backward_transient", "input_transient", "weight_transient")
+    kinds = ["forward_transient", "backward_transient", "input_transient"]
+    kinds += ["weight_transient"] * (stage.weight_activation is None)  # else nothing comes back for the weights' part
     transients = {kind: size for kind in kinds if (size := getattr(stage, kind)) is not None}
     return replace(
         stage,
         offloaded=stage.offloaded + stage.activation,
         **dict.fromkeys(("activation", "kept_output", "data", "unused_input"), 0),
+        freed_output=None,
         **{kind: stage.activation + size for kind, size in transients.items()},
+        retained_gradients=None,
+        retained_input_transient=None,
+        retained_weight_transient=None,
     )
 
 
@@ -131,12 +146,27 @@ def _make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> 
     stage = merge_stages(layers, given)
     if recompute == "none":
         return stage
-    count = 1 if recompute == "full" else isqrt(len(layers) - 1) + 1  # the square root, rounded up
-    bounds = [k * len(layers) // count for k in range(count + 1)]
+    bounds = segment_bounds(len(layers), recompute)
     inputs = [given, *(layers[begin - 1].boundary for begin in bounds[1:-1])]
     segments = [
         merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
     ]
+    return recompute_stage(stage, segments, given, j)
+
+
+def segment_bounds(layers: int, recompute: str) -> list[int]:
+    """Return the layers with which the segments of a stage begin, and the end of the last one.
+
+    >>> segment_bounds(5, "sqrt"), segment_bounds(5, "full")
+    ([0, 1, 3, 5], [0, 5])
+    """
+    count = 1 if recompute == "full" else isqrt(layers - 1) + 1  # the square root, rounded up
+    return [k * layers // count for k in range(count + 1)]
+
+
+def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int) -> Stage:
+    """Return stage j, which computes these segments again; the stage before sends it `given` bytes."""
+    inputs = [given, *(segment.boundary for segment in segments[:-1])]
     for segment, size in zip(segments, inputs, strict=True):
         if segment.activation < size + segment.data:
             problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
@@ -149,24 +179,36 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int]) 
 
     A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
     segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken
-    to be there until the segment is done; that of the stage's own output is held in any case.
+    to be there until the segment is done; that of the stage's own output is held in any case. So does the input's part
+    of a split backward, which leaves of each segment what the weights' part needs, as if nothing were computed again.
     """
-    forward = backward = kept = sum(inputs) + stage.data
+    forward = for_input = kept = sum(inputs) + stage.data
+    peaks = []
     before = stage.data
+    left = [0, *accumulate(segment.weight_activation or 0 for segment in reversed(segments))]
     for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
         others = before - segment.data
         gradient = segment.boundary if k < len(segments) - 1 else 0
-        again = segment.activation + max(segment.forward_transient, segment.backward_transient)
+        behind = others + gradient + segment.activation
         forward = max(forward, others + segment.inference_bytes)
-        backward = max(backward, others + gradient + again)
+        peaks.append(behind + max(segment.forward_transient, segment.backward_transient))
+        more = max(segment.forward_transient, segment.input_transient or segment.backward_transient)
+        later = left[len(segments) - 1 - k] - (segments[-1].weight_output if gradient else 0)
+        for_input = max(for_input, behind + more + later)
         before += size
     return replace(
         stage,
         backward=add_costs([stage.backward, stage.forward]),
+        recomputed=add_costs([stage.forward] if stage.recomputed is None else [stage.recomputed, stage.forward]),
         activation=kept,
         kept_output=0,
         forward_transient=forward - kept,
-        backward_transient=backward - kept,
-        input_transient=None,
-        weight_transient=None,
+        backward_transient=max(kept, *peaks) - kept,
+        first_gradients=first_gradients(segments, peaks),
+        freed_output=None,
+        input_transient=None if stage.weight_activation is None else for_input - kept,
+        weight_transient=None if stage.weight_activation is None else stage.weight_transient,
+        retained_gradients=None,
+        retained_input_transient=None,
+        retained_weight_transient=None,
     )

@@ -1,6 +1,7 @@
 """A stage: the time and memory that one micro-batch takes in it; and consecutive stages merged into one."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import fsum
 from typing import Any
 
@@ -8,26 +9,34 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.files import config
-from cdpsim.files.config import Cost, Seconds, Size
+from cdpsim.files.config import Cost, Name, Seconds, Size
 from cdpsim.files.units import Work
+from cdpsim.model.curve import OptionalCurve
 
 STAGE_SIZES = (
     "activation",
     "kept_output",
     "forward_transient",
     "backward_transient",
+    "weight_activation",
+    "weight_input",
+    "weight_output",
     "input_transient",
     "weight_transient",
     "boundary",
     "parameters",
     "gradients",
+    "first_gradients",
+    "freed_output",
     "optimizer",
+    "data",
 )
 
 
 class Stage(config.ConfigTable, frozen=True, kw_only=True):
     """The costs of one micro-batch in one stage: seconds or `Work`, and bytes."""
 
+    name: Name = ""
     forward: Cost
     backward: Cost
     weight_backward: Cost | None = None  # the weights' part of the backward; all of it where no gradient is sent back
@@ -35,12 +44,23 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
     forward_transient: Size = 0  # what a forward needs beyond the activation while it runs
     backward_transient: Size = 0  # what a backward needs beyond the activation and its output's gradient
-    input_transient: Size | None = None  # the same of a split backward's input part; None: as the whole
-    weight_transient: Size | None = None  # the same of its weights' part; None: as the whole
-    boundary: Size = 0  # what its forward sends to the next stage, and its backward gets from there
+    # What is left between the parts of a split backward, the output's gradient included; None: all, and that gradient.
+    weight_activation: Size | None = None
+    weight_input: Size = 0  # the part of it that is the stage's input
+    weight_output: Size = 0  # the part of it that is the gradient of the stage's output
+    input_transient: Size | None = None  # what the input's part needs beyond what is there before; None: as the whole
+    weight_transient: Size | None = None  # the same of the weights' part; None: as the whole
+    # Where the input's part lets go of nothing (torch's own pipelines):
+    retained_gradients: Size | None = None  # gradients inside the stage that it leaves for the weights' part
+    retained_input_transient: Size | None = None  # what it needs beyond what is there before
+    retained_weight_transient: Size | None = None  # the same of the weights' part
+    boundary: Size = 0  # what its forward sends to the next stage, and its backward gets from there; the last's output
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
+    first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
+    freed_output: Size | None = None  # the part of kept_output that is free by the peak of a backward; None: all of it
     optimizer: Size = 0
+    recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
     offloaded: Size = 0  # what leaves the device during the forward and comes back during the backward
@@ -52,6 +72,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     unused_input: Size = 0  # the part of it that is its input, where no backward reads that: freed between layers
     inference: Size | None = None  # peak memory of a forward that keeps nothing; None: as of one that keeps
     factored: Size = 0  # the bytes of the row and column sums of its matrices, in the type of its parameters
+    # What only superposition uses:
+    curve: OptionalCurve = None  # its memory, operator by operator
 
     def _check(self) -> None:
         if self.kept_output > min(self.activation, self.boundary):
@@ -59,16 +81,62 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name in ("data", "unused_input"):
             if getattr(self, name) > self.activation:
                 raise RequestError(name, "must be at most activation, of which it is a part")
+        for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
+            if (getattr(self, name) or 0) > getattr(self, limit):
+                raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
         if self.updated_on_host and (self.optimizer or self.update):
             problem = "is on the device, but host_optimizer says that updates are made on its host; keep one"
             raise RequestError("optimizer" if self.optimizer else "update", problem)
-        part, whole = self.weight_backward, self.backward
-        if part is None:
-            return
-        if isinstance(part, Work) != isinstance(whole, Work):
-            raise RequestError("weight_backward", "must be a time where backward is one, and work where it is work")
-        if not part <= whole:
-            raise RequestError("weight_backward", "must be at most backward, of which it is a part")
+        self._check_parts_of_backward()
+        self._check_left()
+        self._check_retained()
+
+    def _check_left(self) -> None:
+        """Refuse to leave more between the parts of a split backward than was there in the first one."""
+        left = self.weight_activation or 0
+        if self.weight_activation is not None and not self.has_input_part:
+            problem = "is what a backward's input part leaves, but weight_backward is all of backward; leave one out"
+            raise RequestError("weight_activation", problem)
+        for name in ("weight_input", "weight_output"):
+            if getattr(self, name) > left:
+                raise RequestError(name, "must be at most weight_activation, of which it is a part")
+        if self.weight_input + self.weight_output > left:
+            raise RequestError(
+                "weight_activation", "must be at least weight_input and weight_output together, its parts"
+            )
+        if self.weight_output > self.boundary:
+            raise RequestError("weight_output", "must be at most boundary, the bytes of the output and of its gradient")
+        transient = "backward_transient" if self.input_transient is None else "input_transient"
+        if left > self.activation + self.boundary + getattr(self, transient):
+            problem = f"must be at most activation, boundary and {transient} together, which were there before"
+            raise RequestError("weight_activation", problem)
+
+    def _check_retained(self) -> None:
+        """Refuse retained gradients beyond what their part needs, and parts that are of no backward which retains."""
+        if self.retained_gradients is None:
+            for name in ("retained_input_transient", "retained_weight_transient"):
+                if getattr(self, name) is not None:
+                    raise RequestError(name, "is of a backward that retains gradients; give retained_gradients, too")
+        elif self.retained_gradients > _or_whole(self, self.retained_input_transient):
+            transient = "backward" if self.retained_input_transient is None else "retained_input"
+            raise RequestError("retained_gradients", f"must be at most {transient}_transient, of which it is a part")
+
+    def _check_parts_of_backward(self) -> None:
+        for name in ("weight_backward", "recomputed"):
+            part = getattr(self, name)
+            if part is None:
+                continue
+            if isinstance(part, Work) != isinstance(self.backward, Work):
+                raise RequestError(name, "must be a time where backward is one, and work where it is work")
+            if not part <= self.backward:
+                raise RequestError(name, "must be at most backward, of which it is a part")
+
+    @property
+    def flop(self) -> float | None:
+        """The FLOP of a forward and a backward, without what is computed again; None where they are times."""
+        if not (isinstance(self.forward, Work) and isinstance(self.backward, Work)):
+            return None
+        return self.forward + self.backward - (self.recomputed or 0.0)
 
     @property
     def updated_on_host(self) -> bool:
@@ -112,7 +180,27 @@ def without_tied(stage: Stage, tie: Tie) -> Stage:
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", "optimizer", "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
-    return replace(stage, gradients=None if alike else stage.gradient_bytes - tie.gradient_bytes, **less)
+    gradients = stage.gradient_bytes - tie.gradient_bytes
+    first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
+    return replace(stage, gradients=None if alike else gradients, first_gradients=first, **less)
+
+
+def retaining(stage: Stage) -> Stage:
+    """Return a stage whose first part of a split backward lets go of nothing, if it says what is then there.
+
+    What the first part needs is beside the gradients that it leaves.
+    """
+    if stage.retained_gradients is None:
+        return stage
+    for_input = _or_whole(stage, stage.retained_input_transient) - stage.retained_gradients
+    return replace(
+        stage,
+        weight_activation=None,
+        weight_input=0,
+        weight_output=0,
+        input_transient=for_input,
+        weight_transient=stage.retained_weight_transient,
+    )
 
 
 def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
@@ -127,12 +215,15 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     first, last = layers[0], layers[-1]
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
     backward = add_costs([layer.backward for layer in layers])
+    again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
     added = ("parameters", "optimizer", "offloaded", "host_optimizer", "data", "factored")
     return Stage(
+        name=_span([layer.name for layer in layers]),
         forward=add_costs([layer.forward for layer in layers]),
         backward=backward,
         weight_backward=None if not weights else add_costs(weights) if first.has_input_part else backward,
+        recomputed=add_costs(again) if again else None,
         kept_output=last.kept_output,
         boundary=last.boundary,
         gradients=None if all(layer.gradients is None for layer in layers) else _sum(layers, "gradient_bytes"),
@@ -146,6 +237,15 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     )
 
 
+def _span(names: Sequence[str]) -> str:
+    """Return the name of several layers: of the first and the last; none if either has none.
+
+    >>> _span(["embedding", "block", "block"]), _span(["block", "block"]), _span(["", "head"])
+    ('embedding – block', 'block', '')
+    """
+    return " – ".join(dict.fromkeys([names[0], names[-1]])) if names[0] and names[-1] else ""
+
+
 def _sum(layers: Sequence[Stage], kind: str) -> int:
     return sum(getattr(layer, kind) for layer in layers)
 
@@ -153,35 +253,128 @@ def _sum(layers: Sequence[Stage], kind: str) -> int:
 def _merged_memory(layers: Sequence[Stage]) -> dict[str, Any]:
     """Return the activation of a stage of these layers, and its transients.
 
-    The data of all layers are there from the beginning, and until their layer's backward. An input that its layer does
-    not read again is there while its forward runs, and longer only if the layer before keeps it. Of a split backward
-    the input's part frees nothing; the weights' part holds what a whole one does, but for the stage's own input.
+    The data of all layers are there from the beginning to the end. An input that its layer does not read again is there
+    while its forward runs, and longer only if the layer before keeps it.
     """
-    activation = forward = backward = for_input = for_weights = 0
-    data = _sum(layers, "data")  # of the layers to come
+    levels = _levels(layers)
+    later = [0, *accumulate(layer.data for layer in reversed(layers))][-2::-1]  # of each layer, of those behind
+    forwards = [levels[k] + _lets_go(layers, k) + later[k] + layer.forward_transient for k, layer in enumerate(layers)]
+    peaks = [
+        levels[k] + _inner_boundary(layers, k) + later[k] + layer.backward_transient for k, layer in enumerate(layers)
+    ]
+    frees = layers[0].has_input_part and all(layer.weight_activation is not None for layer in layers)
+    return {
+        "activation": levels[-1],
+        "forward_transient": max(forwards) - levels[-1],
+        "backward_transient": max(peaks) - levels[-1],
+        "first_gradients": first_gradients(layers, peaks),
+        "freed_output": _freed_output(layers, peaks),
+        **(_merged_parts(layers, levels, later) if frees else _merged_whole_parts(layers, levels, peaks)),
+    }
+
+
+def first_gradients(layers: Sequence[Stage], peaks: Sequence[int]) -> int | None:
+    """Return what the gradients of these layers add to the highest of the peaks of their first backwards.
+
+    The last layer's backward is the first, and its gradients are there from then on.
+    """
+    if all(layer.first_gradients is None for layer in layers):
+        return None
+    highest = complete = 0
+    for layer, peak in zip(reversed(layers), reversed(peaks), strict=True):
+        first = layer.gradient_bytes if layer.first_gradients is None else layer.first_gradients
+        highest = max(highest, peak + complete + first)
+        complete += layer.gradient_bytes
+    return highest - max(peaks)
+
+
+def _freed_output(layers: Sequence[Stage], peaks: Sequence[int]) -> int | None:
+    """Return how much of the output that these layers keep is free by the highest of the peaks of their backwards."""
+    last = layers[-1]
+    if last.freed_output is None:
+        return None
+    held = [peak + last.kept_output for peak in peaks[:-1]] + [peaks[-1] + last.freed_output]
+    return max(held) - max(peaks)
+
+
+def _levels(layers: Sequence[Stage]) -> list[int]:
+    """Return what each layer and those before it keep together."""
+    shared = (0, *(layer.kept_output for layer in layers))
+    own = (layer.activation - shared[k] - _lets_go(layers, k) for k, layer in enumerate(layers))
+    return list(accumulate(own))
+
+
+def _lets_go(layers: Sequence[Stage], k: int) -> int:
+    """Return the bytes of a layer's input that are there in its forward alone."""
+    return layers[k].unused_input if k and not layers[k - 1].kept_output else 0
+
+
+def _inner_boundary(layers: Sequence[Stage], k: int) -> int:
+    """Return the bytes of the gradient of a layer's output; 0 of the last layer, whose output is the stage's."""
+    return layers[k].boundary if k < len(layers) - 1 else 0
+
+
+def _merged_parts(layers: Sequence[Stage], levels: Sequence[int], later: Sequence[int]) -> dict[str, Any]:
+    """Return the memory of a split backward whose input's part lets go of what only it needs, layer by layer.
+
+    The input of a layer that waits for its weights' part counts once while the layer before keeps it, too. The gradient
+    of the stage's output is there in any case while the input's part runs, and so are the data of all layers.
+    """
+    total = sum(layer.weight_activation or 0 for layer in layers)
+    for_input = total - layers[-1].weight_output  # at the end, when all that is left is there
+    for_weights = retained = left = 0
+    gradients = 0  # that torch's own pipelines keep, of the layers behind
+    for k, layer in reversed(list(enumerate(layers))):
+        behind = left
+        if k < len(layers) - 1:
+            behind -= layers[-1].weight_output + min(layer.kept_output, layers[k + 1].weight_input)
+        boundary, own = _inner_boundary(layers, k), layer.weight_activation or 0
+        level = levels[k] + later[k] + behind + boundary
+        for_input = max(for_input, level + _or_whole(layer, layer.input_transient))
+        for_weights = max(for_weights, total - left + _or_whole(layer, layer.weight_transient))
+        retained = max(retained, gradients + boundary + _or_whole(layer, layer.retained_input_transient))
+        left += own
+        gradients += (layer.retained_gradients or 0) + (layer.weight_output if boundary else 0)
+    by_torch = {
+        "retained_gradients": gradients,
+        "retained_input_transient": retained,
+        "retained_weight_transient": max(_or_whole(layer, layer.retained_weight_transient) for layer in layers),
+    }
+    return {
+        "weight_activation": total,
+        "weight_input": layers[0].weight_input,
+        "weight_output": layers[-1].weight_output,
+        "input_transient": for_input - levels[-1],
+        "weight_transient": for_weights - total,
+        **(by_torch if all(layer.retained_gradients is not None for layer in layers) else {}),
+    }
+
+
+def _merged_whole_parts(layers: Sequence[Stage], levels: Sequence[int], peaks: Sequence[int]) -> dict[str, Any]:
+    """Return the transients of a split backward whose input's part frees nothing; whole ones have these peaks.
+
+    The weights' part holds what a whole backward does, but for the stage's own input.
+    """
+    for_input = for_weights = 0
     for k, layer in enumerate(layers):
-        shared = layers[k - 1].kept_output if k else 0
-        let_go = layer.unused_input if k and not shared else 0
-        activation += layer.activation - shared - let_go
-        data -= layer.data
-        forward = max(forward, activation + let_go + data + layer.forward_transient)
-        peak = activation + (layer.boundary if k < len(layers) - 1 else 0) + layer.backward_transient
-        backward = max(backward, peak)
-        for_input = max(for_input, peak - activation + _beyond_whole(layer, layer.input_transient))
-        for_weights = max(for_weights, peak + (0 if k else _beyond_whole(layer, layer.weight_transient)))
+        beside = _inner_boundary(layers, k) + layer.backward_transient
+        for_input = max(for_input, beside + _beyond_whole(layer, layer.input_transient))
+        for_weights = max(for_weights, peaks[k] + (0 if k else _beyond_whole(layer, layer.weight_transient)))
     split = any(layer.input_transient is not None or layer.weight_transient is not None for layer in layers)
     return {
-        "activation": activation,
-        "forward_transient": forward - activation,
-        "backward_transient": backward - activation,
         "input_transient": for_input * layers[0].has_input_part if split else None,
-        "weight_transient": for_weights - activation if split else None,
+        "weight_transient": for_weights - levels[-1] if split else None,
     }
+
+
+def _or_whole(layer: Stage, transient: int | None) -> int:
+    """Return the transient of a part of a backward."""
+    return layer.backward_transient if transient is None else transient
 
 
 def _beyond_whole(layer: Stage, transient: int | None) -> int:
     """Return the bytes by which a part of a backward exceeds the whole backward."""
-    return 0 if transient is None else transient - layer.backward_transient
+    return _or_whole(layer, transient) - layer.backward_transient
 
 
 def _inference(layers: Sequence[Stage], given: int) -> int:

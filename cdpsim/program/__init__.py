@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cdpsim.files.units import counted
+from cdpsim.model.runtime import PAPER_HABITS, Habits
 from cdpsim.numeric.columns import Flags, Ints, group_numbers
 from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
@@ -76,11 +78,15 @@ class EdgeKind(IntEnum):
 class _EqualColumns:
     """Columns of equal length."""
 
+    def __repr__(self) -> str:
+        names = ", ".join(field.name for field in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({len(self)} rows of {names})"
+
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tasks(_EqualColumns):
     """Compute tasks, dense by (step, micro-batch, phase), then updates: micro-batch -1, lane -1 if they take none."""
 
@@ -93,7 +99,7 @@ class Tasks(_EqualColumns):
     version: Ints  # theta_version is read; an update makes it
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Messages(_EqualColumns):
     """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch.
 
@@ -113,7 +119,7 @@ class Messages(_EqualColumns):
     stream: Ints  # which stream of its devices it takes; -1: as the devices' overlap says
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Parts(_EqualColumns):
     """Devices' parts in messages: each takes its device's lane, or its stream, for the time of some messages.
 
@@ -141,7 +147,7 @@ _NONE = np.empty(0, dtype=np.int32)
 NO_PARTS = Parts(_NONE, _NONE, _NONE.astype(np.bool_), _NONE, _NONE, _NONE)  # where all messages overlap with tasks
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Edges(_EqualColumns):
     """Node `after` starts no earlier than node `before` ends."""
 
@@ -150,7 +156,7 @@ class Edges(_EqualColumns):
     kind: Ints
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Buffers(_EqualColumns):
     """Memory of devices. A *moment* is 2 * node for its start, 2 * node + 1 for its end, -1 for the start of the run.
 
@@ -191,6 +197,7 @@ class Program:
     together: bool = False  # whether a training step ends for all micro-batches before the next one begins
     state: State = REPLICATED  # where parameters, gradients and optimizer states live
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
+    habits: Habits = PAPER_HABITS  # what devices hold beyond what the schedule needs
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: Flags | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = NO_PARTS
@@ -198,6 +205,11 @@ class Program:
     request: Mapping[str, Any] | None = None  # what it was assembled for
     unexpanded: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
     made_for: Callable[[], Mapping[str, Any]] = dict  # returns its key
+
+    def __repr__(self) -> str:
+        counts = {"task": len(self.tasks), "message": len(self.messages), "device": self.devices}
+        facts = ", ".join(counted(many, noun) for noun, many in counts.items())
+        return f"Program({facts} of {self.request!r})" if self.request else f"Program({facts})"
 
     @cached_property
     def key(self) -> Mapping[str, Any]:
@@ -306,6 +318,15 @@ class Program:
         """The tasks that complete gradients, in rows as of `tasks_of_kind`: backwards, or their weights' parts."""
         return self.tasks_of_kind(Kind.W if self.splits else Kind.B)
 
+    @property
+    def stash_ends(self) -> Ints:
+        """The tasks with whose ends stashes go, in rows as of `tasks_of_kind`: the input's part where it frees them."""
+        if not self.splits:
+            return self.gradient_tasks
+        frees = np.isin(np.arange(self.n), self.buffers.stage[self.weight_stashes])
+        ends: Ints = np.where(frees, self.tasks_of_kind(Kind.B), self.gradient_tasks)
+        return ends
+
     @cached_property
     def lane_numbers(self) -> Ints:
         """The number, through all devices, of the lane of each row of `lane_tasks`."""
@@ -323,6 +344,18 @@ class Program:
         begins = buffers.begin >> 1
         longer = (buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 0) & (buffers.end >> 1 != begins)
         return np.flatnonzero(longer & (self.tasks.kind[np.minimum(begins, len(self.tasks) - 1)] == Kind.F))
+
+    @property
+    def weight_stashes(self) -> Ints:
+        """The buffers of what the input's parts of split backwards leave for the weights' parts: the first of each."""
+        buffers, tasks = self.buffers, self.tasks
+        rows = np.flatnonzero((buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 1))
+        begin, end = (np.minimum(moment[rows] >> 1, len(tasks) - 1) for moment in (buffers.begin, buffers.end))
+        parts = (tasks.kind[begin] == Kind.B) & (tasks.kind[end] == Kind.W)
+        own = (tasks.stage[begin] == tasks.stage[end]) & (buffers.stage[rows] == tasks.stage[begin])
+        stashes: Ints = rows[parts & own]
+        _, first = np.unique(buffers.begin[stashes], return_index=True)
+        return stashes[np.sort(first)]
 
     def waits(self) -> tuple[Ints, Ints]:
         """Return all pairs of nodes of which one waits for the other, by edges and lane orders: (before, after)."""

@@ -11,9 +11,10 @@ import msgspec
 
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
+from cdpsim.files import config
 from cdpsim.limits import refuse_too_large
-from cdpsim.model import Model, Recipe
+from cdpsim.model import Model, Recipe, Runtime
 from cdpsim.model.offload import with_transfer_times
 from cdpsim.model.stage import Tie
 from cdpsim.program.assembly import counted_once, pyramid_of
@@ -30,8 +31,8 @@ from cdpsim.timing.costs import reached
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("counts", "chunks", "replicas", "overlap_all_reduce", "expand_collectives"),
-        *("rendezvous", "contention", "ignore_memory", "run"),
+        *("order", "counts", "chunks", "replicas", "overlap_all_reduce", "expand_collectives"),
+        *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
     )
 }
 
@@ -41,6 +42,7 @@ class Request(Mapping[str, Any]):
     """A schedule of a model on a cluster, and how it runs: checked, alone and together, when it is made.
 
     `counts` says how many of its `m` micro-batches each replica has in each step: a row for each step.
+    `order` is a list of actions for each device, of a schedule of any other name: `[["F0", "B0"], ["F0", "B0"]]`.
     `n` may be left out where the model says how many stages there are; a model with more stages is grouped into n.
     Without `steps`, a run has two steps more than pass before all tasks read what later steps read, and at least 3. The
     training options (`optimizer`, `mixed_precision`, `recompute`, `offload`) are those of the model's file, where None.
@@ -49,10 +51,11 @@ class Request(Mapping[str, Any]):
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
     routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps;
-    `defer_receives` is the old name of "megatron". `max_memory` is how much memory of this machine the run may take, in
-    bytes or as "8 GB"; `ignore_memory` is about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`,
-    `stop`: objects, or texts as on the command line) are those of the cluster, where not given; `seed` and the number
-    of the `run` decide everything random.
+    `defer_receives` is the old name of "megatron". `runtime` (paper, torch, or a table of habits) says what is held
+    beyond what the schedule needs; the model's, where None. `max_memory` is how much memory of this machine the run may
+    take, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices. Disturbances (`slow`, `jitter`,
+    `link_jitter`, `stop`: objects, or texts as on the command line) are those of the cluster, where not given; `seed`
+    and the number of the `run` decide everything random.
 
     As a mapping, it has the options that make the same request again.
 
@@ -79,6 +82,7 @@ class Request(Mapping[str, Any]):
     expand_collectives: bool
     contention: str
     rendezvous: str | None  # None: neither end of a message waits for the other
+    runtime: Runtime
     disorder: Disorder
     seed: int
     run: int
@@ -88,9 +92,7 @@ class Request(Mapping[str, Any]):
     given: Mapping[str, Any]  # options of which the fields also depend on the model or the cluster, as they were given
 
     def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
-        for name in options:
-            if name not in DEFAULTS:
-                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
+        refuse_unknown(type(self).__name__, options, OPTION_NAMES)
         values = read_options({"schedule": schedule, "n": n} | DEFAULTS | options)
         self.__dict__.update({field.name: values[field.name] for field in fields(self)})
 
@@ -124,13 +126,15 @@ class Request(Mapping[str, Any]):
     def __repr__(self) -> str:
         options: dict[str, Any] = {"n": self.shape.n, "m": self.shape.m, "steps": self.steps}
         options |= {"model": self.model.name, "cluster": self.cluster.name}
-        return f"Request({self.schedule.name!r}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        given = (f"{name}={short_repr(value, 40)}" for name, value in options.items())
+        return one_line(f"Request({short_repr(self.schedule.name)}, {', '.join(given)})")
 
     @cached_property
     def _record(self) -> dict[str, Any]:
         shape = self.shape
         record = {
             "schedule": self.schedule.name,
+            "order": self.given["order"],
             "n": shape.n,
             "m": shape.m,
             "steps": self.steps,
@@ -144,6 +148,7 @@ class Request(Mapping[str, Any]):
             "collective": self.collective,
             "expand_collectives": self.expands,
             "rendezvous": self.rendezvous,
+            "runtime": self.given["runtime"] and config.encode(self.given["runtime"]),
             "contention": self.contention,
             "ignore_memory": self.ignore_memory,
             "run": self.run,
@@ -236,10 +241,12 @@ class Request(Mapping[str, Any]):
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if name in self.given}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
         others |= {} if cluster is self.cluster else {"cluster": cluster}
+        other = model if isinstance(model, Model) and model is self.model else self._other_model(model)
         return self._changed(
-            model=model if model is self.model else self._other_model(model),
+            model=other,
             cluster=undisturbed(found),
             disorder=msgspec.structs.replace(found.disorder, **disturbances).effective(),
+            runtime=self.given["runtime"] or other.runtime,
             collective=self.given["collective"],
             given={**self.given, **others},
         )

@@ -7,6 +7,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder, disorder_of
 from cdpsim.errors import RequestError
 from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.request import Request
 
 MEMORY_LEAVES_OUT = "without CUDA context and allocator reserve"
@@ -14,7 +15,7 @@ MEMORY_NOTE = f"memory is {MEMORY_LEAVES_OUT}"
 
 
 def describe_request(request: Mapping[str, Any]) -> list[str]:
-    """Return model, optimizer, samples, precision and cluster, as far as a request has them; nothing in the slot model.
+    """Return model, optimizer, samples, precision, cluster and runtime, as far as a request has them.
 
     The request of a loaded trace may be anything: where it makes no request, its tables are described as they are.
     """
@@ -23,14 +24,15 @@ def describe_request(request: Mapping[str, Any]) -> list[str]:
             request = Request.from_builtins(request)
         except (ValueError, TypeError, KeyError, AttributeError):
             return _describe_record(request)
-    return describe_setup(request.model, request.cluster)
+    return describe_setup(request.model, request.cluster, request.runtime)
 
 
-def describe_setup(model: Model, cluster: Cluster) -> list[str]:
-    """Return the same description of a model and a cluster."""
+def describe_setup(model: Model, cluster: Cluster, runtime: Runtime) -> list[str]:
+    """Return the same description of a model, a cluster and a runtime; nothing in the slot model, on paper."""
     has_state = any(stage.optimizer or stage.host_optimizer for stage in model.stages)
     words = [] if model.is_unit else _describe_model(model.name, model.samples, model.precision, has_state=has_state)
-    return words if cluster.is_unit else [*words, cluster.name or "a cluster"]
+    words += [] if cluster.is_unit else [cluster.name or "a cluster"]
+    return words if runtime == PAPER else [*words, f"runtime {runtime}"]
 
 
 def _describe_record(request: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.errors import RequestError
-from cdpsim.model import Model, Offload, Optimizer, Recomputation
+from cdpsim.model import Model, Offload, Optimizer, Recomputation, Runtime
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 
@@ -34,6 +34,7 @@ MEGATRON = RENDEZVOUS[0]
 class ScheduleOptions(TypedDict, total=False):
     """Options that change a schedule; `Schedule.options` names those that it accepts."""
 
+    order: Sequence[Sequence[str]] | None
     rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
     m: int | None
     counts: Sequence[Sequence[int]] | None
@@ -64,16 +65,17 @@ class PlatformOptions(TypedDict, total=False):
     contention: Contention
     rendezvous: Rendezvous | None
     defer_receives: bool
+    runtime: str | Runtime | Mapping[str, Any] | None
     ignore_memory: bool
 
 
 class DisorderOptions(TypedDict, total=False):
     """Options of what disturbs a run, empty or None as the cluster says, and of which random run it is."""
 
-    slow: Sequence[str | Slow]
+    slow: Sequence[str | Slow] | Mapping[int, float]
     jitter: str | None
     link_jitter: str | None
-    stop: Sequence[str | Stop]
+    stop: Sequence[str | Stop] | Mapping[int, str | float]
     seed: int
     run: int
 

@@ -16,6 +16,7 @@ from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.model.recipe import apply_recipe
+from cdpsim.model.runtime import read_runtime
 from cdpsim.program.assembly import check_counts
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import (
@@ -28,7 +29,7 @@ from cdpsim.request.options import (
     TRAINING,
     InapplicableOption,
 )
-from cdpsim.schedules import Schedule, find_schedule
+from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import CONTENTION
@@ -48,6 +49,8 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         n = schedule.shape.n
     is_unit = isinstance(options["model"], str) and options["model"] in UNIT_MODELS
     model = None if is_unit else read_model(options["model"], n, options)
+    if model is None and n is None:
+        raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
     n = whole_number("n", n, at_least=1) if model is None else model.n
     shape, in_slots = shape_of(schedule, n, options), model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
@@ -62,13 +65,14 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options | {
         "counts": _counts(options["counts"], shape, steps),
         "model": model,
+        "runtime": options["runtime"] or model.runtime,
         "cluster": undisturbed(cluster),
         "rule": rule,
         "shape": shape,
         "steps": steps,
         "slot_order": options["slot_order"] or FORWARD_FIRST,
         "disorder": disorder,
-        "given": {name: options[name] for name in ("model", "cluster", "collective", *TRAINING)}
+        "given": {name: options[name] for name in ("order", "model", "cluster", "collective", "runtime", *TRAINING)}
         | {name: getattr(disorder, name) for name in DISORDER if options[name]},
     }
 
@@ -78,10 +82,15 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     # A text of numpy's becomes one of Python's.
     options = {name: str(value) if isinstance(value, str) else value for name, value in given.items()}
     options |= {name: true_or_false(name, options[name]) for name in FLAGS}
+    if options["order"] is not None:
+        options["schedule"] = schedule_from_lists(options["schedule"], options["order"])
+        options["order"] = [list(map(str, row)) for row in options["order"]]
     options["schedule"] = find_schedule(options["schedule"])
     choose("contention", options["contention"], CONTENTION)
     find_engine(options["engine"], options["contention"])
     options |= {name: whole_number(name, options[name], at_least=0) for name in ("prefetch", "seed", "run")}
+    if options["runtime"] is not None:
+        options["runtime"] = read_runtime(options["runtime"])
     if options["collective"] is not None:
         choose("collective", options["collective"], COLLECTIVES)
     return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}

@@ -95,11 +95,16 @@ slot 0    1    2    3    4    5    6    7    8    9
 1         F0.1 B0.1 F1.1 B1.1 F0.1 B0.1 F1.1 B1.1
 """
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 
-from cdpsim.errors import RequestError, choose, is_unicode, short_repr
+import numpy as np
+
+from cdpsim.errors import RequestError, choose, is_unicode, one_line, short_repr
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, newest_rule
@@ -116,7 +121,7 @@ from cdpsim.schedules.placement import (
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State, When
-from cdpsim.schedules.table import read_actions
+from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
 
@@ -134,11 +139,16 @@ class Schedule:
     m: int | None = None  # micro-batches in a training step, where a request cannot change that
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
     shape: Shape | None = None  # of an order from a file: the only one that it has
+    torch_sends: str = "until-step-end"  # how long torch's runtime for such a pipeline holds what it has sent
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and is_unicode(self.name)):
             raise RequestError("schedule", f"{short_repr(self.name)} cannot name one; give it a name of Unicode text")
         object.__setattr__(self, "name", str(self.name))  # a text of numpy's, too
+
+    def __repr__(self) -> str:
+        takes = f"; takes {', '.join(self.options)}" if self.options else ""
+        return f"Schedule({short_repr(self.name)}: {one_line(self.about)}{takes})"
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -195,13 +205,37 @@ def schedule_from_csv(path: str | Path, *, together: bool = True) -> Schedule:
 
     If devices are not `together`, they repeat their rows without a flush.
     """
-    actions = read_actions(path, together=together)
+    return _written_out(str(path), "an order from a file", read_actions(path, together=together), together=together)
+
+
+def schedule_from_lists(name: str, order: Sequence[Sequence[str]]) -> Schedule:
+    """Return the schedule of a list of actions for each device.
+
+    An action is such as `0F1` (stage 0, forward, micro-batch 1), or `F1` on the stage of the device's own number.
+    """
+    if not (_is_listing(order) and all(map(_is_listing, order))):
+        raise RequestError("order", f"{short_repr(order)} is no list of lists; {_EXAMPLE}")
+    rows = [[f"{d}{cell}" if str(cell)[:1] in KINDS else str(cell) for cell in row] for d, row in enumerate(order)]
+    if not any(rows):
+        raise RequestError("order", f"is empty; {_EXAMPLE}")
+    return _written_out(name, "an order given as lists", parse_actions(rows, "order"), together=True)
+
+
+def _is_listing(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+
+
+_EXAMPLE = 'write a list for each device, such as [["F0", "B0"], ["F0", "B0"]]'
+
+
+def _written_out(name: str, about: str, actions: Actions, *, together: bool) -> Schedule:
+    """Return the schedule of actions that are written out."""
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
-    schedule = pipeline(str(path), "an order from a file", partial(_actions_from_csv, actions), together=together)
+    schedule = pipeline(name, about, partial(_actions_as_listed, actions), together=together)
     return replace(schedule, shape=shape, m=shape.m)
 
 
-def _actions_from_csv(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
+def _actions_as_listed(actions: Actions, devices: int, m: int, chunks: int) -> Actions:
     return actions
 
 
@@ -249,7 +283,10 @@ _TABLE_1_SCHEDULES = (
 )
 _OTHER_SCHEDULES = (
     pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
-    pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
+    replace(
+        pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
+        torch_sends="until-next",
+    ),
     pipeline("interleaved-1f1b", "1f1b with several stages per device", alternating.interleaved, any_chunks=True),
     pipeline("looped-bfs", "gpipe with several stages per device", alternating.looped_bfs, any_chunks=True),
     pipeline("zb-h1", "weights' gradients fill the bubble, at 1f1b's memory", zero_bubble.zb_h1),
@@ -280,6 +317,22 @@ _OTHER_SCHEDULES = (
 _ALL = (*_TABLE_1_SCHEDULES, *_OTHER_SCHEDULES)
 TABLE_1 = tuple(schedule.name for schedule in _TABLE_1_SCHEDULES)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
+
+
+class _Callable(ModuleType):
+    """This module, which a call lists: `cdpsim.schedules()`, beside `cdpsim.models()` and `cdpsim.clusters()`."""
+
+    def __call__(self) -> list[str]:
+        """Return the names of all schedules, those of the paper first.
+
+        >>> import cdpsim
+        >>> cdpsim.schedules()[:3]
+        ['single-dp', 'single-cdp', 'multi-dp']
+        """
+        return [*SCHEDULES]
+
+
+sys.modules[__name__].__class__ = _Callable
 
 
 def find_schedule(schedule: str | Schedule) -> Schedule:

@@ -5,7 +5,7 @@ follow from dependencies, device order and costs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 
@@ -42,8 +42,9 @@ class Order:
 
     name: str
     together: bool
-    position: Position
-    release: Callable[[int, Shape], Fraction] = _at_once  # of micro-batch i: a share of its own pass
+    position: Position = field(repr=False)
+    # Of micro-batch i: a share of its own pass.
+    release: Callable[[int, Shape], Fraction] = field(default=_at_once, repr=False)
     any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
     chunks: int = 1  # stages per device, by default
     any_chunks: bool = False  # whether a request may give another number of them

@@ -1,7 +1,7 @@
 """Placements: the device of stage j of micro-batch i in step t."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 
@@ -42,8 +42,8 @@ class Placement:
     """
 
     name: str
-    device: DeviceOf  # an array that broadcasts with i, j and t
-    devices: Callable[[Shape], int]  # of one replica
+    device: DeviceOf = field(repr=False)  # an array that broadcasts with i, j and t
+    devices: Callable[[Shape], int] = field(repr=False)  # of one replica
     replicas: bool = True
     lanes: bool = False
     exclusive: bool = False

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.errors import RequestError, short_repr, suggestion
+from cdpsim.errors import RequestError, UnknownName, short_repr, suggestion
 from cdpsim.files.writing import read_csv
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.shape import Shape
@@ -50,8 +50,9 @@ class Versions:
     UpdateSources(base=array([0, 0, 2, 2]), first=array([0, 0, 2, 2]))
     """
 
-    base: IntFunction = _previous  # the version from whose parameters and optimizer state a version starts
-    sums: IntFunction = _ones  # how many steps' gradients it takes, up to its own step's
+    # The version from whose parameters and optimizer state a version starts.
+    base: IntFunction = field(default=_previous, repr=False)
+    sums: IntFunction = field(default=_ones, repr=False)  # how many steps' gradients it takes, up to its own step's
 
     def sources(self, steps: int) -> UpdateSources | None:
         """Return the sources of a run's updates; None where each starts from the one before and sums its own step."""
@@ -119,9 +120,9 @@ class Rule:
     """
 
     name: str
-    lag: Lag
+    lag: Lag = field(repr=False)
     barrier: bool = False
-    backward: Lag | None = None
+    backward: Lag | None = field(default=None, repr=False)
     versions: Versions = Versions()
 
     def lags(self, shape: Shape) -> Ints:
@@ -273,7 +274,7 @@ def find_rule(given: object) -> Rule:
         return ALL_RULES[name]
     if not (os.path.lexists(name) or name.endswith(".csv") or "/" in name):
         hint = f"{suggestion(name, RULES)} (or a CSV file of 0 and 1)"
-        raise RequestError("rule", f"unknown rule {short_repr(name)}; {hint}")
+        raise UnknownName("rule", f"unknown rule {short_repr(name)}; {hint}")
     rows = [[cell.strip() for cell in row] for row in read_csv(name) if row]
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from cdpsim.files.writing import read_csv, write_file
 from cdpsim.schedules.actions import Action, Actions, check_actions
 
 LARGEST_TABLE = 64 * 2**20  # about seven million actions
+KINDS = [kind.name for kind in Action]
 _KIND_OF_NAME = {kind.name: int(kind) for kind in Action}
 _NAME_OF_KIND = {int(kind): kind.name for kind in Action}
 _SINGLE = "[0-9]{1,9}[FBIW][0-9]{1,9}"  # stage, kind, micro-batch
@@ -32,14 +33,18 @@ def read_actions(path: str | Path, *, together: bool = True) -> Actions:
     Devices that are not `together` repeat their rows on their own; these may have a backward before its forward, of the
     step before.
     """
-    rows = _read_cells(path)
+    return parse_actions(_read_cells(path), str(path), together=together)
+
+
+def parse_actions(rows: Sequence[Sequence[str]], subject: str, *, together: bool = True) -> Actions:
+    """Return the actions of the cells of each device, as `read_actions` reads them; errors begin with `subject`."""
     found, first = array("i"), array("i", [0])
     for d, row in enumerate(rows):
         line = _BETWEEN.join(row)
         if not _ROW.fullmatch(line):
             c = next(c for c, cell in enumerate(row) if not _CELL_PATTERN.fullmatch(cell))
             problem = f"{row[c][:40]!r} is no action; write such as 0F1, 1B0 or (0F1;1B0)OVERLAP_F_B, or nothing"
-            raise RequestError(str(path), f"row {d}, cell {c}: {problem}")
+            raise RequestError(subject, f"row {d}, cell {c}: {problem}")
         for joins, stage, kind, i in _ACTION.findall(line):
             found.extend((int(stage), _KIND_OF_NAME[kind], int(i), joins == ";"))
         first.append(len(found) // 4)
@@ -47,7 +52,7 @@ def read_actions(path: str | Path, *, together: bool = True) -> Actions:
     actions = Actions(np.array(first), kind, stage, micro_batch, beside > 0 if beside.any() else None)
     checked = actions if together or not len(actions) else actions.repeated()
     check_actions(
-        checked, str(path), lambda row: _cell_of_action(rows, int(actions.device[row]), int(actions.index[row]))
+        checked, subject, lambda row: _cell_of_action(rows, int(actions.device[row]), int(actions.index[row]))
     )
     return actions
 
@@ -59,7 +64,7 @@ def _read_cells(path: str | Path) -> list[list[str]]:
     return rows
 
 
-def _cell_of_action(rows: list[list[str]], device: int, action: int) -> str:
+def _cell_of_action(rows: Sequence[Sequence[str]], device: int, action: int) -> str:
     cells = [c for c, cell in enumerate(rows[device]) for _ in _ACTION.findall(cell)]
     return f"row {device}, cell {cells[action]}"
 

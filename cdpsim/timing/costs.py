@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.files.units import Work
+from cdpsim.files.units import Work, counted
 from cdpsim.model import Model
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
@@ -57,6 +57,11 @@ class Costs:
     wires: Wires | None = None  # with contention
     request: Mapping[str, Any] | None = None  # with the model and the cluster of these costs
     undisturbed: "Costs | None" = None  # the costs without disorder; None: there is none
+
+    def __repr__(self) -> str:
+        unit = "slots" if self.duration.dtype.kind == "i" else "s"
+        facts = f"{counted(len(self.duration), 'node')} of at most {self.duration.max(initial=0):.4g} {unit}"
+        return f"Costs({facts} of {self.request!r})" if self.request else f"Costs({facts})"
 
 
 def node_costs(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:

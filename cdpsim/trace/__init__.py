@@ -7,24 +7,26 @@ from enum import IntEnum
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, choose, one_line
 from cdpsim.files.progress import progress
+from cdpsim.files.units import counted
 from cdpsim.files.writing import read_text, write_folder
 from cdpsim.numeric.columns import Columns
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
 
-TASKS = ("kind", "stage", "micro_batch", "step", "device", "start", "end", "version", "stale")
-MESSAGES = (
-    *("op", "content", "stage", "micro_batch", "step"),
-    *("src", "dst", "size", "start", "end", "rounds"),
-)
-MEMORY = ("device", "category", "time", "size")
-TABLES = {"tasks": TASKS, "messages": MESSAGES, "memory": MEMORY}
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROWS: Mapping[str, Any] = {"tasks": TaskRow, "messages": MessageRow, "memory": MemoryRow}
+TABLES: dict[str, tuple[str, ...]] = {name: row._fields for name, row in ROWS.items()}
 SEAL = "summary.json"  # is written last: where it is, the other files of its folder are complete
 FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
 RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
@@ -62,30 +64,38 @@ class Trace:
     ]  # the recorded request of the run; of a loaded trace anything that its file has, or nothing
 
     def __init__(
-        self, tasks: Columns, messages: Columns, memory: Columns, summary: Mapping[str, Any] = MappingProxyType({})
+        self,
+        tasks: Columns | Table[TaskRow],
+        messages: Columns | Table[MessageRow],
+        memory: Columns | Table[MemoryRow],
+        summary: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._tables = {"tasks": tasks, "messages": messages, "memory": memory}
+        self._tasks, self._messages, self._memory = (
+            Table(TaskRow, tasks),
+            Table(MessageRow, messages),
+            Table(MemoryRow, memory),
+        )
         self._summary = dict(summary)
         request = summary.get("request")
         self.request = request if isinstance(request, Mapping) else {}
 
     @property
-    def tasks(self) -> Columns:
+    def tasks(self) -> Table[TaskRow]:
         """One row per task, sorted by start, device, kind (U, F, B, W), step, micro_batch, stage."""
-        return self._tables["tasks"]
+        return self._tasks
 
     @property
-    def messages(self) -> Columns:
+    def messages(self) -> Table[MessageRow]:
         """One row per message, sorted by start, then the other columns from the left.
 
         `dst` is a column of integers where every message goes point to point, else of text: members joined by `|`.
         """
-        return self._tables["messages"]
+        return self._messages
 
     @property
-    def memory(self) -> Columns:
+    def memory(self) -> Table[MemoryRow]:
         """Memory of each device by category: the size from each time on, one row per change."""
-        return self._tables["memory"]
+        return self._memory
 
     @property
     def in_slots(self) -> bool:
@@ -95,6 +105,71 @@ class Trace:
     def summary(self) -> dict[str, Any]:
         """Return the content of summary.json."""
         return self._summary
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return int(self._figure("devices"))
+
+    @property
+    def makespan(self) -> Any:
+        """The time at which the last task ends: a number of slots, or seconds."""
+        return self._figure("makespan")
+
+    @property
+    def bubble(self) -> float:
+        """The share of the lanes' time in which they are idle, in the steady state."""
+        return float(self._figure("bubble"))
+
+    @property
+    def peak_memory(self) -> list[dict[str, int]]:
+        """The peak memory of each device, by category and in total; the last is not their sum."""
+        return list(self._figure("peak_memory"))
+
+    def _figure(self, name: str) -> Any:
+        try:
+            return self.summary()[name]
+        except KeyError:
+            raise RequestError(name, "is not in this trace's summary; measure it in its tables") from None
+
+    def frame(self, table: str = "tasks") -> "pd.DataFrame":
+        """Return the tasks, the messages or the memory as a DataFrame of pandas, with the columns of their files.
+
+        >>> from cdpsim import simulate
+        >>> frame = simulate("gpipe", 2, steps=1).frame("messages")
+        >>> frame.groupby("content")["size"].sum().to_dict()
+        {'activation': 2, 'activation_gradient': 2}
+        """
+        found: Table[Any] = getattr(self, choose("table", table, TABLES))
+        return found.frame()
+
+    def plot(self, what: str = "timeline", ax: "Axes | None" = None, **settings: Any) -> "Figure":
+        """Return a picture: timeline, memory, traffic, versions, steps or snapshot; in the axes `ax`, their figure.
+
+        Settings are those of the picture, such as `colour` of a timeline (kind, micro-batch, stage), `runs` of steps or
+        `slot` of a snapshot, and of its look, such as `width` or `dark`. In axes, they are those of matplotlib's lines.
+        """
+        from cdpsim.draw.plots import draw_traces
+
+        return draw_traces(what, [self], ax, **settings)
+
+    def _repr_html_(self) -> str:
+        from cdpsim.draw.html import run_html
+
+        return run_html(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        same = self is other or all(getattr(self, table) == getattr(other, table) for table in TABLES)
+        return same and self.summary() == other.summary()
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that is equal by its arrays
+
+    def __repr__(self) -> str:
+        name = self.request.get("schedule")
+        rows = ", ".join(f"{counted(len(getattr(self, table)), 'row')} of {table}" for table in TABLES)
+        return f"{type(self).__name__}({one_line(str(name), 60) + ': ' if name else ''}{rows})"
 
     def save(
         self,
@@ -108,9 +183,14 @@ class Trace:
         summary.json comes last, and `load` refuses a folder without it. The runs.csv of an earlier trace is removed.
         """
         files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _encode_rows(getattr(self, name)) for name in TABLES}
-        files |= {**more, SEAL: [msgspec.json.format(msgspec.json.encode(self.summary()), indent=1) + b"\n"]}
+        files |= {**more, SEAL: [summary_text(self.summary())]}
         obsolete = [RUNS] if RUNS not in more and _is_runs_file(Path(directory) / RUNS) else []
         write_folder(directory, files, force=force, obsolete=obsolete)
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """Return the text of summary.json."""
+    return msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n"
 
 
 def load(directory: str | Path) -> Trace:
@@ -157,16 +237,16 @@ def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
     }
 
 
-def _encode_rows(columns: Columns) -> Iterator[bytes]:
+def _encode_rows(table: Table[Any]) -> Iterator[bytes]:
     """Yield the text of a CSV file, some rows at a time.
 
     Encoding rows as JSON and removing its punctuation is twice as fast as writing cell by cell; no text in these
     columns has punctuation of its own.
     """
-    yield (",".join(columns) + "\n").encode()
+    yield (",".join(table.keys()) + "\n").encode()
     encode = msgspec.json.Encoder().encode
-    for low in progress(range(0, len(next(iter(columns.values()))), _ROWS_OF_A_CHUNK), "write"):
-        part = [_cells(name, column[low : low + _ROWS_OF_A_CHUNK]) for name, column in columns.items()]
+    for low in progress(range(0, len(table), _ROWS_OF_A_CHUNK), "write"):
+        part = [_cells(name, column[low : low + _ROWS_OF_A_CHUNK]) for name, column in table.items()]
         rows = encode(list(zip(*part, strict=True)))
         yield rows[2:-2].replace(b"],[", b"\n").replace(b'"', b"").replace(b"null", b"") + b"\n"
 

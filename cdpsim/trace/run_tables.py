@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from cdpsim.numeric.columns import Columns, Ints, Times
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
-from cdpsim.trace import MESSAGES, TASKS, names_of
+from cdpsim.trace import names_of
 from cdpsim.trace.metrics import memory, staleness
+from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
 
 
 def sort_tasks(program: Program, start: Times) -> Ints:
@@ -15,13 +16,13 @@ def sort_tasks(program: Program, start: Times) -> Ints:
     return np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start[: len(tasks)]))
 
 
-def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Columns:
+def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Table[TaskRow]:
     """Return the columns of tasks.csv."""
     tasks = program.tasks
-    columns = {name: getattr(tasks, name)[node] for name in TASKS if hasattr(tasks, name)}
+    columns = {name: getattr(tasks, name)[node] for name in TaskRow._fields if hasattr(tasks, name)}
     columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": staleness.stale_flags(program, start, end)[node]}
     columns |= {"start": start[node], "end": end[node]}
-    return {name: columns[name] for name in TASKS}
+    return Table(TaskRow, {name: columns[name] for name in TaskRow._fields})
 
 
 def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> Ints:
@@ -36,11 +37,11 @@ def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> I
     return first + np.lexsort((costs.rounds, end, messages.size, *by[::-1], start))
 
 
-def message_columns(program: Program, costs: Costs, start: Times, end: Times, node: Ints) -> Columns:
+def message_columns(program: Program, costs: Costs, start: Times, end: Times, node: Ints) -> Table[MessageRow]:
     """Return the columns of messages.csv; `dst` as text where collectives are, whose members it joins by `|`."""
     messages, order = program.messages, node - len(program.tasks)
     is_single = messages.op[order] == Op.P2P
-    columns = {name: getattr(messages, name)[order] for name in MESSAGES if hasattr(messages, name)}
+    columns = {name: getattr(messages, name)[order] for name in MessageRow._fields if hasattr(messages, name)}
     columns["stage"] = np.maximum(columns["stage"], -1)
     columns |= {"op": names_of(Op)[columns["op"]], "content": names_of(Content)[columns["content"]]}
     if not is_single.all():
@@ -48,10 +49,10 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
         pairs = zip(is_single.tolist(), columns["dst"].tolist(), strict=True)
         columns["dst"] = np.array([str(to) if single else groups[to] for single, to in pairs], dtype=object)
     columns |= {"start": start[node], "end": end[node], "rounds": costs.rounds[order]}
-    return {name: columns[name] for name in MESSAGES}
+    return Table(MessageRow, {name: columns[name] for name in MessageRow._fields})
 
 
-def memory_columns(program: Program, start: Times, end: Times) -> Columns:
+def memory_columns(program: Program, start: Times, end: Times) -> Table[MemoryRow]:
     """Return the columns of memory.csv."""
     curve = memory.memory_by_category(program, start, end)
-    return curve | {"category": names_of(Category)[curve["category"]]}
+    return Table(MemoryRow, curve | {"category": names_of(Category)[curve["category"]]})

@@ -8,6 +8,7 @@ import numpy as np
 from cdpsim import Trace
 from cdpsim.numeric.columns import Columns
 from cdpsim.trace import TABLES
+from cdpsim.trace.table import Table
 
 
 def changed(trace: Trace, summary: Mapping[str, Any] | None = None, **tables: Columns) -> Trace:
@@ -16,7 +17,7 @@ def changed(trace: Trace, summary: Mapping[str, Any] | None = None, **tables: Co
     return Trace(**same | tables, summary=trace.summary() if summary is None else summary)
 
 
-def some_rows(table: Columns, rows: Any) -> Columns:
+def some_rows(table: Table[Any], rows: Any) -> Columns:
     """Return some rows of a table."""
     return {name: column[rows] for name, column in table.items()}
 

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
@@ -114,21 +114,28 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
     """One stage, its tasks as times or as work; updated at once, by its device or by the host."""
     cost = works if work else seconds
     kept, backward = draw(kept_outputs), draw(cost)
+    activation, boundary = draw(sizes) + KEPT, kept if draw(st.booleans()) else draw(sizes) + KEPT
+    transient = draw(transients)
     where: dict[str, Any] = {"optimizer": draw(sizes)}
     if updated == "by its device":
         where |= {"update": draw(updates[work])}
     elif updated == "by the host":
         where = {"host_optimizer": draw(sizes) + 1, "host_update": draw(seconds)}
         where |= {"offloaded": draw(sizes), "transfer": draw(seconds)}
+    weights = type(backward)(backward * draw(shares))
+    if weights < backward and draw(st.booleans()):
+        given, above = draw(kept_outputs), min(draw(kept_outputs), boundary)
+        left = min(given + above + draw(sizes), activation + boundary + transient)
+        where |= {"weight_activation": left, "weight_input": given, "weight_output": above}
     return Stage(
         forward=draw(cost),
         backward=backward,
-        weight_backward=type(backward)(backward * draw(shares)),
-        activation=draw(sizes) + KEPT,
+        weight_backward=weights,
+        activation=activation,
         kept_output=kept,
         forward_transient=draw(transients),
-        backward_transient=draw(transients),
-        boundary=kept if draw(st.booleans()) else draw(sizes) + KEPT,
+        backward_transient=transient,
+        boundary=boundary,
         parameters=draw(sizes),
         gradients=draw(gradients),
         **where,
@@ -139,9 +146,16 @@ def stages(draw: st.DrawFn, work: bool, updated: str = "at once") -> Stage:
 def models(draw: st.DrawFn, n: int) -> Model:
     """Draw a model of n uneven stages, some of which may share a tensor."""
     work, updated = draw(st.booleans()), draw(st.sampled_from(["at once", "by its device", "by the host"]))
-    made = tuple(draw(stages(work, updated)) for _ in range(n))
+    drawn = [draw(stages(work, updated)) for _ in range(n)]
+    later = (_with_input_of(stage, before) for before, stage in pairwise(drawn))
+    made = (drawn[0], *later)
     tied = draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted))
     return Model(stages=made, tied=(_tie(made, tuple(tied)),) if len(tied) > 1 else ())
+
+
+def _with_input_of(stage: Stage, before: Stage) -> Stage:
+    """Return a stage that leaves at most the input that it gets."""
+    return msgspec.structs.replace(stage, weight_input=min(stage.weight_input, before.boundary))
 
 
 def _tie(made: tuple[Stage, ...], tied: tuple[int, ...]) -> Tie:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,12 +57,18 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "kept_output": [16_000_000, 16_000_000, 0],
         "forward_transient": [0, 0, 0],
         "backward_transient": [3_000_000, 3_000_000, 0],
+        "weight_activation": [1_500_000_000, 1_500_000_000, 20_000_000],
+        "weight_input": [0, 0, 0],
+        "weight_output": [0, 0, 0],
         "input_transient": [3_000_000, 3_000_000, 0],
         "weight_transient": [3_000_000, 3_000_000, 0],
         "boundary": [16_000_000, 16_000_000, 0],
         "parameters": [400_000_000, 400_000_000, 0],
         "gradients": [400_000_000, 400_000_000, 7],
+        "first_gradients": [400_000_000, 400_000_000, 7],
+        "freed_output": [16_000_000, 16_000_000, 0],
         "optimizer": [0, 0, 8],
+        "data": [0, 0, 0],
     }
     assert toy.optimizer_as_message.tolist() == [0, 0, 8]
     assert toy.forward_time(1e12).dtype == np.float64
@@ -88,7 +95,7 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     assert [model.forward_time(None).tolist(), model.backward_time(1e12).tolist()] == [[1, 1, 1], [1, 1, 1]]
     assert model.weight_backward_time(None).tolist() == [0, 0, 0]
     ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
-    assert ones == {"activation", "boundary", "parameters", "gradients"}
+    assert ones == {"activation", "weight_activation", "boundary", "parameters", "gradients", "first_gradients"}
     assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
     assert (model.optimizer_as_message.tolist(), model.boundary_in_memory.tolist()) == ([1, 1, 1], [0, 0, 0])
     columns = [model.forward_time(None), model.weight_backward_time(None), model.optimizer_as_message]
@@ -169,17 +176,21 @@ def stages(draw: st.DrawFn) -> Stage:
     most = 1e9 if kind is float else 1e24
     backward = draw(st.floats(1e-29, most))
     part = draw(st.none() | st.floats(1e-30, backward))
+    activation, boundary, transient = draw(SIZE), draw(SIZE), draw(SIZE)
+    for_input = draw(st.none() | SIZE)
+    left = activation + boundary + (for_input or transient)
     return Stage(
         forward=draw(st.floats(1e-30, 1e9) | st.floats(1e-30, 1e24).map(Work)),
         backward=kind(backward),
         weight_backward=None if part is None else kind(part),
-        activation=draw(SIZE),
+        activation=activation,
+        boundary=boundary,
+        backward_transient=transient,
+        input_transient=for_input,
         kept_output=draw(st.integers(0, KEPT)),
         forward_transient=draw(SIZE),
-        backward_transient=draw(SIZE),
-        input_transient=draw(st.none() | SIZE),
+        weight_activation=draw(st.none() | st.integers(0, left)) if part is not None and part < backward else None,
         weight_transient=draw(st.none() | SIZE),
-        boundary=draw(SIZE),
         parameters=draw(SIZE),
         gradients=draw(st.none() | SIZE),
         optimizer=draw(SIZE),
@@ -221,7 +232,7 @@ LAST = "$.stages[1]"
         (_stage(forwrad=1), f"{LAST}: unknown field 'forwrad'; did you mean 'forward'?"),
         (
             _stage(qq=1),
-            f"{LAST}: unknown field 'qq'; known are forward, backward, weight_backward, activation",
+            f"{LAST}: unknown field 'qq'; known are name, forward, backward, weight_backward, activation",
         ),
         ({"is_unit": True} | _stage(), "$: unknown field 'is_unit'; "),
         ({"name": 3} | _stage(), "$.name: expected `str`, got `int`"),
@@ -269,6 +280,9 @@ LAST = "$.stages[1]"
         ),
         (_stage(weight_backward="1 FLOP"), f"{LAST}: weight_backward: must be a time where backward is one"),
         (_stage(backward="9 FLOP", weight_backward=1), f"{LAST}: weight_backward: must be a time where"),
+        (_stage(recomputed=2.1), f"{LAST}: recomputed: must be at most backward, of which it is a part"),
+        (_stage(recomputed="1 FLOP"), f"{LAST}: recomputed: must be a time where backward is one"),
+        (_stage() | {"tokens": 9}, "$.tokens: are those of a sample, and there is no number of samples; add `samples`"),
     ],
 )
 def test_wrong_content_is_refused_with_the_path_of_the_field(content: object, problem: str) -> None:
@@ -366,10 +380,11 @@ def layers(draw: st.DrawFn) -> Model:
     for _ in range(draw(st.integers(1, 7))):
         kept = draw(st.just(0) | st.integers(1, 50))
         boundary = kept if kept else draw(st.integers(0, 50))
-        sizes = {kind: draw(st.integers(0, 99)) for kind in ("forward_transient", "backward_transient", "parameters")}
+        kinds = ("forward_transient", "backward_transient", "parameters")
+        sizes: dict[str, Any] = {kind: draw(st.integers(0, 99)) for kind in kinds}
         forward, backward = (Work(draw(st.integers(1, 20))) for _ in range(2))
         activation = 50 + draw(st.integers(0, 99))
-        held = {"activation": activation, "kept_output": kept, "boundary": boundary}
+        held: dict[str, Any] = {"activation": activation, "kept_output": kept, "boundary": boundary}
         made.append(Stage(forward=forward, backward=backward, **held, **sizes))
     return Model(stages=tuple(made))
 

@@ -187,7 +187,7 @@ def test_in_slots_with_free_messages_nothing_changes(name: str, n: int) -> None:
     for other in others:
         for table in TABLES:
             columns, mine = getattr(slots, table), getattr(other, table)
-            assert all(np.array_equal(columns[column], mine[column]) for column in columns)
+            assert all(np.array_equal(columns[column], mine[column]) for column in dict(columns))
 
 
 def gpt3(overlap: str, boundary: int, rendezvous: str | None = None) -> float:
@@ -275,4 +275,4 @@ def test_a_picture_tells_what_a_lane_waits_for() -> None:
     """As by hand above: device 1 sends from 4.5 to 5 s and receives until 5.5, what has been there since 4.5."""
     for overlap in ("none", "full"):
         picture = drawn(gantt(simulate("pp-cdp", 2, steps=1, model=EVEN, cluster=on(overlap))))
-        assert ("waiting for a stream" in picture.said()) == (overlap == "none")
+        assert any("waiting for a stream" in words for words in picture.said()) == (overlap == "none")

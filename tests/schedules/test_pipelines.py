@@ -1,5 +1,6 @@
 """Pipelines as simulated: published bubbles, what is in flight, versions, replicas; and a new one from outside."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -94,7 +95,7 @@ def test_2bw_at_m_equal_n_is_the_pipeline_of_cdp_v1(n: int) -> None:
     ours, theirs = simulate("pipedream-2bw", n, steps=4), simulate("pp-cdp", n, rule="cdp-v1", steps=4)
     for table in TABLES:
         mine, other = getattr(ours, table), getattr(theirs, table)
-        assert all(np.array_equal(mine[column], other[column]) for column in mine)
+        assert all(np.array_equal(mine[column], other[column]) for column in dict(mine))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -299,7 +300,7 @@ def test_no_schedule_is_named_where_it_is_not_declared() -> None:
     names = {f'"{name}"' for name in (*FLUSHED, *STREAMED)}
     for path in Path(cdpsim.__file__).parent.rglob("*.py"):
         if path.parent.name != "schedules":
-            text = path.read_text()
+            text = re.sub(r"(?m)^ *(>>>|\.\.\.) .*$", "", path.read_text())  # without examples
             assert not [name for name in names if name in text], path
 
 

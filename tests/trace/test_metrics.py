@@ -136,9 +136,9 @@ def test_an_optimizer_state_is_at_its_sender_until_it_has_left() -> None:
     assert [row for row in curves if row[0] == 3] == [(3, 0, 100), (3, 16, 0)]
 
 
-def on_one_device(name: str, n: int, **fields: int) -> int:
+def on_one_device(name: str, n: int, **fields: Any) -> int:
     """The peak of one device that does one task at a time, forwards first; each stage adds 1000 bytes to a pass."""
-    transients = {"forward_transient": 3, "backward_transient": 3}
+    transients: dict[str, Any] = {"forward_transient": 3, "backward_transient": 3}
     stage = Stage(forward=1.0, backward=1.0, activation=1000, boundary=10, **transients, **fields)
     shared = fields.get("kept_output", 0)
     stages = [msgspec.structs.replace(stage, activation=1000 + shared * (j > 0)) for j in range(n)]

@@ -3,17 +3,20 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.stage import Tie
+from cdpsim.model.runtime import PAPER, Habits, Runtime
+from cdpsim.model.stage import Tie, retaining
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Edges, Kind, Messages, Program, Tasks
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.data_axis import data_axis
 from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.passes import pass_through_stages
+from cdpsim.program.assembly.runtime import Keeping, habits_of
 from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, releases
 from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
@@ -39,12 +42,14 @@ def derive(
     lanes: int = 1,
     once: tuple[Tie, ...] = (),
     counts: Ints | None = None,
+    runtime: Runtime = PAPER,
 ) -> Program:
     """Derive the program of a schedule.
 
     Its `shape` is the schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied
     tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each
-    replica has in each step (rows are steps): the first so many of its m.
+    replica has in each step (rows are steps): the first so many of its m. `runtime` says what is held
+    beyond what the schedule needs.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
@@ -53,17 +58,20 @@ def derive(
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.m), forward_first))
     _check_homes(tables)
-    return _assemble(tables, model, prefetch, once)
+    habits = habits_of(runtime, schedule)
+    if passes.splits and habits.split_backward == "retained":
+        model = msgspec.structs.replace(model, stages=tuple(map(retaining, model.stages)))
+    return _assemble(tables, model, prefetch, once, habits)
 
 
-def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]) -> Program:
+def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...], habits: Habits) -> Program:
     """Derive messages, edges and buffers, and write down the columns of the program."""
     passes, schedule = tables.passes, tables.passes.schedule
     updates = place_updates(tables, in_lanes=model.updates_in_lanes)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
-    pass_through_stages(passes, model, build)
-    (data_axis if passes.together else in_turn)(updates, model, build, prefetch)
+    pass_through_stages(Keeping(updates, model, habits, build))
+    (data_axis if passes.together else in_turn)(updates, model, habits, build, prefetch)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not updates.in_lanes:
         take_turns(updates, build)
@@ -86,6 +94,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         together=schedule.order.together,
         state=schedule.state,
         barrier=passes.rule.barrier,
+        habits=habits,
         base=passes.base[updates.step],
         first_step=passes.first_step[updates.step],
         untied=() if can_share_tensors(schedule) else tuple(tie.stages for tie in model.tied),

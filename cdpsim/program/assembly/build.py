@@ -41,6 +41,8 @@ class _GrowingColumns:
 
     def add(self, rows: int, *columns: Ints | int) -> None:
         """Add rows; a number stands in all of them."""
+        if not rows:
+            return
         for pieces, column, kind in zip(self._pieces, columns, self._types, strict=True):
             pieces.append(np.broadcast_to(np.asarray(column, dtype=kind), rows))
         self.rows += rows

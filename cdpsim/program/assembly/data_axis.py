@@ -5,17 +5,20 @@ from functools import cached_property
 import numpy as np
 
 from cdpsim.model import Model
+from cdpsim.model.runtime import Habits
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.sharded import Sharded, Uses
 from cdpsim.program.assembly.tied import give_shared, holder_sizes, sum_shared, unshared_gradients
 from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull
 from cdpsim.schedules.state import Home, When
 
 
-def data_axis(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def data_axis(updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int) -> None:
     """Sum gradients where updates are made, and bring new versions to their readers."""
-    axis = _Axis(updates, model, build)
+    axis = _Axis(updates, model, habits, build)
     copied = axis.state.parameters is Home.COPIED
     stays = copied or not axis.several.any()
     if not stays:
@@ -36,8 +39,9 @@ class _Axis:
     `node` is the update that takes each holder's gradients: its own, or where optimizer states are owned the owner's.
     """
 
-    def __init__(self, updates: Updates, model: Model, build: Builder) -> None:
+    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
         self.tables, self.updates, self.model, self.build = updates.tables, updates, model, build
+        self.habits = habits
         self.passes, self.holders = self.tables.passes, self.tables.holders
         self.state = self.passes.schedule.state
         self.owned = self.state.optimizer is Home.OWNED
@@ -75,6 +79,11 @@ class _Axis:
             return np.ones(len(self.holders), dtype=bool)
         at_owner: Flags = self.holders.device == self.root[self.holders.of]
         return at_owner
+
+    @cached_property
+    def sharded(self) -> Sharded:
+        """What is held while parameters are handed out, and gradients given to their owners."""
+        return Sharded(self.tables, self.model, self.habits, self.build)
 
     def exchange(self, op: Op, content: Content, groups: Flags, size: Ints, versions: int) -> tuple[Ints, Ints, Ints]:
         """Send a message in each of these groups, of a size that each stage has.
@@ -164,12 +173,11 @@ class _Axis:
         each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
         build.link(message[each], reader)
         pull(lanes, build, message[each], lanes.rank[reader], 1 + prefetch)
-        # Every device but the owner holds a copy from its arrival to the end of its use.
-        copies = np.flatnonzero(passes.task_device[reader] != root[each])
-        each, reader = each[copies], reader[copies]
+        if self.habits.gathers == "missing":  # what the owner has needs no copy
+            missing = np.flatnonzero(passes.task_device[reader] != root[each])
+            each, reader = each[missing], reader[missing]
         where = Location(passes.task_device[reader], stage[each], step[each])
-        build.hold(Category.PARAMETERS, where, size[each], end(message[each]), end(reader))
-        build.land(message[each], where, size[each])
+        self.sharded.hold_gathered(Uses(message[each], reader, where, size[each]), early=prefetch > 0)
 
     def follow(self, provider: Ints, *, stays: bool) -> None:
         """Let updates wait for barriers and for what they replace, and readers for what their device has."""
@@ -203,12 +211,41 @@ class _Axis:
             until = np.where(self.at_owner, until, end(np.where(comes, provider, taker)))
         shares = self.state.parameters is Home.OWNED
         size = unshared_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
-        sums = self.build.hold(Category.GRADIENTS, holders.where, size, start(holders.first_task), until)
+        first_size = gradients_at_first(model, self.habits, self.passes)[holders.stage]
+        if self.has_buckets and self.habits.gradient_buckets == "views":
+            size = np.where(self.several[holders.of], 0, size)
+        if self.habits.gradients == "kept" and holders.stay:  # a step's begin where those of the step before end
+            begin = np.append(np.full(in_step, -1), until[:-in_step])
+            sums = self.build.hold(Category.GRADIENTS, holders.where, size, begin, until)
+        else:
+            sums = hold_gradients(self.build, holders.where, size, first_size, holders.first_task, until)
+        if self.has_buckets:
+            self.hold_buckets()
+        if self.habits.joint_updates:
+            last_tasks = tables.lanes.step_ends[holders.step, holders.device]
+            longer = np.flatnonzero((self.at_owner if self.owned else True) & (last_tasks != holders.last_task))
+            self.build.keep(sums[longer], end(last_tasks[longer]))
         for given, into in self.earlier_sums():
             rows = np.arange(in_step)
             self.build.keep(sums[given * in_step + rows], end(self.node[into * in_step + rows]))
         if shares:
+            if self.habits.reductions == "until-next" or self.habits.collective_copies:
+                self.sharded.hold_reduced(sums, size, taker, np.flatnonzero(taker != self.node), self.at_owner)
             give_shared(tables, model, taker[holders.first], until, self.build)
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether a runtime has gradients in buckets: copies that several devices sum."""
+        return self.habits.gradient_buckets != "none" and self.state.parameters is Home.COPIED and not self.owned
+
+    def hold_buckets(self) -> None:
+        """Hold buckets always: the gradients themselves, or copies of them."""
+        holders, in_step = self.holders, self.holders.in_step
+        rows = np.flatnonzero(self.several[holders.of[:in_step]])
+        views = self.habits.gradient_buckets == "views"
+        category = Category.GRADIENTS if views else Category.COMMUNICATION
+        until = end(self.node[rows + (holders.steps - 1) * in_step])
+        self.build.hold(category, holders.where.take(rows), self.sizes.gradients[rows], np.full(len(rows), -1), until)
 
     def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
         """Hold versions where they live, from when they are made or have come until the next is. Return the buffers."""

@@ -9,26 +9,29 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.model import Model
+from cdpsim.model.runtime import Habits
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
 from cdpsim.program.assembly.tables import Passes
 from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull, uses
 
 
-def in_turn(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def in_turn(updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int) -> None:
     """Pass sums, optimizer states and new versions along, or carry all of a stage from user to user."""
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
+    first_sizes = gradients_at_first(model, habits, updates.tables.passes)
     if updates.tables.passes.schedule.state.travels:
-        _carry(updates, model, build, prefetch)
+        _carry(updates, model, build, prefetch, first_sizes)
         return
-    _sum_gradients(updates, model, build)
+    _sum_gradients(updates, model, build, first_sizes)
     _move_optimizer(updates, model, build, prefetch)
     _hand_on_parameters(updates, model, build, prefetch)
 
 
-def _sum_gradients(updates: Updates, model: Model, build: Builder) -> None:
+def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: Ints) -> None:
     """Let each holder sum its own micro-batches, add what it received, and pass the sum on in micro-batch order."""
     passes, holders = updates.tables.passes, updates.tables.holders
     order = sort_by(holders.step, holders.stage, holders.last)
@@ -53,7 +56,7 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder) -> None:
     taker_of_row = np.empty_like(taker)
     taker_of_row[order] = taker
     build.link(passes.last.ravel(), taker_of_row[holders.row.ravel()])
-    build.hold(Category.GRADIENTS, where, size, start(holders.first_task[order]), end(taker))
+    hold_gradients(build, where, size, first_sizes[stage], holders.first_task[order], end(taker))
     arriving = where.take(sends)._replace(device=device[sends + 1])
     build.land(message, arriving, size[sends], start(taker[sends + 1]))
 
@@ -177,12 +180,12 @@ def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch
     build.land(message, arriving, size[receiver])
 
 
-def _carry(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
+def _carry(updates: Updates, model: Model, build: Builder, prefetch: int, first_sizes: Ints) -> None:
     """Move a stage's state, point to point, from the device that used it last to the one that uses it next."""
     route = _find_route(updates.tables.passes)
     carried = _find_carried(updates, route)
     leave = _move(updates, model, build, prefetch, route, carried)
-    _hold_carried(updates, model, build, route, carried, leave)
+    _hold_carried(updates, model, build, route, carried, leave, first_sizes)
 
 
 class _Route(NamedTuple):
@@ -273,7 +276,7 @@ def _move(updates: Updates, model: Model, build: Builder, prefetch: int, route: 
 
 
 def _hold_carried(
-    updates: Updates, model: Model, build: Builder, route: _Route, carried: _Carried, leave: Ints
+    updates: Updates, model: Model, build: Builder, route: _Route, carried: _Carried, leave: Ints, first_sizes: Ints
 ) -> None:
     """Hold versions, partial sums and optimizer states where their state is: from use to use, until they end."""
     n, user, versions, sums = updates.in_step, route.user, carried.versions, carried.sums
@@ -285,9 +288,15 @@ def _hold_carried(
     read = np.where(others_read, end(user[versions.last]), node)
     # Beside the old version, if that has readers left, the new one is there from the start of its update.
     written = node - (others_read & model.updates_take_time)
+    made = start(user[sums.first])
+    if not np.array_equal(first_sizes, model.size("gradients")):  # the task that makes them ends with all of them
+        task = user[sums.first].ravel()
+        where = Location(route.device[sums.first.ravel()], route.stage[sums.first.ravel()], np.arange(len(task)) // n)
+        build.hold(Category.GRADIENTS, where, first_sizes[where.stage], start(task), end(task))
+        made = end(user[sums.first])
     for category, kind, span, begin, finish in (
         (Category.PARAMETERS, "parameters", versions, np.vstack([initially, written[:-1]]), read),
-        (Category.GRADIENTS, "gradients", sums, start(user[sums.first]), node),
+        (Category.GRADIENTS, "gradients", sums, made, node),
         (Category.OPTIMIZER, "optimizer", always, initially, leave[always.last]),
     ):
         first, last = span.first.ravel(), span.last.ravel()

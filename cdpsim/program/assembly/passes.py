@@ -2,26 +2,29 @@
 
 import numpy as np
 
-from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Op
-from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.build import Location, end, start
+from cdpsim.program.assembly.runtime import Keeping
 from cdpsim.program.assembly.tables import Passes
 
 
-def pass_through_stages(passes: Passes, model: Model, build: Builder) -> None:
+def pass_through_stages(keeping: Keeping) -> None:
     """Link each task of a micro-batch to its next one, by message where that is on another device."""
+    passes, build = keeping.passes, keeping.build
     task = np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases)[:, : 2 * passes.n - 1].ravel()
     crosses = passes.task_device[task] != passes.task_device[task + 1]
     near, far = task[~crosses], task[crosses]
     build.link(_handing_on(passes, near), near + 1)
-    _hand_over(passes, model, build, near)
+    _hand_over(keeping, near)
     for content, forth in ((Content.ACTIVATION, True), (Content.ACTIVATION_GRADIENT, False)):
-        _send(passes, model, build, far[(far % passes.phases < passes.n) == forth], content)
+        _send(keeping, far[(far % passes.phases < passes.n) == forth], content)
     if passes.splits:
         build.link(passes.backward.ravel(), passes.last.ravel())
-    _hold_stashes(passes, model, build)
-    _hold_transients(passes, model, build)
+    _hold_stashes(keeping)
+    _hold_transients(keeping)
+    keeping.hold_returned()
+    keeping.hold_always()
 
 
 def _handing_on(passes: Passes, task: Ints) -> Ints:
@@ -38,70 +41,102 @@ def _locate(passes: Passes, task: Ints) -> Location:
     return Location(passes.task_device[task], passes.stage_of(task), passes.step_of(task // passes.phases))
 
 
-def _last_use(passes: Passes, backward: Ints) -> Ints:
-    """Return the last tasks that need the gradients of backwards' outputs: the weights' parts, where split."""
-    return backward + passes.n * passes.splits
-
-
-def _waiting(model: Model) -> Ints:
-    """Weigh each stage's output until it is used, beyond what the stage itself keeps of it."""
-    return model.boundary_in_memory - model.size("kept_output")
-
-
-def _hand_over(passes: Passes, model: Model, build: Builder, task: Ints) -> None:
+def _hand_over(keeping: Keeping, task: Ints) -> None:
     """Hold what a task leaves to the next one on its device: outputs until used, their gradients while used too."""
-    if not model.boundary_in_memory.any():
+    passes, build = keeping.passes, keeping.build
+    if not keeping.boundary.any():
         return
     phase = task % passes.phases
     ahead, back = task[phase < passes.n - 1], task[phase >= passes.n]
     of = _locate(passes, ahead)
-    build.hold(Category.ACTIVATIONS, of, _waiting(model)[of.stage], end(ahead), start(ahead + 1))
+    if keeping.habits.static_receives:  # then it has a buffer always
+        keeping.hold_while_freed(of, ahead // passes.phases, np.arange(len(ahead)))
+        return
+    size = (keeping.boundary - keeping.kept)[of.stage]
+    build.hold(Category.ACTIVATIONS, of, size, end(ahead), start(ahead + 1))
+    keeping.hold_own_input(of, ahead // passes.phases)
     of = _locate(passes, back)
-    size = model.boundary_in_memory[of.stage - 1]
-    build.hold(Category.ACTIVATIONS, of, size, end(back), end(_last_use(passes, back + 1)))
+    size, until = keeping.boundary[of.stage - 1], keeping.freed[back // passes.phases, of.stage - 1]
+    build.hold(Category.ACTIVATIONS, of, size, end(back), end(until))
 
 
-def _send(passes: Passes, model: Model, build: Builder, sender: Ints, content: Content) -> None:
+def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
     """Send what tasks leave to the next ones on other devices: held there until sent, and here until used."""
+    passes, build = keeping.passes, keeping.build
     forth, reader = content == Content.ACTIVATION, sender + 1
-    of, arriving = _locate(passes, sender), _locate(passes, reader)
+    of, arriving, row = _locate(passes, sender), _locate(passes, reader), sender // passes.phases
     boundary = of.stage if forth else of.stage - 1
     message = build.send(
         Op.P2P,
         content,
         step=of.version,
-        micro_batch=passes.micro_batch[sender // passes.phases],
+        micro_batch=passes.micro_batch[row],
         stage=of.stage,
         src=of.device,
         dst=arriving.device,
-        size=model.size("boundary")[boundary],
+        size=keeping.model.size("boundary")[boundary],
     )
     build.link(_handing_on(passes, sender), message)
     build.link(message, reader)
-    size = model.boundary_in_memory[boundary]
-    leaving = _waiting(model)[boundary] if forth else size
-    build.hold(Category.COMMUNICATION, of, leaving, end(sender), end(message))
+    size = keeping.boundary[boundary]
+    if forth:
+        keeping.hold_output(of, row, message)
+    else:
+        number = build.hold(Category.COMMUNICATION, of, size, end(sender), end(message))
+        keeping.keep_sent_gradients(number, sender)
+    if keeping.habits.static_receives:
+        return
     build.land(message, of._replace(device=arriving.device), size, start(reader))
     if not forth:  # an activation counts as its reader's from then on
-        build.hold(Category.ACTIVATIONS, arriving, size, start(reader), end(_last_use(passes, reader)))
+        build.hold(Category.ACTIVATIONS, arriving, size, start(reader), end(keeping.freed[row, arriving.stage]))
 
 
-def _hold_stashes(passes: Passes, model: Model, build: Builder) -> None:
-    """Hold what each forward keeps for its backward; an input that the stage before keeps as well counts once."""
+def _hold_stashes(keeping: Keeping) -> None:
+    """Hold what each forward keeps for its backward."""
+    passes = keeping.passes
     forward = passes.forward.ravel()
-    shared = np.zeros(passes.device.shape, dtype=np.int64)
-    shared[:, 1:] = np.where(passes.device[:, 1:] == passes.device[:, :-1], model.size("kept_output")[:-1], 0)
     of = Location(passes.device.ravel(), passes.stage, np.repeat(passes.step, passes.n))
-    size = model.size("activation")[of.stage] - shared.ravel()
-    build.hold(Category.ACTIVATIONS, of, size, start(forward), end(passes.last.ravel()), even_empty=True)
+    size = keeping.stash_sizes().ravel()
+    keeping.build.hold(Category.ACTIVATIONS, of, size, start(forward), end(keeping.freed.ravel()), even_empty=True)
+    if passes.splits and keeping.model.frees_early.any():
+        _hold_weight_stashes(keeping)
+    if keeping.retains:
+        _hold_retained_gradients(keeping)
 
 
-def _hold_transients(passes: Passes, model: Model, build: Builder) -> None:
-    """Hold what tasks need only while they run."""
-    parts = [(passes.backward, "input_transient"), (passes.last, "weight_transient")]
-    whole = [(passes.backward, "backward_transient")]
-    for task, kind in [(passes.forward, "forward_transient"), *(parts if passes.splits else whole)]:
-        if model.size(kind).any():
+def _hold_weight_stashes(keeping: Keeping) -> None:
+    """Hold what the first part of each split backward leaves for the second one.
+
+    An input that the stage before keeps as well counts from the end of its stash there.
+    """
+    passes, build = keeping.passes, keeping.build
+    rows = np.flatnonzero(np.broadcast_to(keeping.model.frees_early, passes.device.shape))
+    before, after = passes.backward.ravel()[rows], passes.last.ravel()[rows]
+    own, both = (size.ravel()[rows] for size in keeping.weight_stash_sizes())
+    of = _locate(passes, before)
+    build.hold(Category.ACTIVATIONS, of, own, end(before), end(after), even_empty=True)
+    freed = keeping.freed.ravel()[rows - 1]  # of the stage before; a first stage shares nothing
+    number = build.hold(Category.ACTIVATIONS, of, both, end(freed), end(freed))
+    build.keep(number, end(after))
+
+
+def _hold_retained_gradients(keeping: Keeping) -> None:
+    """Hold the gradients that the first part of each split backward makes inside its stage for the second one."""
+    passes, task = keeping.passes, keeping.passes.backward.ravel()
+    size = np.array([stage.retained_gradients or 0 for stage in keeping.model.stages], np.int64)
+    of = _locate(passes, task)
+    kept = np.where(keeping.are_whole.ravel(), 0, size[of.stage])
+    keeping.build.hold(Category.ACTIVATIONS, of, kept, start(task), end(passes.last.ravel()))
+
+
+def _hold_transients(keeping: Keeping) -> None:
+    """Hold what tasks need only while they run; of a whole backward in two tasks, in the first one."""
+    passes, model = keeping.passes, keeping.model
+    backwards = [(passes.backward, model.size("backward_transient"))]
+    if passes.splits:
+        backwards = list(zip((passes.backward, passes.last), keeping.part_transients(), strict=True))
+    for task, size in [(passes.forward, model.size("forward_transient")), *backwards]:
+        if size.any():
             node = task.ravel()
-            of = _locate(passes, node)
-            build.hold(Category.ACTIVATIONS, of, model.size(kind)[of.stage], start(node), end(node))
+            of, each = _locate(passes, node), np.broadcast_to(size, task.shape).ravel()
+            keeping.build.hold(Category.ACTIVATIONS, of, each, start(node), end(node))

@@ -5,18 +5,19 @@ The copies that must leave a device, the bytes that each device sends, and the r
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.files.units import simplified
-from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
+from cdpsim.numeric.columns import Columns, Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 from cdpsim.timing.costs import Costs
+from cdpsim.trace.table import MessageRow, Table
 
 _P2P = Op.P2P.name.lower()
 
@@ -35,7 +36,7 @@ def parts_sent(how: Algorithm, op: Op, members: Ints, root: int) -> Ints:
     return np.roll(how.sends(len(members)), first) * payload_factor(op, len(members))
 
 
-def copied_bytes(messages: Mapping[str, np.ndarray]) -> Ints:
+def copied_bytes(messages: Columns | Table[MessageRow]) -> Ints:
     """Return the bytes that must leave a device for each message, whatever algorithm carries it.
 
     A point-to-point message is one copy. With k members, a reduction, a broadcast or an all-gather is k-1 copies, and
@@ -50,7 +51,7 @@ def copied_bytes(messages: Mapping[str, np.ndarray]) -> Ints:
 
 
 def sent_shares(
-    messages: Mapping[str, np.ndarray], collective: str, ran: Sequence[Algorithm | None] | None = None
+    messages: Columns | Table[MessageRow], collective: str, ran: Sequence[Algorithm | None] | None = None
 ) -> SentShares:
     """Return the bytes that each device sends for each message.
 
@@ -70,7 +71,7 @@ def sent_shares(
     return SentShares(*map(np.concatenate, zip(*rows, strict=True)))
 
 
-def _alike_collectives(messages: Mapping[str, np.ndarray]) -> list[tuple[Op, Ints, Ints]]:
+def _alike_collectives(messages: Columns | Table[MessageRow]) -> list[tuple[Op, Ints, Ints]]:
     """Group collectives by operation, members and root; return (operation, members, rows) of each group."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for row in np.flatnonzero(messages["op"] != _P2P).tolist():

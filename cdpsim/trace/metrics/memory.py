@@ -112,11 +112,11 @@ def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: n
 def peak_host_memory(program: Program, start: Times, end: Times, activations: Ints, optimizer: Ints) -> Ints:
     """Return the peak memory of each device's host, given the bytes of each stage's activations and optimizer there.
 
-    Activations are there from the start of their forward to the end of their backward; the optimizer state of a stage
-    is always there, for each device that updates it.
+    Activations are there from the start of their forward to the end of the backward that reads them; the optimizer
+    state of a stage is always there, for each device that updates it.
     """
     tasks, n = program.tasks, program.n
-    forward, last = program.tasks_of_kind(Kind.F).ravel(), program.gradient_tasks.ravel()
+    forward, last = program.tasks_of_kind(Kind.F).ravel(), program.stash_ends.ravel()
     sizes = activations[tasks.stage[forward]]
     device, _, size = step_function(tasks.device[forward].astype(np.int64), start[forward], end[last], sizes)
     peaks = np.zeros(program.devices, dtype=np.int64)

@@ -84,6 +84,20 @@ def waits_for(program: Program, start: Times, end: Times) -> Ints:
     return result
 
 
+def critical_path(program: Program, end: Times) -> Ints:
+    """Return the nodes on the way to the last end, in their order: before each, what it waited for that ended last."""
+    latest = last_waits(program, end)
+    path = [int(end.argmax())]
+    while (before := int(latest[path[-1]])) >= 0:
+        path.append(before)
+    return np.array(path[::-1])
+
+
+def last_waits(program: Program, end: Times) -> Ints:
+    """Return, for each node, the node that ended last of all that it waited for, -1 if it waited for none."""
+    return _latest(*program.waits(), program.nodes, end)
+
+
 def _gaps_before_tasks(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times]:
     """Return the tasks with a gap before them, their lanes, and since when those were idle."""
     task, first = program.lane_tasks, program.lane_start
@@ -99,14 +113,18 @@ def _critical(program: Program, end: Times, among: Flags | None = None) -> Ints:
     It is -1 where the node depends on nothing. `among` flags the dependencies that count, if not all.
     """
     rows = slice(None) if among is None or among.all() else np.flatnonzero(among)
-    before, after = program.edges.before[rows], program.edges.after[rows]
-    critical = np.full(program.nodes, -1, dtype=before.dtype)
-    latest = np.zeros(program.nodes, dtype=end.dtype)
+    return _latest(program.edges.before[rows], program.edges.after[rows], program.nodes, end)
+
+
+def _latest(before: Ints, after: Ints, nodes: int, end: Times) -> Ints:
+    """Return, for each node, the one before it that ended last, the highest of several; -1 where there is none."""
+    found = np.full(nodes, -1, dtype=before.dtype)
+    latest = np.zeros(nodes, dtype=end.dtype)
     ended = end[before]
     np.maximum.at(latest, after, ended)
     last = np.flatnonzero(ended == latest[after])
-    np.maximum.at(critical, after[last], before[last])
-    return critical
+    np.maximum.at(found, after[last], before[last])
+    return found
 
 
 def _trace_back(

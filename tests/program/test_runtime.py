@@ -1,0 +1,501 @@
+"""Habits of runtimes: what devices hold beyond what a schedule needs, declared habit by habit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, simulate
+from cdpsim.invariants import violations
+from cdpsim.model.runtime import PAPER, Habits, Runtime, read_runtime
+from cdpsim.program import Category, Content, Kind
+from cdpsim.request.description import describe_request
+from cdpsim.request.options import InapplicableOption
+from tests.conftest import examples
+from tests.helpers.strategies import models, shapes
+
+HABITS: dict[str, list[Any]] = {
+    "static_receives": [True],
+    "kept_outputs": [True],
+    "sends": ["until-next", "until-step-end"],
+    "returned_outputs": [True],
+    "whole_batch": [True],
+    "kept_losses": [True],
+    "gradients": ["zeroed", "kept"],
+    "joint_updates": [True],
+    "split_backward": ["retained"],
+    "gradient_buckets": ["copies", "views"],
+    "gathers": ["whole", "copied"],
+    "backward_prefetch": [True],
+    "reductions": ["until-next"],
+    "collective_copies": [True],
+}
+FLUSHED = sorted(name for name, schedule in SCHEDULES.items() if schedule.order.together)
+LAYER = Stage(
+    forward=1.0,
+    backward=2.0,
+    weight_backward=1.0,
+    activation=100,
+    boundary=10,
+    kept_output=4,
+    parameters=20,
+    first_gradients=3,
+    data=7,
+)
+
+
+def peaks(schedule: str, runtime: object, n: int = 4, **options: Any) -> list[int]:
+    """The peak of each device, of stages that are equal."""
+    cluster = Cluster() if SCHEDULES[schedule].placement.lanes else Cluster.unit()
+    run = simulate(schedule, model=Model(stages=(LAYER,) * n), cluster=cluster, runtime=runtime, **options)  # type: ignore[arg-type]
+    assert not violations(run)
+    peak: list[int] = run.peaks[:, -1].tolist()
+    return peak
+
+
+def test_each_habit_is_in_the_law() -> None:
+    assert list(HABITS) == list(Habits._fields) == list(Runtime().__struct_fields__[1:])
+
+
+@given(st.data())
+def test_a_habit_lowers_no_peak(data: st.DataObject) -> None:
+    """Each by itself, and each beside all of torch's; and devices hold what messages and passes need."""
+    name = data.draw(st.sampled_from(FLUSHED))
+    schedule = SCHEDULES[name]
+    shape = data.draw(st.sampled_from(shapes(schedule, 4)))
+    model = data.draw(models(shape.n))
+    more: dict[str, Callable[[Stage], Any]] = {
+        "first_gradients": lambda stage: st.none() | st.integers(0, stage.gradient_bytes),
+        "freed_output": lambda stage: st.none() | st.integers(0, stage.kept_output),
+        "data": lambda stage: st.integers(0, stage.activation // 2),
+    }
+    stages = tuple(
+        msgspec.structs.replace(stage, **{field: data.draw(draw(stage)) for field, draw in more.items()})
+        for stage in model.stages
+    )
+    habit = data.draw(st.sampled_from(sorted(HABITS)))
+    value = data.draw(st.sampled_from(HABITS[habit]))
+    base = data.draw(st.sampled_from([{}, {"like": "torch", habit: Habits._field_defaults[habit]}]))
+
+    def run(runtime: Runtime) -> Any:
+        own = msgspec.structs.replace(model, stages=stages, tied=(), runtime=runtime)
+        cluster = Cluster.from_builtins({"devices": {"speed": "1 TFLOPS"}}, "cluster")
+        options: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": 2}
+        return simulate(schedule, shape.n, model=own, cluster=cluster, **options)
+
+    without, having = run(Runtime(**base)), run(Runtime(**(base | {habit: value})))
+    assert (having.peaks[:, -1] >= without.peaks[:, -1]).all()
+    assert (having.end == without.end).all()
+    assert not violations(having)
+
+
+@pytest.mark.parametrize("name", ["single-cdp", "mp-cdp", "zero-cdp", "pipedream", "pipemare", "multi-cdp"])
+def test_steps_that_overlap_have_no_habits_of_steps(name: str) -> None:
+    """Gradients may be added to zeros; all else of torch's is of a step that ends."""
+    with pytest.raises(
+        InapplicableOption, match=r"^runtime: torch changes nothing of what devices hold in this run of"
+    ):
+        peaks(name, "torch")
+    with pytest.raises(InapplicableOption, match=r"^runtime: static_receives changes nothing"):
+        peaks(name, "paper:static_receives=yes")
+    zeroed, fresh = (peaks(name, f"paper:gradients={how}") for how in ("zeroed", "fresh"))
+    assert np.less_equal(fresh, zeroed).all()
+    with pytest.raises(
+        RequestError, match=f"^gradients: 'kept' needs steps that do not overlap, unlike those of {name};"
+    ):
+        peaks(name, "paper:gradients=kept")
+
+
+def test_in_slots_only_parameters_and_gradients_weigh_anything() -> None:
+    """Boundaries are 0 in memory there; gradients and parameters count as one."""
+    with pytest.raises(InapplicableOption, match=r"1f1b; leave it out, or give a --model, of bytes$"):
+        simulate("1f1b", 4, runtime="torch")
+    plain, copies = simulate("multi-dp", 3), simulate("multi-dp", 3, runtime="torch")
+    assert (copies.peaks[:, -1] - plain.peaks[:, -1]).tolist() == [3, 3, 3]
+    assert copies.peaks[:, Category.COMMUNICATION].tolist() == [3, 3, 3]
+    # In zero-dp's last stage's backward there are three activations, the own stage, that one, the next, and its copy.
+    assert simulate("zero-dp", 3, runtime="torch").peaks[:2, -1].tolist() == [3 + 1 + 1 + 1 + 1] * 2
+
+
+def test_views_are_the_gradients() -> None:
+    """A bucket that has the gradients is there always; one beside them as well."""
+    runs = {how: peaks("multi-dp", f"paper:gradient_buckets={how}") for how in ("none", "views", "copies")}
+    # In the last backward of a pass, the first stage's, all gradients are there, but of this 3 of 20 bytes.
+    assert runs["copies"] == [peak + 4 * 20 for peak in runs["none"]]
+    assert all(a <= b <= c for a, b, c in zip(*runs.values(), strict=True))
+
+
+def test_a_gradient_grows_in_the_first_backward() -> None:
+    """Of two micro-batches on one device: 3 of 20 bytes while the first backward runs, then all."""
+    run = simulate("gpipe", model=Model(stages=(LAYER,)), m=2, steps=1)
+    rows = np.flatnonzero(run.memory["category"] == "gradients")
+    changes = list(zip(run.memory["time"][rows].tolist(), run.memory["size"][rows].tolist(), strict=True))
+    assert changes == [(2.0, 3), (4.0, 20), (6.0, 0)]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "multi-dp"])
+def test_kept_gradients_never_go(name: str) -> None:
+    """Those of all stages of a device, in all steps: of one stage in a pipeline, of all where data are parallel."""
+    run = simulate(
+        name, model=Model(stages=(LAYER,) * 4), steps=3, cluster=Cluster.unit(), runtime="paper:gradients=kept"
+    )
+    rows = run.memory["category"] == "gradients"
+    for device in range(4):
+        own = rows & (run.memory["device"] == device)
+        assert run.memory["time"][own].tolist()[0] == 0
+        assert set(run.memory["size"][own][:-1].tolist()) == {80 if name == "multi-dp" else 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "runtime"),
+    [
+        ("zbv", 4, "torch:static_receives=no"),
+        ("dualpipev", 4, "torch:static_receives=no"),
+        ("zb-h1", 4, "torch:split_backward=freed,static_receives=no"),
+        ("zb-h1", 4, "paper:kept_losses=yes"),
+        ("zb-h2", 4, "paper:kept_losses=yes"),
+    ],
+)
+def test_habits_of_split_backwards_keep_the_laws(name: str, n: int, runtime: str) -> None:
+    """Of a model that ships, whose stages say what their first parts leave."""
+    assert not violations(simulate(name, n, m=8, model="gpt2", cluster="h100-node", runtime=runtime))
+
+
+def test_joint_updates_hold_the_gradients_of_all_stages() -> None:
+    """Two stages on a device: of a breadth-first order, the second's gradients are done while the first's are made."""
+    for runtime, stages in (("paper", 1), ("paper:joint_updates=yes", 2)):
+        run = simulate(
+            "looped-bfs",
+            model=Model(stages=(LAYER,) * 4),
+            m=4,
+            chunks=2,
+            cluster=Cluster.unit(),
+            steps=1,
+            runtime=runtime,
+        )
+        rows = (run.memory["category"] == "gradients") & (run.memory["device"] == 0)
+        assert run.memory["size"][rows].max() == stages * 20
+        assert not violations(run)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "interleaved-zero-bubble", "zbv", "dualpipev"])
+@pytest.mark.parametrize("split", ["freed", "retained"])
+@pytest.mark.parametrize("left", [None, 60])
+def test_laws_hold_where_split_backwards_have_no_static_receives(name: str, split: str, left: int | None) -> None:
+    """Outputs, and the inputs of losses, are then held beside what the first parts leave."""
+    parts = {} if left is None else {"weight_activation": left, "weight_input": 10, "weight_output": 10}
+    retained = {"retained_gradients": 40, "retained_input_transient": 100, "retained_weight_transient": 30}
+    more: dict[str, Any] = {"chunks": 2} if name.startswith("interleaved") else {}
+    n = 8 if name in ("zbv", "dualpipev") else 4
+    model = Model(stages=(msgspec.structs.replace(LAYER, **parts, **retained),) * n)
+    for habits in ({"like": "torch", "static_receives": False}, {"kept_losses": True, "kept_outputs": True}):
+        runtime = Runtime(**habits | ({"split_backward": split} if split == "freed" or "like" not in habits else {}))
+        own = msgspec.structs.replace(model, runtime=runtime)
+        assert not violations(simulate(name, model=own, cluster=Cluster(), m=2 * n, **more))
+
+
+@pytest.mark.parametrize("needed", [0, 4, 10])
+def test_an_input_counts_once_that_weights_and_losses_need(needed: int) -> None:
+    """The last stage's loss keeps 10 bytes from each B to the step's end; what W needs of them counts there until W."""
+    layer = msgspec.structs.replace(LAYER, weight_activation=60, weight_input=needed, kept_output=0)
+    plain, keeps = (
+        simulate("zb-h1", model=Model(stages=(layer,) * 2, runtime=runtime), cluster=Cluster(), m=4, steps=1)
+        for runtime in (PAPER, Runtime(kept_losses=True))
+    )
+    back, weights = (keeps.end[keeps.program.tasks_of_kind(kind)[:, -1]] for kind in (Kind.B, Kind.W))
+
+    def activations(run: Any, time: float) -> int:
+        rows = (run.memory["category"] == "activations") & (run.memory["device"] == 1) & (run.memory["time"] <= time)
+        return int(run.memory["size"][rows][-1])
+
+    for time in np.arange(back[0], weights[-1], 0.5).tolist():
+        more = (10 - needed) * int((back <= time).sum()) + needed * int((weights <= time).sum())
+        assert activations(keeps, time) - activations(plain, time) == more
+
+
+RETAINED = {"retained_gradients": 40, "retained_input_transient": 100, "retained_weight_transient": 30}
+FREED = {
+    "weight_activation": 60,
+    "weight_input": 10,
+    "weight_output": 10,
+    "input_transient": 50,
+    "weight_transient": 20,
+}
+
+
+def test_a_whole_backward_of_torchs_may_need_less_than_two_parts() -> None:
+    """All devices of DualPipe have their peaks in whole ones: with 5 bytes for one, and 50 for an input's part."""
+    layer = msgspec.structs.replace(LAYER, **FREED | RETAINED, backward_transient=5)
+    freed, retained = (
+        simulate("dualpipe", model=Model(stages=(layer,) * 4, runtime=runtime), cluster=Cluster(), m=8).peaks[:, -1]
+        for runtime in (PAPER, Runtime(split_backward="retained"))
+    )
+    assert (retained < freed).all()
+
+
+# Sharded data parallelism: device d owns stage d of as many, and each is gathered for each use
+
+SHARDS = (11, 23, 47, 95)  # bytes of the stages' parameters, and of their gradients: none is a sum of others
+TRANSIENT = 7  # of each backward
+
+
+def sharded(runtime: object, **options: Any) -> Any:
+    """A run of stages that have nothing but parameters, and a transient in their backwards."""
+    stages = tuple(
+        Stage(forward=1.0, backward=2.0, activation=0, parameters=size, first_gradients=0, backward_transient=TRANSIENT)
+        for size in SHARDS
+    )
+    run = simulate("zero-dp", model=Model(stages=stages), runtime=runtime, **{"cluster": Cluster.unit()} | options)  # type: ignore[arg-type]
+    assert not violations(run)
+    return run
+
+
+def level(run: Any, device: int, time: float) -> int:
+    """What a device holds at a time, of all categories."""
+    rows = (run.memory["device"] == device) & (run.memory["time"] <= time)
+    categories = run.memory["category"][rows]
+    return sum(int(run.memory["size"][rows][categories == name][-1]) for name in set(categories.tolist()))
+
+
+def in_tasks(runtime: object, kind: Kind, **options: Any) -> np.ndarray:
+    """What devices hold in the midst of their tasks of the second step: a row for each device, a column for a stage."""
+    run = sharded(runtime, **options)
+    tasks = run.program.tasks_of_kind(kind)[4:]
+    middle = (run.start[tasks] + run.end[tasks]) / 2
+    device = run.program.tasks.device[tasks]
+    levels = np.zeros((4, 4), dtype=int)
+    for row, stage in np.ndindex(4, 4):
+        levels[device[row, stage], stage] = level(run, int(device[row, stage]), middle[row, stage])
+    return levels
+
+
+def added(habit: str, kind: Kind, base: str = "paper") -> list[list[int]]:
+    """What a habit adds to each device in the task of each stage."""
+    more = in_tasks(f"{base}{',' if ':' in base else ':'}{habit}", kind) - in_tasks(base, kind)
+    return [[int(size) for size in row] for row in more]
+
+
+NEXT = [0, *SHARDS[:-1]]  # of each stage, what the backward after its own needs
+GIVEN = [*SHARDS[1:], 0]  # what the backward before it has given to a sum
+OWNED = np.eye(4, dtype=int) * SHARDS  # what each device has of each stage without a copy
+
+
+def test_what_sharded_data_parallelism_needs() -> None:
+    """A device's own stage, the stage of the task where that is another, and sums until they are applied."""
+    needed = np.array(SHARDS)[:, None] + np.array(SHARDS) - OWNED
+    assert in_tasks("paper", Kind.F).tolist() == needed.tolist()
+    assert in_tasks("paper", Kind.B).tolist() == (needed + TRANSIENT).tolist()
+    sums = [[SHARDS[device] if stage < device else 0 for stage in range(4)] for device in range(4)]
+    assert added("joint_updates=yes", Kind.B) == sums
+
+
+@pytest.mark.parametrize("kind", [Kind.F, Kind.B])
+def test_owners_may_gather_what_they_have(kind: Kind) -> None:
+    assert added("gathers=whole", kind) == OWNED.tolist()
+
+
+def test_a_gathering_buffer_is_there_beside_the_copies_of_it() -> None:
+    """In a forward until the next one's are made; in a backward it goes when it has been copied."""
+    assert added("gathers=copied", Kind.F) == (OWNED + np.array(SHARDS)).tolist()
+    assert added("gathers=copied", Kind.B) == OWNED.tolist()
+
+
+def test_a_backward_has_what_the_next_one_needs() -> None:
+    """An owner has its own stage's anyway, unless it gathers that, too."""
+    own = np.array(NEXT) - np.roll(OWNED, 1, axis=1)
+    assert added("backward_prefetch=yes", Kind.B) == own.clip(0).tolist()
+    assert added("backward_prefetch=yes", Kind.B, "paper:gathers=copied") == [NEXT] * 4
+    assert added("backward_prefetch=yes", Kind.F) == np.zeros((4, 4), dtype=int).tolist()
+
+
+def test_what_was_given_to_a_sum_stays_until_the_next_is_given() -> None:
+    """On owners beside the sum. The first stage's is given last, and goes when it has been summed."""
+    assert added("reductions=until-next", Kind.B) == [GIVEN] * 4
+    assert added("reductions=until-next", Kind.F) == np.zeros((4, 4), dtype=int).tolist()
+
+
+def test_a_copy_of_what_is_prefetched_counts_beyond_what_a_backward_makes() -> None:
+    """The collective ends before the backward makes its transient."""
+    more = added("collective_copies=yes", Kind.B, "paper:gathers=whole,backward_prefetch=yes")
+    assert more == [[max(size - TRANSIENT, 0) for size in NEXT]] * 4
+    assert added("collective_copies=yes", Kind.B) == np.zeros((4, 4), dtype=int).tolist()
+
+
+SLOW = Cluster.from_builtins({"devices": {}, "link": {"latency": "1 s", "bandwidth": "1 TB/s"}}, "slow")
+
+
+def test_collectives_copy_while_they_run() -> None:
+    """What broadcasts bring, but where it is, and what is given to reductions, where they take time."""
+    plain, copies = (sharded(runtime, cluster=SLOW) for runtime in ("paper", "paper:collective_copies=yes"))
+    messages, nodes = plain.program.messages, plain.program.message_nodes
+    start, end = plain.start[nodes], plain.end[nodes]
+    brings = messages.content == Content.PARAMETERS
+    for time in ((start + end) / 2).tolist():
+        under_way = (start <= time) & (time < end)
+        for device in range(4):
+            rows = np.flatnonzero(under_way & ~(brings & (messages.stage == device)))
+            size = sum(SHARDS[stage] for stage in messages.stage[rows].tolist())
+            assert level(copies, device, time) - level(plain, device, time) == size
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("runtime", ["torch", "paper:gathers=whole,reductions=until-next,collective_copies=yes"])
+def test_laws_hold_where_parameters_come_early(runtime: str, prefetch: int, expand: bool) -> None:
+    options: dict[str, Any] = {"prefetch": prefetch, "expand_collectives": expand}
+    assert not violations(simulate("zero-dp", 4, model="gpt2", cluster="h100-node", runtime=runtime, **options))
+
+
+def test_what_a_message_brings_early_is_not_prefetched_again() -> None:
+    """--prefetch brings all parameters a task early, and so what a backward's habit would have then."""
+    with pytest.raises(InapplicableOption, match=r"^runtime: backward_prefetch changes nothing"):
+        sharded("paper:backward_prefetch=yes", prefetch=1)
+    early = in_tasks("paper:gathers=copied", Kind.B, prefetch=1)
+    assert early.tolist() == in_tasks("paper:gathers=copied,backward_prefetch=yes", Kind.B).tolist()
+
+
+@pytest.mark.parametrize("habit", ["gathers=whole", "backward_prefetch=yes", "reductions=until-next"])
+def test_nothing_is_gathered_where_parameters_stay(habit: str) -> None:
+    for name in ("multi-dp", "1f1b", "zero-cdp"):
+        with pytest.raises(InapplicableOption, match=rf"^runtime: {habit.partition('=')[0]} changes nothing"):
+            peaks(name, f"paper:{habit}")
+
+
+@st.composite
+def retaining_models(draw: st.DrawFn, n: int) -> Model:
+    """Models whose parts, where they retain, leave and need as much as where they free; first stages have none."""
+    first, *later = draw(models(n)).stages
+    whole = {"weight_backward": first.backward, "weight_activation": None, "weight_input": 0, "weight_output": 0}
+    fresh = draw(st.none() | st.integers(0, first.gradient_bytes))
+    stages = [msgspec.structs.replace(first, first_gradients=fresh, **whole)]
+    for stage in later:
+        own = max(0, stage.activation - stages[-1].boundary)
+        kept = max((stage.weight_activation or 0) - own, draw(st.integers(0, 10**6)))
+        retained = {
+            "first_gradients": draw(st.none() | st.integers(0, stage.gradient_bytes)),
+            "retained_gradients": kept,
+            "retained_input_transient": max(kept, stage.backward_transient) + draw(st.integers(0, 10**6)),
+            "retained_weight_transient": draw(st.none() | st.just(stage.backward_transient + 1)),
+        }
+        stages.append(msgspec.structs.replace(stage, **retained))
+    return Model(stages=tuple(stages))
+
+
+@settings(max_examples=examples(30))
+@given(st.data())
+def test_two_parts_that_retain_lower_a_peak_only_by_the_first_stages_gradients_to_come(data: st.DataObject) -> None:
+    """On its device, by what its whole backward has yet to make at its highest moment; nowhere else."""
+    schedule = SCHEDULES[data.draw(st.sampled_from(["zb-h1", "zb-h2", "interleaved-zero-bubble", "zbv"]))]
+    shape = data.draw(st.sampled_from(shapes(schedule, 4)))
+    model = data.draw(retaining_models(shape.n))
+    options: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": 2}
+    options["cluster"] = Cluster.from_builtins({"devices": {"speed": "1 TFLOPS"}}, "cluster")
+    freed, retained = (
+        simulate(schedule, model=msgspec.structs.replace(model, runtime=Runtime(split_backward=how)), **options)
+        for how in ("freed", "retained")
+    )
+    first, tasks = model.stages[0], freed.program.tasks
+    fresh = first.gradient_bytes if first.first_gradients is None else first.first_gradients
+    to_come = np.zeros(freed.program.devices, dtype=np.int64)
+    to_come[tasks.device[tasks.stage == 0]] = first.gradient_bytes - fresh
+    assert (retained.peaks[:, -1] >= freed.peaks[:, -1] - to_come).all()
+    assert not violations(retained)
+
+
+@pytest.mark.parametrize("first_gradients", [7, 4, 0])
+def test_a_first_stages_gradients_to_come_lower_a_peak(first_gradients: int) -> None:
+    """One device has both stages, and its peak in the first one's backward: of 7 bytes of gradients some are to come.
+
+    As the second stage's part has ended by then, it does not matter what that retains.
+    """
+    first = Stage(
+        forward=1.0, backward=2.0, weight_backward=2.0, activation=50, parameters=7, first_gradients=first_gradients
+    )
+    second = Stage(
+        forward=1.0,
+        backward=2.0,
+        weight_backward=1.0,
+        activation=1,
+        weight_activation=1,
+        retained_gradients=0,
+        retained_input_transient=0,
+        retained_weight_transient=0,
+        weight_transient=0,
+    )
+    first = msgspec.structs.replace(first, backward_transient=9)
+    freed, retained = (
+        simulate(
+            "zbv", model=Model(stages=(first, second), runtime=Runtime(split_backward=how)), m=2, cluster=Cluster()
+        )
+        for how in ("freed", "retained")
+    )
+    assert (freed.peaks[:, -1] - retained.peaks[:, -1]).tolist() == [7 - first_gradients]
+
+
+# How a runtime is given
+
+
+def test_a_text_a_table_and_an_object_are_the_same() -> None:
+    text, table = "torch:sends=until-sent,returned_outputs=no", {"sends": "until-sent", "returned_outputs": False}
+    wanted = Runtime(like="torch", sends="until-sent", returned_outputs=False)
+    assert read_runtime(text) == read_runtime({"like": "torch"} | table) == read_runtime(wanted) == wanted
+    assert str(wanted) == text
+    assert read_runtime("paper") == PAPER
+
+
+@pytest.mark.parametrize(
+    ("given_as", "problem"),
+    [
+        ("torhc", r"^runtime: unknown runtime 'torhc'; did you mean 'torch'\?$"),
+        ("torch:sends", r"^sends: unknown sends ''; known are until-sent, until-step-end, until-next$"),
+        ("torch:gathers=once", r"^gathers: unknown gathers 'once'; known are missing, whole, copied$"),
+        ("torch:reductions=always", r"^reductions: unknown reductions 'always'; known are until-summed, until-next$"),
+        ("torch:sends=later", r"^sends: unknown sends 'later'; known are"),
+        ("torch:whole_batch=2", r"^whole_batch: unknown whole_batch '2'; known are yes, no$"),
+        ("torch:whole=yes", r"^habit: unknown habit 'whole'; did you mean 'whole_batch'\?$"),
+        ("torch:sends=until-sent,sends=until-next", r"^runtime: says sends twice; say it once$"),
+        ({"likes": "torch"}, r"^habit: unknown habit 'likes'; did you mean 'like'\?$"),
+        ({"whole_batch": "yes"}, r"^whole_batch: expected `bool \| null`, got `str`$"),
+        (7, r"^runtime: 7 is no name, text or table; write for example 'torch:sends=until-sent'$"),
+    ],
+)
+def test_what_is_no_runtime_is_refused(given_as: object, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        Request("gpipe", model=Model(stages=(LAYER,) * 2), runtime=given_as)  # type: ignore[arg-type]
+
+
+def test_a_models_own_runtime_is_its_requests() -> None:
+    """A request's comes before it; a habit that changes nothing is refused only where it is asked for."""
+    model = Model(stages=(LAYER,) * 2, runtime=Runtime(like="torch"))
+    again = Model.from_builtins(model.to_builtins(), "again")
+    assert again == model
+    assert model.table()["runtime"] == {"like": "torch"}
+    own = simulate("gpipe", model=model)
+    assert own.request.runtime == Runtime(like="torch")
+    assert "runtime" not in own.request
+    assert simulate(**own.request).peaks.tolist() == own.peaks.tolist()
+    assert not violations(simulate("pipedream", model=model))
+    paper = simulate("gpipe", model=model, runtime="paper")
+    assert paper.request["runtime"] == {}
+    assert simulate(**paper.request).peaks.tolist() == paper.peaks.tolist() != own.peaks.tolist()
+
+
+def test_an_experiment_has_a_table_of_its_own(tmp_path: Path) -> None:
+    """Beside its model, and before what that says."""
+    Model(stages=(LAYER,) * 2, runtime=Runtime(like="torch")).save(tmp_path / "pair.toml")
+    text = 'model = "pair.toml"\n[run]\nschedule = "gpipe"\n[runtime]\nlike = "torch"\nsends = "until-sent"\n'
+    (tmp_path / "experiment.toml").write_text(text)
+    request = Request.load(tmp_path / "experiment.toml")
+    assert request.runtime == Runtime(like="torch", sends="until-sent")
+    assert "runtime torch:sends=until-sent" in describe_request(request)
+
+
+def test_a_record_makes_the_same_run() -> None:
+    request = Request("1f1b", model=Model(stages=(LAYER,) * 2), m=4, runtime="torch:whole_batch=no")
+    assert request["runtime"] == {"like": "torch", "whole_batch": False}
+    assert Request.from_builtins(request.to_builtins()).runtime == request.runtime
