@@ -16,9 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from cdpsim.cli.console import say
     from cdpsim.cli.parser import serve_command
     from cdpsim.errors import RequestError
+    from cdpsim.files.notes import explain
     from cdpsim.files.writing import inputs_kept
     from validation.modules import require
 
@@ -26,17 +26,18 @@ def _serve(arguments: list[str]) -> int:
     from validation.calibrate.command import calibrate_command
     from validation.comparison.battery import battery_command
     from validation.comparison.command import replay_command
+    from validation.peers.command import peers_command
     from validation.profile.command import profile_command
     from validation.ranks.member import is_out_of_memory
-    from validation.replay.plan import ReplayError
+    from validation.replay.contents import ReplayError
     from validation.report.command import report_command
 
-    commands = (replay_command, profile_command, calibrate_command, report_command, battery_command)
+    commands = (replay_command, profile_command, calibrate_command, report_command, battery_command, peers_command)
     try:
         with inputs_kept():
             return serve_command("python -m validation", "validation", commands, arguments)
     except ReplayError as error:
-        say(f"error: {error}")
+        explain(f"error: {error}")
         return 2
     except RuntimeError as error:
         if is_out_of_memory(error):

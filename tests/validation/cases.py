@@ -14,6 +14,7 @@ OPTIMIZERS = {
     "sgd": Optimizer("sgd", {"lr": 0.1}),
     "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
     "adam": Optimizer("adam", {"lr": 0.01}),
+    "adamw": Optimizer("adamw", {"lr": 0.01, "weight_decay": 0.1}),
 }
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 every_model = pytest.mark.parametrize("model", MODELS)
@@ -38,7 +39,15 @@ def stages_of(case: Case) -> tuple[Stage, ...]:
     return model.stages
 
 
-def tiny(name: str, *, model: str = "mlp", schedule: str = "single-cdp", alone: bool = True, lasts: float = 1) -> Trial:
+def tiny(
+    name: str,
+    *,
+    model: str = "mlp",
+    schedule: str = "single-cdp",
+    offload: str = "none",
+    alone: bool = True,
+    lasts: float = 1,
+) -> Trial:
     """A trial that takes less than a second."""
-    case = Case(schedule, 2, steps=1, model=model, batch=1)
+    case = Case(schedule, 2, steps=1, model=model, optimizer=OPTIMIZERS["momentum"], batch=1, offload=offload)
     return Trial(Group(name, "that it runs", lasts), case, alone)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from validation.ranks.member import Member, replay_part
 from validation.replay.case import Case, Outcome
-from validation.replay.plan import Message
+from validation.replay.contents import Message
 from validation.replay.transport import Distributed, Pending
 
 

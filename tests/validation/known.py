@@ -13,7 +13,7 @@ def known(case: Case) -> Case:
     """The same case, with what its stages hold, unless it says so itself."""
     if case.stages is not None:
         return case
-    trains = repr((case.trains, granularity(case.device)))
+    trains = repr((case.trains, granularity(case.device), case.split))
     if trains not in _found:
         _found[trains] = profiled(case).stages
     return replace(case, stages=_found[trains])

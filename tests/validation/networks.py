@@ -5,8 +5,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from validation.training.forms import Form
-from validation.training.stages import Architecture, Draw, cross_entropy
+from validation.training.forms import Form, flatten, zeros
+from validation.training.stages import Architecture, Draw, Training, cross_entropy, cut, mean_square
+
+VECTOR = Draw(Form((2, 4), torch.float64))
+
+
+def of_layers(*layers: nn.Module) -> Training:
+    """A stage for each layer, from four numbers to as many."""
+    return cut(Architecture([layer.double() for layer in layers], VECTOR, VECTOR, mean_square), range(1, len(layers)))
+
+
+def vectors(training: Training, stage: int) -> tuple[Tensor, Tensor]:
+    """A stage's parameters, and zeros for its gradient."""
+    return flatten(training.stages[stage].parameters()), zeros(training.parameters(stage), torch.device("cpu"))
 
 
 class Scaled(nn.Module):

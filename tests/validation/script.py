@@ -6,7 +6,7 @@ from cdpsim.errors import RequestError
 from tests.validation.harm import replay_harmed
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import Case, expected_parameters, largest_difference, prepare
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
 
 
 def main(schedules: str, n: int, harm: str, timeout: float) -> int:

@@ -17,19 +17,22 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
-from cdpsim.schedules import TABLE_1
+from cdpsim.schedules import SCHEDULES, TABLE_1
 from tests.validation.cases import tiny
 from tests.validation.made_reports import Made
 from tests.validation.processes import alive, descendants, ended
 from validation.__main__ import main
 from validation.comparison import battery
-from validation.comparison.trials import LEADING, PIPELINES, Group, Trial, list_trials, select_trials, trial_names
+from validation.comparison.replays import request_of
+from validation.comparison.trials import LEADING, Group, Trial, list_trials, select_trials, trial_names
 from validation.comparison.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
 from validation.modules import Unfit
 from validation.replay.case import Case
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
+from validation.replay.options import replayable
 from validation.report import command as report
 from validation.report import schema as reportform
 from validation.report.environment import environment
@@ -69,9 +72,12 @@ HARMS = {
 def test_one_failure_loses_nothing_else(
     these: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is recorded with a word and a line for why; on the next try only those are made that have failed."""
+    """Each is recorded with a word and a line for why; on the next try only those are made that have failed.
+
+    The last trial is profiled with its options: the state of its optimizer is on the host.
+    """
     bad = [tiny(harm, model=f"tests.validation.fatal:{harm}") for harm in HARMS]
-    these(tiny("first"), *bad, tiny("last"))
+    these(tiny("first"), *bad, tiny("last", offload="all"))
     words = ["battery", "--device", "cpu", "-o", str(tmp_path / "battery.json")]
     assert main(words) == 1
     output, found = capsys.readouterr(), read(tmp_path / "battery.json")
@@ -84,9 +90,9 @@ def test_one_failure_loses_nothing_else(
         assert result.reason is not None
         assert re.search(reason, result.reason)
         assert line.startswith(f"cdpsim: {harm}/single-cdp: failed ({failure}): ")
-    assert list(found.by_name) == ["first/single-cdp", "last/single-cdp"]
+    assert list(found.by_name) == ["first/single-cdp", "last/single-cdp+offload=all"]
     assert all(each.ok for each in found.reports)
-    these(tiny("first"), *(tiny(harm) for harm in HARMS), tiny("last"))
+    these(tiny("first"), *(tiny(harm) for harm in HARMS), tiny("last", offload="all"))
     assert main([*words, "--resume"]) == 0
     again = read(tmp_path / "battery.json")
     assert set(states(tmp_path / "battery.json").values()) == {"ok"}
@@ -323,7 +329,8 @@ def test_some_trials_are_made_and_the_rest_later(quick: Callable[..., Quick], tm
 def test_to_resume_what_has_not_begun_is_to_begin(quick: Callable[..., Quick], tmp_path: Path) -> None:
     worker = quick()
     battery_of(worker, tmp_path, resume=True, patterns=["ranks"])
-    assert len(worker.made) == len(TABLE_1) + len(PIPELINES)
+    assert set(worker.made) == {trial.name for trial in list_trials("cpu") if trial.group.name == "ranks"}
+    assert set(states(tmp_path / "battery.json").values()) == {"ok", "left out"}
 
 
 def test_results_of_other_code_are_not_mixed_with_those_of_this(
@@ -414,13 +421,47 @@ def test_trials_have_names_and_what_they_show(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_schedule_is_replayed_at_every_size(device: str) -> None:
-    """Each of Table 1 and four pipelines: N = 2, 4 and 8 in one process, and by ranks."""
+def test_every_schedule_is_replayed(device: str) -> None:
+    """In one process with N = 4; those of Table 1 also by ranks and with N = 2, pairs that halve memory with N = 8."""
     cases = [(trial.case, trial.alone) for trial in list_trials(device) if trial.case]
     ran = {(case.schedule, case.n, alone) for case, alone in cases if case.model in ("mlp", "transformer")}
-    for schedule in (*TABLE_1, *PIPELINES):
-        assert {(schedule, n, True) for n in (2, 4, 8)} | {(schedule, 4, False)} <= ran
+    assert {(schedule, 4, True) for schedule in SCHEDULES} <= ran
+    assert {(schedule, n, alone) for schedule in TABLE_1 for n, alone in ((2, True), (4, False))} <= ran
+    assert {(f"{kind}-{rule}", 8, True) for kind in ("single", "multi", "mp") for rule in ("dp", "cdp")} <= ran
     assert {case.model for case, _ in cases} >= {"vit-b16", "resnet50"}
+
+
+OPTIONS: dict[str, set[Any]] = {
+    "slot_order": {"backward-first"},
+    "split": {"twice"},
+    "replicas": {2},
+    "prefetch": {1},
+    "overlap_all_reduce": {True},
+    "vertical_sync": {True},
+    "recompute": {"full", "sqrt"},
+    "offload": {"optimizer", "all"},
+    "autocast": {"bf16"},
+    "mixed_precision": {True},
+    "dtype": {"bfloat16"},
+    "optimizer": {"adam", "adafactor"},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_option_is_replayed_and_named(device: str) -> None:
+    """As a whole: in one process, and some by ranks; names of trials and the table's column have the same words."""
+    found = [(trial, trial.case) for trial in list_trials(device) if trial.case and "options" in trial.group.name]
+    assert {trial.alone for trial, _ in found} == {True, False}
+    seen: dict[str, set[Any]] = {option: set() for option in OPTIONS}
+    for trial, case in found:
+        assert replayable(case, alone=trial.alone).left_out == (), trial.name
+        request = request_of(case, trial.alone)
+        words = replace(Made().report(), request=request).options_text.split()
+        assert trial.name.split("+") == [f"{trial.group.name}/{case.schedule}", *words]
+        assert words
+        for option, values in seen.items():
+            values.add(request[option])
+    assert all(values <= seen[option] for option, values in OPTIONS.items())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -468,7 +509,7 @@ REFUSED = {
     "no minutes": (["-o", "new.json", "--minutes", "0"], "--minutes: '0' is no number above 0"),
     "nan": (["-o", "new.json", "--minutes", "nan"], "--minutes: 'nan' is no number above 0"),
     "timeout": (["-o", "new.json", "--timeout", "-1"], "--timeout: '-1' is no number above 0"),
-    "device": (["-o", "new.json", "--device", "tpu"], "unknown device 'tpu'; did you mean 'cpu'"),
+    "device": (["-o", "new.json", "--device", "tpu"], "unknown device 'tpu'; known are cpu, cuda"),
     "pattern": (["-o", "new.json", "--only", "rank"], "no trial is called 'rank'; did you mean 'ranks'"),
     "pattern before the file": (["-o", "there.json", "--only", "rank"], "no trial is called 'rank'"),
     "file is there": (["-o", "there.json"], "already exists; --force overwrites"),

@@ -82,18 +82,36 @@ def test_grouping_follows_devices() -> None:
 def test_an_optimizer_as_a_function_is_torchs_own(optimizer: Optimizer) -> None:
     """From zeros on, as many updates as one likes."""
     form = Form((5,), torch.float64)
-    theta, state = torch.linspace(-1, 1, 5, dtype=form.dtype), optimizer.state(form)
+    theta = torch.linspace(-1, 1, 5, dtype=form.dtype)
+    state = optimizer.state(theta, [form])
     parameter = nn.Parameter(theta.clone())
     torchs = optimizer.over([parameter])
     for k in range(4):
         gradient = torch.sin(theta + k)
-        theta, before = optimizer.update(theta, gradient, state), theta
+        theta, before = optimizer.update(theta, gradient, state, [form]), theta
         assert not torch.equal(theta, before)
         parameter.grad = gradient.clone()
         torchs.step()
         assert torch.equal(theta, parameter)
     kept = [value for value in torchs.state[parameter].values() if value is not None]
-    assert optimizer.nbytes(form) == sum(value.nbytes for value in kept)
+    assert optimizer.nbytes([form]) == sum(value.nbytes for value in kept)
+
+
+def test_adamw_decays_weights_apart_from_the_moments() -> None:
+    """Algorithm 2 of Loshchilov & Hutter 2019, written out, in float64."""
+    lr, decay, beta1, beta2 = 0.01, 0.1, 0.9, 0.999
+    theta, first, second = (torch.tensor(pair, dtype=torch.float64) for pair in ([1.0, -2.0], [0.0, 0.0], [0.0, 0.0]))
+    parts = [Form((2,), torch.float64)]
+    optimizer = Optimizer("adamw", {"lr": lr, "weight_decay": decay})
+    found, state = theta, optimizer.state(theta, parts)
+    for t in range(1, 4):
+        gradient = torch.tensor([0.5 * t, -1.0], dtype=torch.float64)
+        found = optimizer.update(found, gradient, state, parts)
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        step = first / (1 - beta1**t) / ((second / (1 - beta2**t)).sqrt() + 1e-8)
+        theta = theta - lr * step - lr * decay * theta
+        torch.testing.assert_close(found, theta, rtol=1e-14, atol=0)
 
 
 def test_what_is_packed_comes_out_the_same() -> None:

@@ -19,7 +19,7 @@ from tests.validation.harm import replay_harmed
 from tests.validation.processes import descendants, ended
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
 
 CASE = Case("multi-cdp", 3)
 SCRIPT = [sys.executable, "-m", "tests.validation.script"]
@@ -53,7 +53,7 @@ def test_a_rank_that_comes_to_harm_is_named(harm: str, named: str) -> None:
 
 def test_a_message_that_is_never_sent_is_named() -> None:
     """By the rank that waits for it: which one it is, and between which devices."""
-    named = r"rank [02]: device [02] waited for p2p \w+\(t=\d(,i=\d)?,j=\d\) between devices 1, [02]: "
+    named = r"rank [02]: device [02] waited for p2p \w+\(t=\d(,i=\d)?,j=\d\) between devices \d, \d: "
     with pytest.raises(ReplayError, match=named) as raised, Ranks(3) as ranks:
         ranks.call(replay_harmed, CASE, 1, "skips", timeout=TIMEOUT)
     assert "KeyError" not in str(raised.value)

@@ -11,25 +11,12 @@ from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import DP
 from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
+from tests.validation.networks import of_layers, vectors
 from validation.profile.tracker import Tracker, is_alive, storage_of
 from validation.replay.equation import evaluate
-from validation.training.forms import Form, flatten, zeros
+from validation.training.forms import flatten
 from validation.training.models import make_training
 from validation.training.passes import backward, backward_for_input, backward_for_weights, forward
-from validation.training.stages import Architecture, Draw, Training, cut, mean_square
-
-CPU = torch.device("cpu")
-VECTOR = Draw(Form((2, 4), torch.float64))
-
-
-def of_layers(*layers: nn.Module) -> Training:
-    """A stage for each layer, from four numbers to as many."""
-    return cut(Architecture([layer.double() for layer in layers], VECTOR, VECTOR, mean_square), range(1, len(layers)))
-
-
-def vectors(training: Training, stage: int) -> tuple[Tensor, Tensor]:
-    """A stage's parameters, and zeros for its gradient."""
-    return flatten(training.stages[stage].parameters()), zeros(training.parameters(stage), CPU)
 
 
 @every_model

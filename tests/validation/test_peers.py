@@ -1,20 +1,30 @@
-"""A replay ends where torch's own parallel training does, for what torch has."""
+"""A replay ends where torch's own parallel training does, and torch holds and sends what is committed."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
-
 from tests.validation.cases import OPTIMIZERS
-from tests.validation.peers import SCHEDULES, Ended, data_parallel, pipelined, sharded
+from validation.__main__ import main
+from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
+from validation.peers.measure import measure_memory, observe, train
+from validation.peers.requests import peers_table
+from validation.peers.runtimes import PEERS, Ended, own_stages
+from validation.peers.schema import PeerReport, read_peers
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome
 
 MODELS = ("mlp", "transformer")
+PIPELINES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble")
+RESULTS = Path(__file__).parents[2] / "validation" / "results" / "peers-cpu-2026-11-22.json"
+SMALL = Workload(2, 4, sizes=(("width", 32), ("length", 8), ("heads", 2)), batch=2)
 every_model = pytest.mark.parametrize("model", MODELS)
 
 
@@ -41,23 +51,21 @@ def apart(outcomes: list[Outcome], peers: list[Ended]) -> float:
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("mlp", "momentum"), ("transformer", "adam")])
-@pytest.mark.parametrize(("schedule", "peer"), [("multi-dp", data_parallel), ("zero-dp", sharded)])
-def test_replicas_end_where_torchs_do(
-    ranks: Ranks, schedule: str, peer: Callable[..., Ended], model: str, optimizer: str
-) -> None:
+@pytest.mark.parametrize(("schedule", "peer"), [("multi-dp", "ddp"), ("zero-dp", "fsdp2")])
+def test_replicas_end_where_torchs_do(ranks: Ranks, schedule: str, peer: str, model: str, optimizer: str) -> None:
     """multi-dp where DistributedDataParallel does, zero-dp where FSDP2 does."""
     case = case_of(schedule, ranks, model, optimizer)
-    assert apart(ranks.run(case), ranks.call(peer, case)) <= 1e-12
+    assert apart(ranks.run(case), ranks.call(train, peer, case)) <= 1e-12
 
 
-@pytest.mark.parametrize(("schedule", "model"), [*zip(SCHEDULES, MODELS * 2, strict=True)])
+@pytest.mark.parametrize(("schedule", "model"), [*zip(PIPELINES, MODELS * 2, strict=True)])
 def test_a_pipeline_with_a_flush_ends_where_torchs_do(ranks: Ranks, schedule: str, model: str) -> None:
     """With the same stages on the same ranks, also where backwards are split."""
     case = case_of(schedule, ranks, model, "momentum")
     devices = case.n
     if schedule.startswith("interleaved"):
         case = replace(case, n=2 * devices, m=devices, chunks=2)
-    ended = ranks.call(pipelined, case)
+    ended = ranks.call(train, schedule, case)
     assert [list(one) for one in ended] == [[*range(d, case.n, devices)] for d in range(devices)]
     assert apart(ranks.run(case), ended) <= 1e-12
 
@@ -65,6 +73,198 @@ def test_a_pipeline_with_a_flush_ends_where_torchs_do(ranks: Ranks, schedule: st
 @every_model
 def test_the_wrong_rule_does_not_end_there(ranks: Ranks, model: str) -> None:
     """Delayed gradients are another training than DistributedDataParallel's."""
-    ended = ranks.call(data_parallel, case_of("multi-dp", ranks, model, "momentum"))
+    ended = ranks.call(train, "ddp", case_of("multi-dp", ranks, model, "momentum"))
     delayed = ranks.run(case_of("multi-cdp", ranks, model, "momentum", rule="cdp-v2"))
     assert apart(delayed, ended) > 1e-6
+
+
+# What torch holds, sends and ends with
+
+
+on_two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True)
+
+
+def test_the_stages_of_a_v() -> None:
+    """Rank r has stages r and 2P-1-r there, and r and P+r in a loop."""
+    v, loop = (PEERS[name] for name in ("zbv", "interleaved-1f1b"))
+    workload = Workload(4, 8)
+    assert [own_stages(rank, workload.case(v)) for rank in range(4)] == [[0, 7], [1, 6], [2, 5], [3, 4]]
+    assert [own_stages(rank, workload.case(loop)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@on_two_ranks
+def test_the_allocator_has_what_live_storages_take(ranks: Ranks) -> None:
+    """Before a step, at its peak and after it, to the byte; 1F1B's static buffers are a boundary per micro-batch."""
+    peer = PEERS["1f1b"]
+    case = SMALL.case(peer)
+    memory, contents = ranks.call(measure_memory, "1f1b", case), ranks.call(observe, "1f1b", case)
+    boundary = 4 * 2 * 8 * 32
+    for own, there in zip(memory, contents, strict=True):
+        assert (own.before, own.peak, own.after) == (there.before, there.peak, there.after)
+        assert sum(there.at_peak.values()) == there.peak
+    assert contents[0].at_peak["receive buffers of gradients"] == 4 * boundary
+    assert contents[1].at_peak["receive buffers of activations"] == 4 * boundary
+    assert contents[1].at_peak["outputs"] == 4 * boundary
+
+
+@on_two_ranks
+def test_a_pipelines_messages_in_its_order(ranks: Ranks) -> None:
+    """Written out: rank 0 sends two activations before the first gradient comes back; rank 1 a gradient after each."""
+    contents = ranks.call(observe, "1f1b", SMALL.case(PEERS["1f1b"]))
+    boundary = 4 * 2 * 8 * 32
+    sends = [[call for call in own.calls if call.call == "send"] for own in contents]
+    assert [(call.label, call.peer, call.nbytes) for call in sends[0]] == [
+        (f"activation 0,{i}", 1, boundary) for i in range(4)
+    ]
+    assert [(call.label, call.peer, call.nbytes) for call in sends[1]] == [
+        (f"activation gradient 1,{i}", 0, boundary) for i in range(4)
+    ]
+
+
+@on_two_ranks
+@pytest.mark.parametrize("name", ["zbv", "ddp", "checkpoint-reentrant"])
+def test_a_runtime_is_compared(ranks: Ranks, name: str) -> None:
+    """Messages and parameters are the simulation's; memory is counted above the parameters that lie there."""
+    report = Comparer(ranks, SMALL, repeats=0).compare(PEERS[name])
+    assert report.messages.same, report.messages.first_difference
+    assert report.max_abs_difference is not None and report.max_abs_difference <= 1e-12
+    width = 32
+    block = 4 * (12 * width**2 + 10 * width)  # bytes of a block's parameters
+    for device in report.devices:
+        assert device.parameters == 2 * block
+        assert sum(device.contents.values()) + device.in_no_storage == device.bytes + device.parameters
+        assert device.contents["parameters"] == device.parameters
+
+
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_fsdp2_has_a_share_of_every_stage(ranks: Ranks) -> None:
+    """Its peak is in the second backward; of the gradients summed by then a rank has a third, and the owner all."""
+    workload = Workload(3, 3, "mlp", (("width", 96),), batch=16)
+    report = Comparer(ranks, workload, repeats=0).compare(PEERS["fsdp2"])
+    assert report.messages.same, report.messages.first_difference
+    stage = 4 * (2 * 96 * 192 + 192 + 96)  # bytes of two layers' weights and biases
+    numbers = 4 * 3 + 8  # of the device mesh, and of the loss
+    more = [left_over(device, {}) for device in report.devices]
+    assert more == [stage // 3 + numbers, stage // 3 + numbers, stage // 3 - stage + numbers]
+
+
+# What is committed
+
+
+def committed() -> list[PeerReport]:
+    return read_peers(RESULTS).peers
+
+
+def test_torch_as_in_the_notes() -> None:
+    """The peaks of four ranks, measured before by another program, to the byte."""
+    measured = {report.name: [own.bytes for own in report.devices] for report in committed() if report.ranks == 4}
+    assert measured["1f1b"] == [48835584, 40954880, 32549888, 27814948]
+    assert measured["gpipe"] == [78775296, 78775296, 78775296, 79299620]
+    assert measured["interleaved-1f1b"] == [123409408, 109220864, 94508032, 80319524]
+    assert measured["interleaved-zero-bubble"] == [102912000, 110776320, 116543488, 124407844]
+    assert measured["zbv"] == [101863448, 102912000, 113364992, 123867136]
+    assert measured["dualpipev"] == [102919188, 107123712, 108172288, 102929408]
+    assert measured["ddp"] == [50439176] * 4
+    assert measured["fsdp2"] == [47292440] * 4
+    assert measured["checkpoint"] == [22073288] * 4
+    assert measured["checkpoint-kept"] == [26816264] * 4
+
+
+def test_all_runtimes_are_committed() -> None:
+    """On two and on four ranks; each sent what its simulation sends, if it is judged, and ended where it should."""
+    reports = committed()
+    assert [(report.ranks, report.name) for report in reports] == [(n, name) for n in (2, 4) for name in PEERS]
+    for report in reports:
+        assert report.ok or not report.judged, report.name
+        assert report.max_abs_difference is not None and report.max_abs_difference <= 1e-12, report.name
+        assert all(own.unseen == 0 for own in report.devices), report.name
+        if PEERS[report.name].kind == "pipeline":  # which allocates nothing but tensors
+            assert all(own.in_no_storage == 0 for own in report.devices), report.name
+
+
+def test_a_named_remainder_is_all_that_is_missing() -> None:
+    """To 1,024 B: a boundary of 8 x 64 x 256 numbers, and a state of random numbers for each stage."""
+    for report in committed():
+        again = {"checkpoint-reentrant": 4 * 8 * 64 * 256, "checkpoint-kept": 0}.get(report.name)
+        assert sum(report.remainder.values()) == (0 if again is None else again + 5056 * report.ranks)
+        if report.remainder:
+            assert all(abs(left_over(device, report.remainder)) <= 1024 for device in report.devices)
+
+
+def test_fsdp2_has_numbers_beyond_its_simulation() -> None:
+    """Of the ranks in its device mesh, and two of the loss: four bytes each."""
+    for report in committed():
+        if report.name == "fsdp2":
+            assert report.messages.same
+            assert [left_over(device, {}) for device in report.devices] == [4 * report.ranks + 8] * report.ranks
+
+
+def test_the_simulator_still_says_what_it_said() -> None:
+    """Every peak, category, task and message, from stages profiled now; `peers --from` makes the file anew."""
+    for report in committed():
+        assert simulate_anew(report) == report, report.name
+
+
+def test_the_read_me_shows_four_ranks() -> None:
+    """Its table is what `peers --from` makes of the file."""
+    text = (RESULTS.parents[1] / "README.md").read_text()
+    assert peers_table([report for report in committed() if report.ranks == 4], "markdown") in text
+
+
+def test_what_a_report_measured_is_simulated_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without ranks, for the runtimes and the number of ranks that are named; what was measured stays."""
+    again = tmp_path / "peers.json"
+    arguments = ["--from", str(RESULTS), "--only", "zbv", "-n", "4", "-o", str(again)]
+    (kept,) = read_peers(RESULTS).peers[len(PEERS) + list(PEERS).index("zbv") :][:1]
+    assert main(["peers", *arguments]) == (0 if kept.ok else 1)
+    assert read_peers(again).peers == [kept]
+    assert all(str(device.bytes) in capsys.readouterr().out for device in kept.devices[:1])
+
+
+# Requests that are refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--only", "1f1d"], "--only: no runtime is called '1f1d'; did you mean '1f1b'?; see --list"),
+        (["--only", "dualpipev", "-n", "4", "-m", "6"], "-m 6: dualpipev needs at least 8 micro-batches on 4 ranks"),
+        (["-n", "1"], "n: "),
+        (["--device", "cuda"], "--device: cuda needs a GPU for each rank; there are 0 for 4 ranks"),
+        (["--model", "resnet50"], "model: "),
+    ],
+)
+def test_refused(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, before any rank is started."""
+    assert main(["peers", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda report: report.pop("request"), "missing required field `request`"),
+        (lambda report: report["messages"]["torch"].pop(), "have not one entry for each of `ranks`"),
+        (lambda report: report["devices"].pop(), "have not one entry for each of `ranks`"),
+        (lambda report: report["devices"][0]["tasks"].pop(), "differ in length"),
+        (lambda report: report["request"]["sizes"].update(width="wide"), "expected `int`"),
+    ],
+)
+def test_a_damaged_report_is_refused(
+    change: Callable[[dict[str, Any]], object], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads(RESULTS.read_text())
+    change(content["peers"][0])
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps(content))
+    assert main(["peers", "--from", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peers", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in PEERS)

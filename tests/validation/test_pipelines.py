@@ -73,6 +73,13 @@ def test_a_pipeline_ends_where_the_equation_does_and_holds_what_its_program_says
         check(replace(case, model=model))
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv"])
+@every_model
+def test_so_it_does_where_split_backwards_go_through_stages_twice(schedule: str, model: str) -> None:
+    """Everything a forward kept is then there until the weights' part, and the gradient of its output."""
+    check(replace(cases(schedule)[0], model=model, split="twice"))
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with Ranks(4) as four:

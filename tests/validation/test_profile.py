@@ -110,6 +110,7 @@ def test_optimizers_weigh_what_they_keep() -> None:
         "sgd": 0,
         "momentum": parameters,
         "adam": 2 * parameters + 4,
+        "adafactor": 4 * ((32 + 16) + 32 + (16 + 32) + 16) + 4,
     }
 
 
@@ -270,6 +271,14 @@ def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
     assert found.name == "transformer"
     with pytest.raises(RequestError, match=r"mixed_precision: keeps the weights .* take --dtype bfloat16 or float16"):
         profile("transformer", 2, **asked)
+
+
+def test_a_language_model_has_tokens() -> None:
+    """As many as its samples are long; numbers of other models are no tokens."""
+    pytest.importorskip("transformers")
+    assert profile("gpt2", 1, batch=1, length=32).model.tokens == 32
+    assert profile("transformer", 1, batch=1).model.tokens is None
+    assert profile("vit-b16", 1, batch=1).model.tokens is None
 
 
 # The command

@@ -13,7 +13,7 @@ from tests.validation.cases import OPTIMIZERS, rules_of, tolerance
 from tests.validation.known import known
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, expected_parameters, largest_difference, prepare
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
 
 
 @pytest.mark.parametrize("n", [2, 3])

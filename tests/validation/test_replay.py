@@ -14,9 +14,12 @@ from cdpsim.program import Category, Content, Kind, Program
 from cdpsim.schedules.rule import CDP_V2
 from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_optimizer, every_schedule, rules_of, tolerance
 from tests.validation.known import known
+from validation.comparison.lifetimes import compare_lives
+from validation.comparison.needs import compare_needs
 from validation.replay.case import Case, Prepared, expected_parameters, largest_difference, play_in_process, prepare
+from validation.replay.contents import Message, ReplayError
 from validation.replay.interpreter import Device
-from validation.replay.plan import Message, Plan, ReplayError
+from validation.replay.plan import Plan
 from validation.replay.transport import InProcess, Mailboxes
 from validation.replay.watch import NoWatch
 from validation.training.models import MODELS
@@ -74,8 +77,8 @@ def tampered(prepared: Prepared, program: Program) -> Prepared:
 
 
 @pytest.mark.parametrize("schedule", ["multi-cdp", "pp-cdp", "zero-cdp"])
-def test_what_a_program_lets_go_too_early_cannot_be_used(schedule: str) -> None:
-    """A version that ends with its first reader's forward is not there for its backward."""
+def test_what_a_program_lets_go_too_early_is_kept_and_named(schedule: str) -> None:
+    """The replay does not free by the program's buffers: of one that ends with its first forward, it says so."""
     prepared = prepare(Case(schedule, 2))
     program = prepared.plan.program
     tasks, buffers = program.tasks, program.buffers
@@ -87,16 +90,26 @@ def test_what_a_program_lets_go_too_early_cannot_be_used(schedule: str) -> None:
     end[row] = 2 * reader + 1
     kept = buffers.kept != row
     early = replace(buffers, end=end, kept=buffers.kept[kept], kept_until=buffers.kept_until[kept])
-    with pytest.raises(ReplayError, match=r"does not hold parameters of stage \d+, version \d+ \(not yet"):
-        play_in_process(tampered(prepared, replace(program, buffers=early)))
+    changed = tampered(prepared, replace(program, buffers=early))
+    assert largest_difference(play_in_process(changed), expected_parameters(prepared)) == 0
+    assert compare_lives(prepared.plan) == []
+    (found,) = compare_lives(changed.plan)
+    assert (found.held_until, found.size) == (program.describe(reader), buffers.size[row])
+    assert re.fullmatch(
+        r"device \d holds parameters of stage \d, version 0 \(\S+ B\) until F\(.*\), last needed at .*", str(found)
+    )
 
 
-def test_a_message_of_another_size_than_the_program_says_is_refused() -> None:
+def test_a_message_of_another_size_than_its_tensors_is_named() -> None:
+    """It is sent as large as its tensors are."""
     prepared = prepare(Case("multi-cdp", 2))
     program = prepared.plan.program
-    larger = replace(program.messages, size=program.messages.size + 8)
-    with pytest.raises(ReplayError, match=r"p2p .* has \d+ bytes; the program says \d+"):
-        play_in_process(tampered(prepared, replace(program, messages=larger)))
+    larger = tampered(prepared, replace(program, messages=replace(program.messages, size=program.messages.size + 8)))
+    outcomes = play_in_process(larger)
+    assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
+    found = compare_needs(larger.plan, larger.training, larger.case.optimizer)
+    assert len(found) == len(program.messages)
+    assert {(each.kind, each.size) for each in found} == {("too large", 8)}
 
 
 def of_each_kind(plan: Plan) -> list[Message]:

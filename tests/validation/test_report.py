@@ -23,9 +23,13 @@ from validation.__main__ import main
 from validation.report import command as report
 from validation.report import schema as reportform
 from validation.report.schema import (
+    Account,
+    AllocatorComparison,
     Battery,
     Curve,
+    Remainder,
     Report,
+    Scalar,
     TrialResult,
 )
 
@@ -68,6 +72,71 @@ def test_every_report_below_a_folder_is_a_row(results: Path) -> None:
         ("23, not 24", "0", "0"),
         ("24", "-", "0.20"),
     ]
+
+
+def test_the_allocators_account_has_columns_where_there_is_one(results: Path) -> None:
+    """The largest process, and the bytes in it that have no name; a figure has a hollow mark for each process."""
+    accounts = [
+        Account(
+            device=device,
+            simulated_bytes=100,
+            remainders=[Remainder(name="packed", size=20)],
+            measured_bytes=120 + device,
+            peak_at="U(t=0,j=0) on device 0",
+            largest_difference=device,
+            differs_at="U(t=0,j=0) on device 0" if device else None,
+        )
+        for device in range(2)
+    ]
+    comparison = AllocatorComparison(processes=accounts, tolerance_bytes=64, tolerance=0.0, method="profiler")
+    made = replace(Made("zero-cdp").report(), allocator=comparison)
+    reportform.write_report(results / "report-3.json", made)
+    rows = list(csv.DictReader(StringIO(report.write_reports_table(results, form="csv"))))
+    assert [(row["allocated bytes"], row["unnamed bytes"]) for row in rows] == [("", ""), ("", ""), ("121", "1")]
+    lines = report.write_reports_table(results, form="markdown").splitlines()
+    assert lines[0].split("|")[10:12] == [" allocated bytes ", " unnamed bytes "]
+    assert [cell.strip() for cell in lines[-1].split("|")[10:12]] == ["121", "1"]
+    drawn = report.reports_figure([report.StoredReport("report.json", made)])
+    hollow = [dots for dots in drawn.axes[0].collections if not len(dots.get_facecolor())]
+    assert [np.asarray(dots.get_offsets()).tolist() for dots in hollow] == [[[120, 120], [121, 120]]]
+
+
+OPTIONS: dict[str, Scalar] = {"recompute": "sqrt", "prefetch": 1, "overlap_all_reduce": True, "dtype": "bfloat16"}
+
+
+def test_options_have_a_column_where_a_run_has_some(results: Path) -> None:
+    """What is usual is not in it; what was not replayed, or only in part, says so."""
+    usual: dict[str, Scalar] = {"recompute": "none", "dtype": "float32", "autocast": None, "optimizer": "sgd"}
+    before = Made("zero-cdp").report()
+    reportform.write_report(results / "report-3.json", replace(before, request=before.request | usual))
+    assert "options" not in report.write_reports_table(results)
+    made = replace(before, request=before.request | OPTIONS, options={"prefetch": "replayed"})
+    reportform.write_report(results / "report-4.json", made)
+    left = {"prefetch": "not replayed, as it is", "recompute": "only full replayed, as so"}
+    reportform.write_report(results / "report-5.json", replace(made, options=left))
+    lines = report.write_reports_table(results, form="markdown").splitlines()
+    assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:])] == [
+        "options",
+        "-",
+        "-",
+        "-",
+        "recompute=sqrt (only full replayed) prefetch=1 (not replayed) overlap-all-reduce bfloat16",
+        "recompute=sqrt prefetch=1 overlap-all-reduce bfloat16",
+    ]
+    rows = csv.DictReader(StringIO(report.write_reports_table(results, form="csv")))
+    said = json.loads(report.write_reports_table(results, form="json"))
+    assert [row["options"] for row in rows] == [each["options"] for each in said]
+
+
+def test_a_file_of_peers_is_named_with_the_command_that_shows_it(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (results / "peers-cpu.json").write_text("{}")
+    assert main(["report", str(results)]) == 0
+    output = capsys.readouterr()
+    path = results / "peers-cpu.json"
+    assert output.err == f"cdpsim: peers-cpu.json: is shown by `python -m validation peers --from {path}`\n"
+    assert "peers" not in output.out
 
 
 def test_csv_has_numbers_and_shares(results: Path) -> None:
@@ -134,6 +203,19 @@ def test_a_picture_shows_every_device_of_every_report() -> None:
     assert len(times.collections) == len(made)
     curves = [axes.get_title("left") for axes in drawn.axes[3:] if axes.get_visible()]
     assert curves == [f"{name}, n = 3, mlp" for name in ("mp-cdp", "zero-dp", "one-of-tomorrow")]
+
+
+def test_a_picture_of_all_schedules_has_a_colour_and_a_curve_for_each() -> None:
+    """The run without options; the key is within the figure."""
+    made = [Made(name, 2).report() for name in SCHEDULES]
+    made += [replace(each, request=each.request | {"n": 3, "prefetch": 1}) for each in made[:2]]
+    drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
+    curves = [axes.get_title("left") for axes in drawn.axes[2:] if axes.get_visible()]
+    assert curves == [f"{name}\nn = 2, mlp" for name in SCHEDULES]
+    assert len({axes.get_lines()[0].get_color() for axes in drawn.axes[2:]}) == len(SCHEDULES)
+    canvas.rendered(drawn, "report.png")
+    (key,) = drawn.legends
+    assert drawn.bbox.x0 <= key.get_window_extent().x0 and key.get_window_extent().x1 <= drawn.bbox.x1
 
 
 ODD = {

@@ -19,7 +19,7 @@ from validation.__main__ import main
 from validation.comparison import command as request
 from validation.comparison import replays as trial
 from validation.replay.case import Case, profiled
-from validation.replay.plan import Message, ReplayError
+from validation.replay.contents import Message, ReplayError
 from validation.replay.transport import InProcess
 from validation.report import schema as reportform
 from validation.report.schema import Report
@@ -85,6 +85,30 @@ def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
     assert (asked["single_process"], asked["backend"]) == (True, None)
 
 
+def test_options_are_reported_with_what_became_of_them(replay: Replay) -> None:
+    done = replay(
+        "--recompute", "full", "--dtype", "bfloat16", "--mixed-precision", "--optimizer", "adam", schedule="zb-h1"
+    )
+    report = reportform.read_report("report.json")[0]
+    why = "not replayed, as zb-h1 splits backwards, and each of the two parts would compute the forward again"
+    assert report.options == {"mixed_precision": "replayed", "recompute": why}
+    assert (report.request["recompute"], report.request["mixed_precision"], report.ok) == ("full", True, True)
+    assert done.out.splitlines()[-3:] == [
+        "options     mixed_precision: replayed",
+        f"            recompute: {why}",
+        "ok",
+    ]
+
+
+def test_a_model_file_is_trained_by_its_recipe(replay: Replay) -> None:
+    """And recomputes and offloads as the replay does: a stage as one segment."""
+    profiled_by = ["profile", "mlp", "-n", "2", "--dtype", "bfloat16", "--mixed-precision", "--optimizer", "sgd"]
+    assert main([*profiled_by, "-o", "mixed.toml"]) == 0
+    words = ("--stages", "mixed.toml", "--dtype", "bfloat16", "--mixed-precision", "--optimizer", "sgd")
+    done = replay(*words, "--recompute", "full", "--offload", "all", schedule="1f1b")
+    assert (done.code, reportform.read_report("report.json")[0].ok) == (0, True)
+
+
 def test_ranks_of_its_own_are_started(replay: Replay) -> None:
     """A process for each device, timed too; nothing of that goes to stderr."""
     done = replay("--timeout", "60", schedule="pp-cdp", repeats="1", alone=False)
@@ -148,7 +172,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
     report = reportform.read_report("report.json")[0]
     assert (done.code, report.ok, done.err) == (1, False, "")
     assert report.memory.max_relative_error > report.memory.tolerance
-    assert "device 0 parts in slot 1, F(t=0,i=0,j=1): " in done.out
+    assert "device 0 parts in slot 1, F(t=0,i=0,j=1), in activations: " in done.out
     assert done.out.splitlines()[-1] == "not within tolerance"
 
 
@@ -167,13 +191,22 @@ def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
 # Refusals
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "model": (["--model", "nlp"], "did you mean 'mlp'"),
+    "model": (["--model", "nlp"], "unknown model 'nlp'; known are mlp, "),
     "model of nobody": (["--model", "nowhere:build"], "cannot be imported"),
-    "type": (["--dtype", "float16"], "did you mean 'float64'"),
-    "optimizer": (["--optimizer", "lion"], "known are sgd, momentum, adam"),
+    "type": (["--dtype", "float46"], "did you mean 'float64'"),
+    "optimizer": (["--optimizer", "lion"], "known are sgd, momentum, adam, adamw, adafactor"),
+    "optimizer that divides by 0": (["--dtype", "float16", "--optimizer", "adam"], "which is 0 in float16"),
+    "mixed precision of wide numbers": (["--mixed-precision"], "take --dtype bfloat16 or float16"),
+    "autocast of wide numbers": (["--autocast", "bf16"], "take --dtype float32"),
+    "autocast": (["--autocast", "fp8", "--dtype", "float32"], "unknown autocast 'fp8'"),
+    "recomputation": (["--recompute", "half"], "unknown recompute 'half'"),
+    "offload": (["--offload", "some"], "unknown offload 'some'"),
+    "prefetch": (["--prefetch", "-1"], "must be at least 0"),
+    "all-reduces where there are none": (["--overlap-all-reduce"], "multi-cdp does not take this option"),
+    "vertical sync": (["--vertical-sync"], "multi-cdp does not take this option"),
     "backend": (["--backend", "mpi"], "known are gloo, nccl"),
     "backend for nobody": (["--backend", "nccl"], "sends nothing"),
-    "device": (["--device", "tpu"], "did you mean 'cpu'"),
+    "device": (["--device", "tpu"], "unknown device 'tpu'; known are cpu, cuda"),
     "steps": (["--steps", "0"], "must be at least 1"),
     "half a step": (["--steps", "1.5"], "must be a whole number"),
     "seed": (["--seed", "-1"], "must be at least 0"),
@@ -197,7 +230,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "slot order": (["--slot-order", "backward-first"], "multi-cdp does not take this option"),
     "collective": (["--collective", "star"], "unknown collective 'star'"),
     "output is there": (["-o", "there.json"], "--force overwrites"),
-    "output is there, and something else is wrong": (["-o", "there.json", "--model", "nlp"], "did you mean 'mlp'"),
+    "output is there, and something else is wrong": (
+        ["-o", "there.json", "--model", "nlp"],
+        "unknown model 'nlp'; known are mlp, ",
+    ),
     "folder": (["-o", "nowhere/report.json"], "there is no folder"),
     "output is a folder": (["-o", "."], "choose another name"),
     "no output": (["-o", ""], "give a path"),
@@ -261,7 +297,6 @@ MISSING = {
     "-o/--output": ["replay", "multi-cdp", "-n", "2"],
     "NAME": ["replay", "-n", "2", "-o", "report.json"],
     "NAME, -n, -o/--output": ["replay"],
-    "COMMAND": [],
 }
 
 
@@ -290,6 +325,13 @@ def test_stages_of_another_number_are_refused(replay: Replay) -> None:
         "cdpsim: error: two.toml: has 2 stages, not n=3; profile the model with -n 3\n",
     )
     assert not Path("report.json").exists()
+
+
+def test_segments_of_stages_in_a_file_are_unknown(replay: Replay) -> None:
+    saved_stages("two.toml")
+    done = replay("--stages", "two.toml", "--recompute", "sqrt")
+    assert (done.code, done.out, Path("report.json").exists()) == (2, "", False)
+    assert "two.toml: does not say what the segments of its stages hold" in done.err
 
 
 def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,11 +365,15 @@ def test_too_little_memory_is_one_line(replay: Replay) -> None:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*[command] * bool(command), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: python -m validation {command}".rstrip())
-    assert max(map(len, text.splitlines())) <= 100
+def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for option, most in (("--help", 40), ("--help-all", 200)):
+        assert main([*[command] * bool(command), option]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: python -m validation {command}".rstrip())
+        assert max(map(len, text.splitlines())) <= 100
+        assert len(text.splitlines()) <= most
+        assert "\nexamples:\n" in text
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,10 +396,14 @@ def report() -> Report:
 def test_what_is_exact_is_told_as_such(report: Report) -> None:
     lines = request.report_summary(report).splitlines()
     assert lines[0] == "parameters  bit-equal"
-    assert re.fullmatch(r"memory      ([\d,]+) simulated, \1 measured B of .*, devices off by at most 0 %", lines[1])
-    assert re.fullmatch(r"messages    (\d+) simulated, \1 measured", lines[2])
-    assert re.fullmatch(r"time        \S+ simulated, \S+ measured s, off by \S+ %, .* at most \S+ %", lines[3])
-    assert lines[4:] == ["ok"]
+    assert re.fullmatch(r" {12}nearest other rule: .*, \S+ away; within 0.0e\+00 is ok", lines[1])
+    assert re.fullmatch(r"memory      ([\d,]+) simulated, \1 measured B of .*, devices off by at most 0 %", lines[2])
+    assert re.fullmatch(r"messages    (\d+) simulated, \1 measured", lines[3])
+    assert re.match(r"allocator   ([\d,]+) simulated, \1 measured B at .* on device \d", lines[4])
+    assert lines[5] == "needs       every message is needed, and none is missing"
+    assert lines[6] == "lifetimes   as tasks and messages need them"
+    assert re.fullmatch(r"time        \S+ simulated, \S+ measured s, off by \S+ %, .* at most \S+ %", lines[7])
+    assert lines[8:] == ["ok"]
 
 
 def test_what_is_off_is_told_with_its_tolerance(report: Report) -> None:

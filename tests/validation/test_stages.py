@@ -53,7 +53,12 @@ def test_it_equals_a_real_run(build: Callable[[], Training], granularity: int) -
         assert (stage.activation, stage.kept_output) == (real.activation, real.kept_output)
         assert stage.forward_transient == real.forward_transient
         assert stage.backward_transient == real.backward_transient
-        assert (stage.input_transient, stage.weight_transient) == (real.input_transient, real.weight_transient)
+        parts = real.parts
+        assert (stage.input_transient, stage.weight_transient) == (parts.input_transient, parts.weight_transient)
+        assert (stage.weight_activation, stage.weight_input) == (parts.weight_activation, parts.weight_input)
+        assert stage.weight_output == parts.weight_output
+        assert stage.retained_gradients == parts.retained_gradients
+        assert stage.retained_input_transient == parts.retained_input_transient
         assert stage.forward == Work(max(1, real.forward_flops))
         assert stage.backward == Work(max(1, real.backward_flops))
         assert stage.weight_backward == Work(max(1, real.weight_flops))
@@ -68,8 +73,7 @@ def test_a_perceptron_can_be_counted_by_hand() -> None:
     """
     first, last = profile_stages(make_training("mlp", 2, batch=4), OPTIMIZERS["momentum"]).stages
     assert (first.activation, last.activation) == (8 * 4 * 64, 8 * 4 * 80)
-    assert (first.kept_output, last.kept_output) == (8 * 4 * 16, 0)
-    assert (first.boundary, last.boundary) == (8 * 4 * 16, 0)
+    assert first.kept_output == last.kept_output == first.boundary == last.boundary == 8 * 4 * 16
     assert first.forward_transient == 8 * 4 * 16
     weights = 2 * 16 * 32
     assert first.parameters == first.optimizer == 8 * (weights + 48)

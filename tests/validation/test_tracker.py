@@ -186,7 +186,7 @@ def test_a_storage_that_a_graph_keeps_is_alive() -> None:
 def test_kernels_of_convolutions_take_more_than_storages(name: str) -> None:
     """Scratch memory of oneDNN, unseen by trackers, is a few per cent of a large model's peak, and below ten."""
     pytest.importorskip("transformers")
-    layers, inputs, targets, loss, _ = make_architecture(name, 1, batch=2, dtype=torch.float32)
+    layers, inputs, targets, loss, *_ = make_architecture(name, 1, batch=2, dtype=torch.float32)
     net, x, target = nn.Sequential(*layers), inputs(0), targets(1)
     tracker = Tracker()
     tracker.ignore([x, target, *net.parameters(), *net.buffers()])

@@ -20,7 +20,8 @@ from tests.validation.known import known
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
 from validation.replay.case import Case, expected_parameters, largest_difference, prepare
-from validation.replay.plan import Message, Plan
+from validation.replay.contents import Message
+from validation.replay.plan import Plan
 from validation.replay.transport import InProcess, Mailboxes, first_line
 from validation.training.forms import Form
 
@@ -127,7 +128,7 @@ def test_another_order_on_one_side_is_stuck() -> None:
         ("cpu", "nccl", 0, "backend: nccl needs a GPU for each rank; there are 0 for 2 ranks; use --backend gloo"),
         ("cpu", "nccl", 2, "backend: nccl carries nothing but a GPU's tensors; use --device cuda or --backend gloo"),
         ("cuda", "gloo", 0, "device: cuda needs a GPU that torch can use, and there is none; use --device cpu"),
-        ("gpu", "gloo", 2, "device: unknown device 'gpu'; did you mean 'cpu'?"),
+        ("gpu", "gloo", 2, "device: unknown device 'gpu'; known are cpu, cuda"),
         ("cpu", "mpi", 2, "backend: unknown backend 'mpi'; known are gloo, nccl"),
     ],
 )

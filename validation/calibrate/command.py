@@ -206,6 +206,6 @@ def _stages_to_time(options: argparse.Namespace) -> Stages:
     n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
-    layers = without_weights(model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    layers = without_weights(model, n, batch=batch, dtype=TYPES[dtype], autocast=None, **sizes)
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     return Stages(model, n, batch, dtype, optimizer, sizes, cuts)

@@ -162,7 +162,7 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
     """Return a model with measured seconds in place of its work.
 
     The part of a backward that is not for the input is for the weights. The times of `split` backwards are those of
-    both parts, of which the second goes through the stage once more.
+    both parts as they were run, of which the second may go through the stage once more.
     """
     seconds = {(task.stage, task.kind): task.seconds for task in timed}
     stages = []

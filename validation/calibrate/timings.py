@@ -5,6 +5,7 @@ every function here at once.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter, thread_time
 from typing import NamedTuple, TypeVar
@@ -13,13 +14,16 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Content, Op
+from validation.profile.division import divide
+from validation.profile.footprints import likeness_key
 from validation.ranks.member import Member
-from validation.replay.plan import Message
+from validation.replay.contents import Message
 from validation.replay.transport import Pending
 from validation.training.forms import Form, flatten
 from validation.training.models import Stages
 from validation.training.optimizer import Optimizer, OptimizerState
-from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
+from validation.training.passes import Pass, Split, backward_for_input, backward_for_weights
+from validation.training.recomputation import Stash, run_backward, run_forward
 from validation.training.stages import Training
 
 TimedValue = TypeVar("TimedValue")
@@ -163,14 +167,19 @@ class StageTimes(NamedTuple):
     weight_backward: list[Passed]
 
 
-def time_passes(member: Member, stages: Stages, rounds: int, busy: int) -> list[StageTimes]:
-    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait."""
+def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: Split = "once") -> list[StageTimes]:
+    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait.
+
+    `split` says how often the parts of a split backward go through a stage.
+    """
     members = tuple(range(busy))
     if busy > 1:
         member.transport.make_groups([members])
     if member.rank >= busy:
         return []
     training = stages.training(member.device)
+    if split == "once":
+        training = replace(training, divided=divide(training, likeness_key))
     if busy > 1:
         _meet(member, members)
     return stage_times(training, stages.optimizer, rounds)
@@ -198,30 +207,33 @@ class _Held(NamedTuple):
     @classmethod
     def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
         theta = flatten(training.stages[stage].parameters()).to(training.device)
-        state = optimizer.state(training.parameters(stage), training.device)
+        state = optimizer.state(theta, training.parts(stage))
         return cls(theta, torch.zeros_like(theta), state)
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
     """Time a micro-batch through all stages and back, then each update; draws and sums are part of their tasks.
 
-    Then time it once more, with backwards in two parts.
+    Then time it once more, with backwards in two parts, of which none computes anything again.
     """
     device = training.device
 
-    def whole(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        below, passed = time_call(device, partial(backward, training, own, stage.theta, above, stage.gradient))
+    def whole(own: Stash, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
+        below, passed = time_call(device, partial(run_backward, training, own, stage.theta, above, stage.gradient))
         return below, [passed]
 
-    def in_parts(own: Pass, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
-        (below, left), first = time_call(device, partial(backward_for_input, own, stage.theta, above))
+    def in_parts(own: Stash, stage: _Held, above: Tensor | None) -> tuple[Tensor | None, list[Passed]]:
+        assert isinstance(own, Pass), "it is made without segments"
+        (below, left), first = time_call(
+            device, partial(backward_for_input, own, stage.theta, above, training.divided.get(own.stage))
+        )
         _, second = time_call(device, partial(backward_for_weights, training, left, stage.theta, stage.gradient))
         return below, [first, second]
 
     times = _there_and_back(training, held, number, whole)
-    for own, (theta, gradient, state) in zip(times, held, strict=True):
-        own.append(time_call(device, partial(optimizer.update, theta, gradient, state))[1])
-    again = _there_and_back(training, held, number, in_parts)
+    for j, (own, (theta, gradient, state)) in enumerate(zip(times, held, strict=True)):
+        own.append(time_call(device, partial(optimizer.update, theta, gradient, state, training.parts(j)))[1])
+    again = _there_and_back(replace(training, segments=None, offloads=False), held, number, in_parts)
     return [[*own, *parts] for own, (_, *parts) in zip(times, again, strict=True)]
 
 
@@ -229,18 +241,18 @@ def _there_and_back(
     training: Training,
     held: list[_Held],
     number: int,
-    go_back: Callable[[Pass, _Held, Tensor | None], tuple[Tensor | None, list[Passed]]],
+    go_back: Callable[[Stash, _Held, Tensor | None], tuple[Tensor | None, list[Passed]]],
 ) -> list[list[Passed]]:
     """Time each stage's forward, then its backward, whole or in parts."""
     n = training.n
     times: list[list[Passed]] = []
-    kept: list[Pass] = []
+    kept: list[Stash] = []
     between: Tensor | None = None
 
-    def go_forward(stage: int, x: Tensor | None) -> tuple[Tensor | None, Pass]:
+    def go_forward(stage: int, x: Tensor | None) -> tuple[Tensor | None, Stash]:
         x = training.input(0, number) if x is None else x
         target = training.target(0, number) if stage == n - 1 else None
-        return forward(training, stage, held[stage].theta, x, target, n)
+        return run_forward(training, stage, held[stage].theta, x, target, n)
 
     for stage in range(n):
         (between, own), passed = time_call(training.device, partial(go_forward, stage, between))

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
+from cdpsim.files.notes import explain, say
 from cdpsim.files.progress import progress
 from validation.comparison.trials import Trial, list_trials, select_trials, trial_names
 from validation.comparison.worker import Answer, Calibrated, Failed, Worker
@@ -150,9 +151,9 @@ def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None
     journal.add(trial, answer, time.monotonic() - begun)
     result = journal.results[trial.name]
     if result.state == "failed":
-        say(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
+        explain(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
     elif result.state != "ok":
-        say(f"{trial.name}: {result.state}")
+        explain(f"{trial.name}: {result.state}")
 
 
 def trials_table(found: list[Trial]) -> str:

@@ -1,8 +1,13 @@
 """The command `replay`: its arguments and its report."""
 
 import argparse
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
+from typing import cast
+
+import msgspec
 
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group, command
@@ -11,10 +16,11 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
-from cdpsim.model import Model
+from cdpsim.model import OFFLOAD, RECOMPUTE, Model
+from cdpsim.model.recipe import apply_recipe
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request.reading import refuse_inapplicable, shape_of
-from cdpsim.schedules import find_schedule
+from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
 from validation.comparison.forecast import Forecast
@@ -22,10 +28,14 @@ from validation.comparison.replays import SingleProcess, compare_replay, count_r
 from validation.ranks.member import BACKENDS, DEVICES, check_device
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import DTYPES, Case, prepare, profiled
+from validation.replay.options import replayable
 from validation.report import schema as reportform
 from validation.report.command import percent
-from validation.report.schema import Report
-from validation.training.optimizer import OPTIMIZERS
+from validation.report.schema import Account, ParameterComparison, Report
+from validation.training.optimizer import OPTIMIZERS, Optimizer
+from validation.training.passes import SPLITS, Split
+
+MOST_LINES = 5  # of one kind in a summary; the report has all
 
 _TRAINING = argument_group(
     "what is trained",
@@ -35,8 +45,16 @@ _TRAINING = argument_group(
         "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
     ),
     argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
-    argument("--dtype", default="float64", metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float64)"),
+    argument("--dtype", default="float64", metavar="TYPE", help=f"{', '.join(DTYPES)} (default float64)"),
     argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
+    argument(
+        "--mixed-precision",
+        action="store_true",
+        help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
+    ),
+    argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast (for float32)"),
+    argument("--recompute", default="none", metavar="HOW", help=f"{', '.join(RECOMPUTE)}: as for `cdpsim simulate`"),
+    argument("--offload", default="none", metavar="WHAT", help=f"{', '.join(OFFLOAD)}: as for `cdpsim simulate`"),
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
 
@@ -76,6 +94,14 @@ _MACHINE = argument_group(
     argument(
         "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
     ),
+    argument("--prefetch", default="0", metavar="K", help="let parameters arrive K tasks before their reader"),
+    argument("--overlap-all-reduce", action="store_true", help="sum a stage's gradients as soon as they are complete"),
+    argument("--vertical-sync", action="store_true", help="read in all stages the version of the first one"),
+    argument(
+        "--split",
+        metavar="HOW",
+        help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
+    ),
     _TRAINING,
     _MACHINE,
     package="validation",
@@ -107,11 +133,12 @@ def case_of(options: argparse.Namespace) -> Case:
     n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     sizes = read_sizes(options.size)
     dtype = choose("dtype", options.dtype, DTYPES)
-    optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
-    layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], **sizes)
+    optimizer = _optimizer(options, dtype)
+    layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], autocast=options.autocast, **sizes)
     schedule = find_schedule(options.schedule)
+    prefetch = whole_number("prefetch", options.prefetch, at_least=0)
     shape = shape_of(schedule, n, vars(options))
-    refuse_inapplicable(schedule, shape, vars(options))
+    refuse_inapplicable(schedule, shape, {**vars(options), "prefetch": prefetch})
     case = Case(
         schedule=schedule.name,
         n=n,
@@ -121,6 +148,9 @@ def case_of(options: argparse.Namespace) -> Case:
         steps=whole_number("steps", options.steps, at_least=1),
         rule=_rule(options.rule, shape),
         slot_order=options.slot_order,
+        prefetch=prefetch,
+        overlap_all_reduce=options.overlap_all_reduce,
+        vertical_sync=options.vertical_sync,
         model=options.model,
         optimizer=optimizer,
         batch=batch,
@@ -128,10 +158,37 @@ def case_of(options: argparse.Namespace) -> Case:
         seed=whole_number("seed", options.seed, at_least=0),
         sizes=tuple(sizes.items()),
         cuts=tuple(find_cuts(layers, n, options.partition, optimizer)),
+        autocast=options.autocast,
+        recompute=choose("recompute", options.recompute, RECOMPUTE),
+        offload=choose("offload", options.offload, OFFLOAD),
+        split=_split(options.split, schedule, shape),
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )
-    return profiled(case) if options.stages is None else replace(case, stages=_read_stages(options.stages, n))
+    case = replayable(case, alone=options.single_process)
+    return profiled(case) if options.stages is None else replace(case, stages=_read_stages(options.stages, case))
+
+
+def _optimizer(options: argparse.Namespace, dtype: str) -> Optimizer:
+    """Return the optimizer of a command line; refuse one that cannot compute in the type."""
+    from validation.profile.command import check_mixed
+
+    optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
+    if options.mixed_precision:
+        check_mixed(dtype)
+        return replace(optimizer, mixed_precision=True)
+    if options.offload in ("optimizer", "all") and optimizer.kind == "sgd" and not optimizer.options.get("momentum"):
+        raise RequestError("offload", "the optimizer has no state to put on a host; name one that keeps some")
+    if optimizer.kind in ("adam", "adamw") and dtype == "float16":
+        problem = "adds 1e-8 before it divides, which is 0 in float16"
+        raise RequestError("optimizer", f"{optimizer.kind} {problem}; take --mixed-precision, or --dtype bfloat16")
+    return optimizer
+
+
+def _split(given: str | None, schedule: Schedule, shape: Shape) -> Split:
+    if given is not None and not schedule.splits(shape):
+        raise RequestError("split", f"{schedule.name} splits no backwards; leave it out")
+    return cast(Split, choose("split", given or "once", SPLITS))
 
 
 def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
@@ -140,14 +197,19 @@ def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...]
     return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
 
 
-def _read_stages(path: str, n: int) -> Model:
-    model = Model.load(path)
+def _read_stages(path: str, case: Case) -> Model:
+    """Return the stages of a model file, trained by its recipe, which recompute and offload as the case does."""
+    model, n = Model.load(path), case.n
     if model.n != n:
         raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
     if model.tied:
         problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
         raise RequestError(path, problem)
-    return model
+    if case.recompute == "sqrt":
+        problem = "does not say what the segments of its stages hold, of which --recompute sqrt keeps the inputs"
+        raise RequestError(path, f"{problem}; leave --stages out, or take --recompute full")
+    asked = {name: how for name in ("recompute", "offload") if (how := getattr(case, name)) != "none"}
+    return apply_recipe(model, msgspec.structs.replace(model.training, **asked))
 
 
 def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
@@ -200,11 +262,12 @@ def _seconds(given: str) -> float:
 def report_summary(report: Report) -> str:
     """Return a summary of a report in a few lines."""
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
-    apart = parameters.max_abs_difference
+    apart, options = parameters.max_abs_difference, report.options or {}
     lines = [
         "parameters  bit-equal"
         if parameters.bit_equal
-        else f"parameters  differ by {apart} (at most {parameters.tolerance})",
+        else f"parameters  differ by {apart}{_where(parameters)} (at most {parameters.tolerance})",
+        *_nearest_line(parameters),
         f"memory      {_pair(held.total.simulated_bytes, held.total.measured_bytes, 'B')} of activations at the most, "
         f"devices off by at most {percent(held.max_relative_error)} %",
         f"messages    {_pair(messages.simulated, messages.measured, '')}",
@@ -212,9 +275,13 @@ def report_summary(report: Report) -> str:
     for device in held.devices:
         if part := device.parts_at:
             lines.append(
-                f"            device {device.device} parts in slot {part.slot}, {part.task}: "
+                f"            device {device.device} parts in slot {part.slot}, {part.task}, in {part.category}: "
                 f"{_pair(part.simulated_bytes, part.measured_bytes, 'B')}"
             )
+    accounts = report.allocator.processes if report.allocator else []
+    lines += _lines("allocator", [_account_line(each) for each in accounts], "not compared")
+    lines += _lines("needs", messages.differences or [], "every message is needed, and none is missing")
+    lines += _lines("lifetimes", report.lives or [], "as tasks and messages need them")
     if time is None:
         lines.append("time        not compared")
     else:
@@ -223,7 +290,41 @@ def report_summary(report: Report) -> str:
             f"time        {_pair(time.simulated_seconds, time.measured_seconds, 's')}, off by "
             f"{percent(time.relative_error)} %, devices' busy time by at most {percent(worst)} %"
         )
+    texts = [f"{name}: {how}" for name, how in options.items()]
+    lines += _lines("options", texts, "") if texts else []
     return "\n".join([*lines, "ok" if report.ok else "not within tolerance", ""])
+
+
+def _where(parameters: ParameterComparison) -> str:
+    """Return the stage whose parameters differ most, and the rule whose parameters these are."""
+    stage = "" if parameters.stage is None else f" in stage {parameters.stage}"
+    return stage + ("" if parameters.other_rule is None else f", as those of {parameters.other_rule}")
+
+
+def _account_line(account: Account) -> str:
+    """Return a line on the allocator's account of a process."""
+    who = "" if account.device is None else f"device {account.device}: "
+    text = f"{who}{account.simulated_bytes:,} simulated"
+    text += "".join(f" + {each.size:,} {each.name}" for each in account.remainders)
+    text += f", {account.measured_bytes:,} measured B at {account.peak_at}"
+    if account.differs_at is None:
+        return text
+    return f"{text}; {account.differs_by:+,} B in {account.differs_at}"
+
+
+def _nearest_line(parameters: ParameterComparison) -> list[str]:
+    """Return a line on the rule that ends nearest to the replayed one."""
+    if (near := parameters.nearest) is None:
+        return []
+    text = f"nearest other rule: {near.rule}, {near.distance:.1e} away; within {parameters.tolerance:.1e} is ok"
+    return [f"{'':12}{text}"]
+
+
+def _lines(subject: str, differences: Sequence[object], without: str) -> list[str]:
+    """Return a line for each of the first differences, or a line for none."""
+    texts = [str(each) for each in differences] or [without]
+    rest = [f"and {len(texts) - MOST_LINES} more"] if len(texts) > MOST_LINES else []
+    return [f"{word:12}{text}" for word, text in zip_longest([subject], texts[:MOST_LINES] + rest, fillvalue="")]
 
 
 def _pair(simulated: float, measured: float, unit: str) -> str:

@@ -61,7 +61,7 @@ def forecast_alone(case: Case) -> Forecast:
 def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *, timeout: float) -> Forecast | None:
     """Time a case's stages in as many ranks at once, and messages between two; return None without the results."""
     assert case.stages is not None, "what is forecast has been profiled"
-    passes = ranks.call(timings.time_passes, case.trains, ROUNDS, devices, timeout=timeout)
+    passes = ranks.call(timings.time_passes, case.trains, ROUNDS, devices, case.split, timeout=timeout)
     link = Link()
     if devices > 1:
         messages = ranks.call(timings.ping_pong, list(PROBE_SIZES), timeout=timeout)

@@ -36,63 +36,75 @@ def measured_memory(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Memory
 
 
 def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
-    """Compare peak activations, device by device, and of all devices together, slot by slot."""
+    """Compare all categories by device and slot, and of all devices together activations and the sum of categories."""
     ours, theirs = simulated_memory(plan), measured_memory(plan, readings)
     devices = [_device(plan, device, ours[device], theirs[device], tolerance) for device in range(len(ours))]
-    curves = [held[:, :, Category.ACTIVATIONS].sum(axis=0).tolist() for held in (ours, theirs)]
-    peaks = [max(curve) for curve in curves]
+    curves = [held[:, :, Category.ACTIVATIONS].sum(axis=0) for held in (ours, theirs)]
     return Memory(
         devices=devices,
         max_relative_error=max(abs(device.relative_error) for device in devices),
-        total=Total(
-            simulated_bytes=peaks[0], measured_bytes=peaks[1], relative_error=relative_error(peaks[0], peaks[1])
+        total=_total_of(*curves),
+        curve=Curve(
+            slot=list(range(len(curves[0]))), simulated_bytes=curves[0].tolist(), measured_bytes=curves[1].tolist()
         ),
-        curve=Curve(slot=list(range(len(curves[0]))), simulated_bytes=curves[0], measured_bytes=curves[1]),
         tolerance=tolerance,
         method=method,
+        together=_total_of(*(held.sum(axis=(0, 2)) for held in (ours, theirs))),
     )
 
 
 def is_within(held: Memory) -> bool:
-    """Return whether peaks are within tolerance: of activations, and of other categories where storages were measured.
+    """Return whether memory is within tolerance in every slot: of storages all categories and their sum.
 
-    On a GPU the other categories are in blocks of its allocator, which are larger than small vectors.
+    On a GPU the other categories are in blocks of its allocator, which are larger than small vectors; the sum includes
+    them, and activations are judged alone.
     """
-    if held.method == "allocator":
-        return held.max_relative_error <= held.tolerance
-    return all(
-        abs(relative_error(amount.simulated_bytes, amount.measured_bytes)) <= held.tolerance
-        for device in held.devices
-        for amount in device.categories.values()
+    judged = ["activations"] if held.method == "allocator" else [category.name.lower() for category in Category]
+    amounts = [device.categories[name] for device in held.devices for name in judged]
+    within = all(
+        amount.largest_difference <= held.tolerance * max(amount.simulated_bytes, amount.measured_bytes)
+        for amount in amounts
     )
+    totals = [held.total] if held.method == "allocator" or held.together is None else [held.total, held.together]
+    return within and all(abs(total.relative_error) <= held.tolerance for total in totals)
+
+
+def _total_of(ours: MemoryBySlot, theirs: MemoryBySlot) -> Total:
+    peaks = int(ours.max()), int(theirs.max())
+    return Total(simulated_bytes=peaks[0], measured_bytes=peaks[1], relative_error=relative_error(*peaks))
 
 
 def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, tolerance: float) -> DeviceMemory:
     peaks = [held.max(axis=0).tolist() for held in (ours, theirs)]
-    activations = [held[:, Category.ACTIVATIONS] for held in (ours, theirs)]
+    apart = abs(ours - theirs)
     most = [peak[Category.ACTIVATIONS] for peak in peaks]
-    apart = np.flatnonzero(abs(activations[0] - activations[1]) > tolerance * max(most))
+    parts = np.argwhere(apart > tolerance * np.maximum(*peaks))
     return DeviceMemory(
         device=device,
         simulated_bytes=most[0],
         measured_bytes=most[1],
         relative_error=relative_error(most[0], most[1]),
         categories={
-            category.name.lower(): Amount(simulated_bytes=peaks[0][category], measured_bytes=peaks[1][category])
+            category.name.lower(): Amount(
+                simulated_bytes=peaks[0][category],
+                measured_bytes=peaks[1][category],
+                largest_difference=int(apart[:, category].max()),
+            )
             for category in Category
         },
-        parts_at=_parts_at(plan, device, int(apart[0]), activations) if len(apart) else None,
+        parts_at=_parts_at(plan, device, int(parts[0][0]), int(parts[0][1]), (ours, theirs)) if len(parts) else None,
     )
 
 
-def _parts_at(plan: Plan, device: int, slot: int, activations: Sequence[MemoryBySlot]) -> Divergence:
+def _parts_at(plan: Plan, device: int, slot: int, category: int, both: Sequence[MemoryBySlot]) -> Divergence:
     """Return the first difference of two curves, by slot and the device's task in it or before it."""
     tasks = plan.program.lane_tasks[plan.program.tasks.device[plan.program.lane_tasks] == device]
     begun = tasks[plan.slots[0][tasks] <= slot]
-    ours, theirs = (int(curve[slot]) for curve in activations)
+    ours, theirs = (int(held[slot, category]) for held in both)
     return Divergence(
         task=plan.program.describe(int(begun[-1])) if len(begun) else "the beginning",
         slot=slot,
         simulated_bytes=ours,
         measured_bytes=theirs,
+        category=Category(category).name.lower(),
     )

@@ -6,12 +6,19 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from cdpsim.errors import RequestError, suggestion
-from cdpsim.schedules import TABLE_1
+from cdpsim.schedules import SCHEDULES, TABLE_1
+from validation.comparison.replays import request_of
 from validation.replay.case import Case
-from validation.report.schema import CALIBRATION
+from validation.report.schema import CALIBRATION, option_words
 from validation.training.optimizer import OPTIMIZERS
 
-PIPELINES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 1}  # and the stages on each device
+_SHAPES = {  # micro-batches and stages on each device, where they are not those that a schedule has itself
+    "interleaved-1f1b": (None, 2),
+    "looped-bfs": (None, 2),
+    "interleaved-zero-bubble": (None, 2),
+    "dualpipe": (8, None),
+}
+_SPLIT = ("zb-h1", "zb-h2", "interleaved-zero-bubble", "zbv", "dualpipe", "dualpipev")
 LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", CALIBRATION)
 
 
@@ -33,11 +40,11 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The group and the schedule."""
+        """The group, the schedule and its options."""
         if self.case is None:
             return self.group.name
-        order = "" if self.case.slot_order is None else f"-{self.case.slot_order}"
-        return f"{self.group.name}/{self.case.schedule}{order}"
+        options = option_words(request_of(self.case, self.alone)).values()
+        return "+".join([f"{self.group.name}/{self.case.schedule}", *options])
 
 
 def list_trials(device: str) -> list[Trial]:
@@ -52,13 +59,16 @@ def list_trials(device: str) -> list[Trial]:
 _SMALL = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"])
 # Only tasks of milliseconds have telling times.
 _MIDDLE = replace(_SMALL, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
-_BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
+_TIMED_BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
+_TIMED = (*TABLE_1, "1f1b", "zb-h1")
+_BY_RANKS = (*TABLE_1, "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "pipedream")
+_IN_PAIRS = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp")
 
 
 def _on_cpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(_SMALL, 2)
     for model in ("vit-b16", "resnet50"):
-        group = Group(model, f"{model} at its real size, in one process: memory", 40)
+        group = Group(model, f"{model} at its real size, in one process: memory", 80)
         large = replace(_SMALL, model=model, dtype="float32", steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
         yield from (Trial(group, replace(large, schedule=name), alone=True) for name in ("single-dp", "single-cdp"))
     yield from _timed_and_small(_SMALL, _MIDDLE, 10)
@@ -72,7 +82,7 @@ def _on_gpu() -> Iterator[Trial]:
     for model, own in sizes.items():
         large = replace(small, model=model, dtype="float32", batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
         group = Group(model, f"a large {model} in one process: memory and times", 10)
-        yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large))
+        yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, _TIMED))
         group = Group(f"{model}-ranks", f"a large {model} by ranks that share the GPU: memory, messages, times", 20)
         for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
             by_ranks.append(Trial(group, replace(large, schedule=schedule), repeats=3))
@@ -82,29 +92,70 @@ def _on_gpu() -> Iterator[Trial]:
 
 def _mlp_by_ranks(small: Case, seconds: float) -> Iterator[Trial]:
     group = Group("ranks", "an MLP by a rank for each device, N = 4: parameters, memory, messages", seconds)
-    yield from (Trial(group, case) for case in _each(replace(small, model="mlp")))
+    yield from (Trial(group, case) for case in _each(replace(small, model="mlp"), _BY_RANKS))
 
 
 def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Trial]:
     """Return the trials that all kinds of devices have."""
     group = Group("timed-ranks", "a transformer by two ranks: times", seconds)
-    for schedule in _BY_RANKS:
-        yield Trial(group, replace(middle, schedule=schedule, n=2), repeats=3)
+    yield from (Trial(group, case, repeats=3) for case in _each(replace(middle, n=2), _TIMED_BY_RANKS))
     group = Group(CALIBRATION, "this machine's messages, collectives and speed", 3 * seconds)
     yield Trial(group, None)
     group = Group("timed", "the same transformer in one process, N = 4: times", seconds)
-    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(middle))
-    for n, lasts in ((4, 1), (2, 1), (8, 3)):
+    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(middle, _TIMED))
+    for n, lasts, schedules in ((4, 1, tuple(SCHEDULES)), (2, 1, TABLE_1), (8, 3, _IN_PAIRS)):
         group = Group(f"small-n{n}", f"a small transformer in one process, N = {n}: parameters, memory", lasts)
-        yield from (Trial(group, case, alone=True) for case in _each(replace(small, n=n)))
-        if n == 4:
-            yield Trial(group, replace(small, schedule="single-cdp", slot_order="backward-first"), alone=True)
+        yield from (Trial(group, case, alone=True) for case in _each(replace(small, n=n), schedules))
+    group = Group("options", "the small transformer in one process, with options: parameters, memory", 1)
+    yield from (Trial(group, case, alone=True) for case in _with_options(small))
+    group = Group("options-ranks", "an MLP by ranks, with options: parameters, memory, messages", 2)
+    yield from (Trial(group, case) for case in _with_options_by_ranks(replace(small, model="mlp")))
 
 
-def _each(case: Case) -> Iterator[Case]:
+def _with_options(small: Case) -> Iterator[Case]:
+    """Return the case with the options of schedules and of training, each where it applies."""
+    mixed = {"dtype": "bfloat16", "optimizer": replace(OPTIMIZERS["adam"], mixed_precision=True)}
+    deep, half = {"sizes": (("layers", 4),)}, {"dtype": "float32", "autocast": "bf16"}
+    yield replace(small, schedule="single-cdp", slot_order="backward-first")
+    yield from (replace(case, split="twice") for case in _each(small, _SPLIT))
+    for schedule, options in (
+        ("zero-dp", {"prefetch": 1}),
+        ("zero-cdp", {"prefetch": 1}),
+        ("multi-dp", {"overlap_all_reduce": True}),
+        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "overlap_all_reduce": True}),
+        ("pipedream", {"vertical_sync": True, "steps": 6}),
+        ("gpipe", {"recompute": "full", **deep}),
+        ("1f1b", {"recompute": "sqrt", **deep}),
+        ("multi-cdp", {"recompute": "sqrt", **deep}),
+        ("1f1b", {"offload": "all"}),
+        ("zero-cdp", {"offload": "all"}),
+        ("zb-h1", {"offload": "optimizer"}),
+        ("pp-cdp", {"dtype": "bfloat16"}),
+        ("1f1b", mixed),
+        ("zero-cdp", mixed),
+        ("multi-cdp", {"optimizer": OPTIMIZERS["adafactor"]}),
+        ("zero-cdp", {"optimizer": OPTIMIZERS["adafactor"]}),
+        ("pp-cdp", half),
+        ("zb-h1", half),
+        ("1f1b", {"recompute": "full", "offload": "all", **mixed, **deep}),
+    ):
+        yield replace(small, schedule=schedule, **options)
+
+
+def _with_options_by_ranks(small: Case) -> Iterator[Case]:
+    """Return the case with options that change what ranks send, or keep on their hosts."""
+    adam = replace(OPTIMIZERS["adam"], mixed_precision=True)
+    yield replace(small, schedule="zero-cdp", prefetch=1, dtype="bfloat16", optimizer=adam)
+    yield replace(small, schedule="multi-dp", overlap_all_reduce=True)
+    yield replace(small, schedule="1f1b", recompute="full", offload="all", sizes=(("layers", 4),))
+    yield replace(small, schedule="zb-h1", split="twice")
+
+
+def _each(case: Case, schedules: Iterable[str]) -> Iterator[Case]:
     """Return the same case with one schedule after another."""
-    yield from (replace(case, schedule=schedule) for schedule in TABLE_1)
-    yield from (replace(case, schedule=schedule, chunks=chunks) for schedule, chunks in PIPELINES.items())
+    for schedule in schedules:
+        m, chunks = _SHAPES.get(schedule, (None, None))
+        yield replace(case, schedule=schedule, m=m, chunks=chunks)
 
 
 def select_trials(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:

@@ -19,7 +19,8 @@ from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, descr
 from validation.ranks.member import is_out_of_memory
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import prepare, profiled
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
+from validation.replay.options import replayable
 from validation.report.schema import FailureKind, Report
 
 
@@ -157,7 +158,7 @@ def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
 
 def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
     assert trial.case is not None, "a calibration is no replay"
-    case = profiled(trial.case)
+    case = profiled(replayable(trial.case, alone=trial.alone))
     assert case.stages is not None, "it has been profiled"
     if trial.alone:
         crew.leave()

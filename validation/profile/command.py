@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from msgspec.structs import replace
@@ -21,8 +21,10 @@ from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
+from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage
 from cdpsim.model.partition import Cuts
+from validation.profile.curves import with_curves, with_timed_curves
 from validation.profile.cuts import find_cuts
 from validation.profile.footprints import profile_stages
 from validation.profile.peak import whole_peak
@@ -30,6 +32,7 @@ from validation.profile.ties import separate_layers, tie_stages
 from validation.profile.tracker import granularity
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
+from validation.training.passes import SPLITS, Split
 from validation.training.stages import Architecture, cut
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
@@ -54,23 +57,33 @@ def profile(
     dtype: str = "float32",
     optimizer: str = "sgd",
     mixed_precision: bool = False,
+    autocast: str | None = None,
+    split: str = "once",
     device: str = "cpu",
+    by_operator: bool = False,
+    measured: bool = False,
     ready: Callable[[], object] = lambda: None,
     **sizes: Any,
 ) -> Profile:
     """Profile the stages of a partition, or each layer as one; `sizes` are parameters of the model, such as length.
 
-    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `ready` is called when the request
-    has been checked.
+    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `split` says how often the parts of
+    a split backward go through a stage. With `by_operator`, stages have curves of their memory, and with `measured`
+    times of their operations. `ready` is called when the request has been checked.
     """
     kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     recipe = Recipe()
     if mixed_precision:
         check_mixed(dtype)
         recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
+    how = cast(Split, choose("split", split, SPLITS))
     block = granularity(check_profile_device(device))
+    if measured and not by_operator:
+        raise RequestError("measured", "times are those of operations; add --by-operator, or leave it out")
     with refuse_unfit_layers(model):
-        architecture = separate_layers(without_weights(model, n or 1, batch=batch, dtype=kind, **sizes))
+        architecture = separate_layers(
+            without_weights(model, n or 1, batch=batch, dtype=kind, autocast=autocast, **sizes)
+        )
         count = len(architecture.layers)
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
@@ -78,12 +91,23 @@ def profile(
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
         training = cut(architecture, cuts, device=device)
-        found = tie_stages(profile_stages(training, own, block), training, architecture.tied, own)
+        found = tie_stages(profile_stages(training, own, block, how), training, architecture.tied, own)
+        if by_operator:
+            found = (with_timed_curves if measured else with_curves)(found, training, block)
         peak = whole_peak(architecture, device, block)
     state = bool(found.size("optimizer").any())
-    name = ", ".join([model[:100], *[optimizer] * state])  # as a recipe adds it to a name
-    found = replace(found, name=name, precision=PRECISIONS[dtype], samples=batch, training=recipe)
+    added = [f"autocast {autocast}"] * bool(autocast) + [optimizer] * state  # as a recipe adds it to a name
+    name = ", ".join([model[:100], *added])
+    found = replace(
+        found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
+    )
     return Profile(found, cuts, count, peak)
+
+
+def _tokens(architecture: Architecture) -> int | None:
+    """Return the tokens of a sample, where an input is rows of them; None of other models."""
+    form, classes = architecture.inputs
+    return form.shape[1] if classes and len(form.shape) == 2 else None
 
 
 def check_mixed(dtype: str) -> None:
@@ -112,10 +136,12 @@ def check_profile_device(device: str) -> str:
     return device
 
 
-def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **sizes: Any) -> Architecture:
+def without_weights(
+    model: str, n: int, *, batch: int, dtype: torch.dtype, autocast: str | None = None, **sizes: Any
+) -> Architecture:
     """Return a model whose parameters have shapes and no values."""
     with torch.device("meta"):
-        architecture = make_architecture(model, n, batch=batch, dtype=dtype, **sizes)
+        architecture = make_architecture(model, n, batch=batch, dtype=dtype, autocast=autocast, **sizes)
     for layer in architecture.layers:
         for module in layer.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -130,14 +156,31 @@ def without_weights(model: str, n: int, *, batch: int, dtype: torch.dtype, **siz
     argument("--partition", metavar="PARTITION", help="how to cut layers into N stages (default flops)"),
     argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
     argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)"),
-    argument("--optimizer", default="sgd", metavar="NAME", help="sgd (default), momentum or adam"),
+    argument("--optimizer", default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default sgd)"),
     argument(
         "--mixed-precision",
         action="store_true",
         help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
     ),
+    argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast, of a float32 model"),
+    argument(
+        "--split",
+        default="once",
+        metavar="HOW",
+        help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
+    ),
     argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda"),
     argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers"),
+    argument(
+        "--by-operator",
+        action="store_true",
+        help="write the curve of each stage's memory over its own work, for `cdpsim superpose`",
+    ),
+    argument(
+        "--measured",
+        action="store_true",
+        help="with --by-operator: run each layer here, and write the times of its operations instead of FLOP",
+    ),
     argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"),
     argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write"),
     argument("--force", action="store_true", help="overwrite a file that exists"),
@@ -153,7 +196,11 @@ def profile_command(options: Namespace) -> int:
         dtype=options.dtype,
         optimizer=options.optimizer,
         mixed_precision=options.mixed_precision,
+        autocast=options.autocast,
+        split=options.split,
         device=options.device,
+        by_operator=options.by_operator,
+        measured=options.measured,
         ready=partial(files.check_writable, options.output, force=options.force),
         **read_sizes(options.size),
         **({} if options.attention is None else {"attention": options.attention}),
@@ -170,8 +217,8 @@ def read_sizes(texts: Sequence[str]) -> dict[str, int]:
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
             raise RequestError(f"size {text!r}", "must be a name and a number, such as length=512")
-        if name in ("n", "batch", "dtype", "seed", "device", "cuts"):
-            raise RequestError(f"size {text!r}", f"{name} is no size of a model; see --help for its option")
+        if name in ("n", "batch", "dtype", "seed", "device", "cuts", "recompute", "autocast"):
+            raise RequestError(f"size {text!r}", f"{name} is no size of a model; see --help-all for its option")
         sizes[name] = whole_number(name, value, at_least=1)
     return sizes
 
@@ -190,7 +237,7 @@ def profile_table(result: Profile) -> str:
 
 def _cells(stage: Stage) -> tuple[str, ...]:
     transients = f"{_short(stage.forward_transient, 'B')}, {_short(stage.backward_transient, 'B')}"
-    work = [_short(cost, "FLOP") for cost in (stage.forward, stage.backward)]
+    work = [_short(cost, "FLOP" if isinstance(cost, Work) else "s") for cost in (stage.forward, stage.backward)]
     return (
         *work,
         _short(stage.activation, "B"),

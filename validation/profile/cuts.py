@@ -8,6 +8,7 @@ from torch import Tensor
 from cdpsim.errors import RequestError
 from cdpsim.model import Stage
 from cdpsim.model.partition import Cuts, balanced, check_stages
+from validation.profile.division import Inputs
 from validation.profile.footprints import profile_stages
 from validation.profile.partition import PARTITIONS, authors, read_cuts
 from validation.training.forms import Form, zeros
@@ -60,18 +61,26 @@ def layer_times(layers: Training) -> list[int]:
 
 
 def _layer_time(layers: Training, j: int) -> int:
-    theta, last = _noise(layers.parameters(j), layers.device), layers.n - 1
-    gradient = torch.zeros_like(theta)
-    x = _noise(layers.boundary(j - 1), layers.device) if j else layers.input(0, 0)
-    target = layers.target(0, 0) if j == last else None
-    above = None if j == last else _noise(layers.boundary(j), layers.device)
+    (theta, gradient, x, target), above = usual_values(layers, j)
     times = []
     for _ in range(1 + TIMED_PASSES):
-        begin = _clock(layers.device)
+        begin = device_clock(layers.device)
         _, kept = forward(layers, j, theta, x, target, 1)
         backward(layers, kept, theta, above, gradient)
-        times.append(_clock(layers.device) - begin)
+        times.append(device_clock(layers.device) - begin)
     return min(times[1:])
+
+
+def usual_values(layers: Training, j: int) -> tuple[Inputs, Tensor | None]:
+    """Return random values for a layer's tasks, and for the gradient of its output; the last layer has none."""
+    last = j == layers.n - 1
+    inputs = Inputs(
+        theta=_noise(layers.parameters(j), layers.device),
+        gradient=zeros(layers.parameters(j), layers.device),
+        x=_noise(layers.boundary(j - 1), layers.device) if j else layers.input(0, 0),
+        target=layers.target(0, 0) if last else None,
+    )
+    return inputs, None if last else _noise(layers.boundary(j), layers.device)
 
 
 def _noise(form: Form, device: torch.device) -> Tensor:
@@ -79,7 +88,7 @@ def _noise(form: Form, device: torch.device) -> Tensor:
     return zeros(form, device).normal_(std=0.02)
 
 
-def _clock(device: torch.device) -> int:
+def device_clock(device: torch.device) -> int:
     """Return a time without that of other programs: of this thread; on a GPU of the wall, when its work is done."""
     if device.type == "cpu":
         return thread_time_ns()

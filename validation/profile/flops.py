@@ -37,6 +37,14 @@ _OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
 )
 
 
+def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> int:
+    """Return the operations of one call, by torch's own formulas."""
+    packet = func._overloadpacket
+    if packet in _OWN:
+        return _OWN[packet](*args, **kwargs)
+    return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
+
+
 class Flops(TorchDispatchMode):
     """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones."""
 
@@ -50,9 +58,5 @@ class Flops(TorchDispatchMode):
         """Run an operation and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        packet = func._overloadpacket
-        if packet in _OWN:
-            self.count += _OWN[packet](*args, **kwargs)
-        elif packet in flop_registry:
-            self.count += flop_registry[packet](*args, **kwargs, out_val=result)
+        self.count += count_flops(func, args, kwargs, result)
         return result

@@ -4,10 +4,10 @@ Each stage runs the forward and the backward of a replay, with fake tensors and 
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -15,17 +15,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from cdpsim.files.progress import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
+from cdpsim.model.recipe import recompute_stage, with_activations_on_host, with_optimizer_on_host
+from validation.profile.division import find_parts, input_form, whole_parts, zero_above, zero_inputs
 from validation.profile.flops import Flops
 from validation.profile.tracker import Reference, Tracker, is_alive, storage_of
 from validation.training.forms import zeros
 from validation.training.optimizer import Optimizer
 from validation.training.passes import (
     Pass,
+    Rest,
+    Split,
     backward,
     backward_for_input,
     backward_for_weights,
     forward,
-    on_its_own,
+    infer,
+    take_groups_one_by_one,
 )
 from validation.training.stages import Training, imitate, leaves
 
@@ -39,32 +44,70 @@ class Footprint(NamedTuple):
     kept_output: int
     forward_transient: int
     backward_transient: int
-    input_transient: int
-    weight_transient: int
+    parts: "PartsFootprint"
     forward_flops: int
     backward_flops: int
-    weight_flops: int
+    output: int
+    first_gradients: int
+    freed_output: int
     data: int
     unused_input: int
     inference: int
 
+    @property
+    def weight_flops(self) -> int:
+        """The FLOP of the weights' part of a split backward, which goes through nothing twice."""
+        return self.backward_flops - self.parts.input_flops
 
-def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1) -> Model:
-    """Return stages as a model of cdpsim; each storage in memory counts a multiple of `granularity` bytes."""
-    keys = [_key(training, stage) for stage in range(training.n)]
+
+class PartsFootprint(NamedTuple):
+    """The bytes of both parts of a split backward, and the FLOP of its input's part."""
+
+    weight_activation: int | None  # None: the input's part frees nothing
+    weight_input: int
+    weight_output: int
+    input_transient: int
+    weight_transient: int
+    retained_gradients: int | None  # of torch's own pipelines
+    retained_input_transient: int | None
+    retained_weight_transient: int | None
+    input_flops: int
+
+
+def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1, split: Split = "once") -> Model:
+    """Return stages as a model of cdpsim; each storage in memory counts a multiple of `granularity` bytes.
+
+    Stages that are computed again or kept on the host are made by cdpsim's recipe, of plain ones and their segments.
+    `split` says how often the parts of a split backward go through a stage.
+    """
+    whole = _profile_plain(training, replace(optimizer, on_host=False), granularity, split)
+    stages, segments = list(whole.stages), training.segments
+    if segments is not None:
+        parts = _profile_plain(segments.training, optimizer, granularity, split).stages
+        for j, stage in enumerate(whole.stages):
+            own, given = segments.of_stage(j), whole.stages[j - 1].boundary if j else 0
+            stages[j] = recompute_stage(stage, parts[own.start : own.stop], given, j)
+    if training.offloads:
+        stages = list(map(with_activations_on_host, stages))
+    if optimizer.on_host:
+        stages = list(map(with_optimizer_on_host, stages))
+    return msgspec.structs.replace(whole, stages=tuple(stages))
+
+
+def _profile_plain(training: Training, optimizer: Optimizer, granularity: int, split: Split) -> Model:
+    keys = [likeness_key(training, stage) for stage in range(training.n)]
     found: dict[Hashable, Footprint] = {}
     with FakeTensorMode():
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages equal others, and each takes a while
-                found[key] = measure_stage(imitation, stage, granularity)
+                found[key] = measure_stage(imitation, stage, granularity, split)
     return Model(stages=_model_stages(training, optimizer, [found[key] for key in keys]))
 
 
-def _key(training: Training, stage: int) -> Hashable:
+def likeness_key(training: Training, stage: int) -> Hashable:
     """Return all that a footprint depends on: stages of one key have the same."""
-    given = training.boundary(stage - 1) if stage else training.inputs.form
-    return _likeness(training.stages[stage]), given, stage == 0, stage == training.n - 1
+    return _likeness(training.stages[stage]), input_form(training, stage), stage == 0, stage == training.n - 1
 
 
 def _likeness(module: nn.Module) -> Hashable:
@@ -91,41 +134,40 @@ def with_unit_times(model: Model, *, split: bool = False) -> Model:
     """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts."""
     unit = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
     return msgspec.structs.replace(
-        model, stages=tuple(msgspec.structs.replace(stage, **unit) for stage in model.stages)
+        model, stages=tuple(msgspec.structs.replace(stage, recomputed=None, **unit) for stage in model.stages)
     )
 
 
-def measure_stage(training: Training, stage: int, granularity: int = 1) -> Footprint:
-    """Run a stage's forward and backward once, on tensors of a fake mode or real ones, and return their footprint.
-
-    All values are zeros, which are tokens and labels too.
-    """
+def measure_stage(training: Training, stage: int, granularity: int = 1, split: Split = "once") -> Footprint:
+    """Run a stage's forward and backward, on tensors of a fake mode or real ones, and return their footprint."""
     tracker, flops = Tracker(granularity), Flops()
     with flops:
         ahead = _go_ahead(training, stage, tracker)
     forward_peak, forward_flops = tracker.peak, flops.count
-    sent = None if ahead.sent is None else storage_of(ahead.sent)
-    ahead = ahead._replace(sent=None)
+    assert ahead.output is not None, "a forward has run"
+    output, made = ahead.output.nbytes, storage_of(ahead.output)
+    ahead = ahead._replace(output=None)
     activation = tracker.level
     data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
-    kept_output = training.boundary(stage).nbytes if sent is not None and is_alive(sent) else 0
+    kept_output = output if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
     before = tracker.level
     with tracker, flops:
         backward(training, ahead.kept, ahead.theta, above, ahead.gradient)
     backward_flops = flops.count - forward_flops
-    input_transient, weight_transient, input_flops = _measure_parts(training, stage, granularity)
+    backward_transient = tracker.peak - before
     return Footprint(
         activation,
         kept_output,
         forward_peak - activation,
-        tracker.peak - before,
-        input_transient,
-        weight_transient,
+        backward_transient,
+        _measure_parts(training, stage, granularity, split),
         forward_flops,
         backward_flops,
-        backward_flops - input_flops,
+        output,
+        _habitual_transient(training, stage, granularity, is_fresh=True) - backward_transient,
+        min(kept_output, _habitual_transient(training, stage, granularity, is_fresh=False) - backward_transient),
         data,
         0
         if stage == 0 or _reads_input(training, stage)
@@ -134,27 +176,78 @@ def measure_stage(training: Training, stage: int, granularity: int = 1) -> Footp
     )
 
 
-def _measure_parts(training: Training, stage: int, granularity: int) -> tuple[int, int, int]:
-    """Run both parts of a split backward; return the transients of each, and the FLOP of the input's part."""
+def _measure_parts(training: Training, stage: int, granularity: int, split: Split) -> PartsFootprint:
+    """Run both parts of a split backward, and those of torch's own pipelines, and return their footprint."""
+    retained = _measure_retained(training, stage, granularity) if split == "once" and stage else None
+    parts = find_parts(training, stage) if retained else None
     tracker, flops = Tracker(granularity), Flops()
-    _, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
+    kept, theta, gradient = _go_ahead(training, stage, tracker)[1:4]
     above = _above(training, stage, tracker)
+    ends = [(storage_of(tensor), tensor.nbytes) for tensor in (kept.x, above) if tensor is not None]
     tracker.reset_peak()
     before = tracker.level
     with tracker, flops:
-        below, kept = backward_for_input(kept, theta, above)
+        below, rest = backward_for_input(kept, theta, above, parts)
     input_transient = tracker.peak - before
-    del below, above
+    del below, above, kept
+    left = tracker.level if retained else before
+    given, back, *_ = *(nbytes * is_alive(storage) for storage, nbytes in ends), 0
     tracker.reset_peak()
     with tracker:
-        backward_for_weights(training, kept, theta, gradient)
-    return input_transient, tracker.peak - before, flops.count
+        backward_for_weights(training, rest, theta, gradient)
+    transients = input_transient, tracker.peak - left
+    if retained is None:
+        return PartsFootprint(None, 0, 0, *transients, None, None, None, flops.count)
+    return PartsFootprint(left, given, back, *transients, *retained, flops.count)
+
+
+class _Retained(NamedTuple):
+    """The memory of a backward in two parts as in torch's own pipelines, whose first part lets go of nothing."""
+
+    gradients: int  # that the first part leaves, beside all that the forward has kept and the output's gradient
+    input_transient: int  # what it needs beside these two
+    weight_transient: int  # what the second part needs beside all three
+
+
+def _measure_retained(training: Training, stage: int, granularity: int) -> _Retained:
+    """Run both parts of a backward as torch's own pipelines do, which have input, output and target until the end."""
+    tracker = Tracker(granularity)
+    output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
+    above = _above(training, stage, tracker)
+    tracker.reset_peak()
+    before, saved = tracker.level, kept.lent.values()
+    held = output, kept.x.detach(), kept.target
+    with tracker:
+        below, rest = backward_for_input(kept, theta, above, whole_parts(kept.lent.forms))
+    assert isinstance(rest, Rest), "only a first stage's backward is not divided"
+    del below
+    gradients, input_transient = tracker.level - before, tracker.peak - before
+    del kept, saved
+    tracker.reset_peak()
+    with tracker:
+        take_groups_one_by_one(training, rest, theta, gradient)
+    del held
+    return _Retained(gradients, input_transient, max(0, tracker.peak - before - gradients))
+
+
+def _habitual_transient(training: Training, stage: int, granularity: int, *, is_fresh: bool) -> int:
+    """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
+    tracker = Tracker(granularity)
+    ahead = _go_ahead(training, stage, tracker)
+    if is_fresh:
+        ahead = ahead._replace(output=None)
+    above = _above(training, stage, tracker)
+    tracker.reset_peak()
+    before = tracker.level
+    with tracker:
+        backward(training, ahead.kept, ahead.theta, above, None if is_fresh else ahead.gradient)
+    return tracker.peak - before
 
 
 class _Ahead(NamedTuple):
     """A forward that has run, and the inputs of its backward."""
 
-    sent: Tensor | None
+    output: Tensor | None  # of the stage: of the last one, that of the model
     kept: Pass
     theta: Tensor
     gradient: Tensor
@@ -163,24 +256,25 @@ class _Ahead(NamedTuple):
 
 def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
     """Run a stage's forward on zeros."""
-    parameters, last = training.parameters(stage), training.n - 1
-    theta, gradient = zeros(parameters, training.device), zeros(parameters, training.device)
+    theta, gradient, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, gradient, *training.buffers[stage].values()])
-    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
-    target = zeros(training.targets.form, training.device) if stage == last else None
     tracker.see([x] if target is None else [x, target])
+    outputs: list[Tensor] = []
+
+    def criterion(output: Tensor, target: Tensor) -> Tensor:
+        outputs.append(output.detach())
+        return training.criterion(output, target)
+
     with tracker:
-        y, kept = forward(training, stage, theta, x, target, 1)
+        y, kept = forward(replace(training, criterion=criterion), stage, theta, x, target, 1)
     brought = [storage_of(tensor) for tensor in (None if stage else x, target) if tensor is not None]
-    return _Ahead(y, kept, theta, gradient, brought)
+    return _Ahead(outputs[0] if y is None else y, kept, theta, gradient, brought)
 
 
 def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
     """Return a gradient of a stage's output, of zeros."""
-    if stage == training.n - 1:
-        return None
-    above = zeros(training.boundary(stage), training.device)
-    tracker.see([above])
+    above = zero_above(training, stage)
+    tracker.see([] if above is None else [above])
     return above
 
 
@@ -196,15 +290,12 @@ def _granular(nbytes: int, granularity: int) -> int:
 
 def _inference(training: Training, stage: int, granularity: int) -> int:
     """Run a stage's forward without a backward, and return its peak memory."""
-    tracker, last = Tracker(granularity), training.n - 1
-    theta = zeros(training.parameters(stage), training.device)
+    tracker = Tracker(granularity)
+    theta, _, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, *training.buffers[stage].values()])
-    x = zeros(training.boundary(stage - 1) if stage else training.inputs.form, training.device)
-    target = zeros(training.targets.form, training.device) if stage == last else None
     tracker.see([x] if target is None else [x, target])
-    with torch.no_grad(), tracker:
-        y = training.apply(stage, leaves(training.stages[stage], theta), x)
-        y = on_its_own(y) if target is None else training.loss(y, target, 1)
+    with tracker:
+        infer(training, stage, theta, x, target, 1)
     return tracker.peak
 
 
@@ -256,11 +347,19 @@ def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence
                 kept_output=footprint.kept_output,
                 forward_transient=footprint.forward_transient,
                 backward_transient=footprint.backward_transient,
-                input_transient=footprint.input_transient,
-                weight_transient=footprint.weight_transient,
-                boundary=training.boundary(j).nbytes if j < training.n - 1 else 0,
+                weight_activation=footprint.parts.weight_activation,
+                weight_input=footprint.parts.weight_input,
+                weight_output=footprint.parts.weight_output,
+                input_transient=footprint.parts.input_transient,
+                weight_transient=footprint.parts.weight_transient,
+                retained_gradients=footprint.parts.retained_gradients,
+                retained_input_transient=footprint.parts.retained_input_transient,
+                retained_weight_transient=footprint.parts.retained_weight_transient,
+                boundary=footprint.output,
                 parameters=parameters.nbytes,
-                optimizer=optimizer.nbytes(parameters),
+                first_gradients=footprint.first_gradients,
+                freed_output=footprint.freed_output if footprint.kept_output else None,
+                optimizer=optimizer.nbytes(training.parts(j)),
                 data=footprint.data,
                 unused_input=footprint.unused_input,
                 inference=footprint.inference,

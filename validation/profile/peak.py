@@ -16,7 +16,8 @@ def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int
     with FakeTensorMode():
         imitate_module(net, device)
         x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
-        return peak_activations(net, architecture.loss, x, target, granularity)
+        with torch.autocast(device, architecture.autocast, enabled=architecture.autocast is not None):
+            return peak_activations(net, architecture.loss, x, target, granularity)
 
 
 def imitate_module(net: nn.Module, device: str = "cpu") -> None:

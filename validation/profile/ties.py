@@ -44,11 +44,11 @@ def tie_stages(model: Model, training: Training, tied: Sequence[Sequence[nn.Para
 
 def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
     """Return the bytes of one tensor and of its state, without the count of steps, which belongs to the stage."""
-    state = optimizer.nbytes(Form((parameter.numel(),), parameter.dtype))
+    state = optimizer.nbytes([Form(tuple(parameter.shape), parameter.dtype)])
     return Tie(
         stages=(),
         parameters=parameter.nbytes,
-        optimizer=state - optimizer.nbytes(Form((0,), parameter.dtype)),
+        optimizer=state - optimizer.nbytes([Form((0,), parameter.dtype)]),
         factored=factored_size(parameter),
     )
 

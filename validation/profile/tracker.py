@@ -105,6 +105,10 @@ class Tracker(TorchDispatchMode):
         self._peaks[category] = max(self._peaks[category], self._levels[category])
         entry.category = category
 
+    def rounded(self, nbytes: int) -> int:
+        """Return the bytes that storages of that size count."""
+        return -(-nbytes // self._granularity) * self._granularity
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
@@ -131,7 +135,7 @@ class Tracker(TorchDispatchMode):
         nbytes = storage.nbytes()
         if count and entry.counts and nbytes != entry.nbytes:
             entry.nbytes = nbytes
-            self._weigh(entry, -(-nbytes // self._granularity) * self._granularity)
+            self._weigh(entry, self.rounded(nbytes))
         return entry
 
     def _weigh(self, entry: _Entry, size: int) -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
-from validation.replay.case import Case, DeviceRun, Outcome, allocator_of, parts_of, prepare
-from validation.replay.plan import Kinds, ReplayError
+from validation.replay.case import Case, DeviceRun, Outcome, parts_of, prepare, watching
+from validation.replay.contents import Kinds, ReplayError
 from validation.replay.transport import Distributed, first_line, meet_ranks
 
 BACKENDS = ("gloo", "nccl")
@@ -118,7 +118,9 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
     if member.rank >= program.devices:
         return None
     part = parts_of(prepared)[member.rank]
-    seat = DeviceRun(prepared, part, member.transport, allocator_of(prepared))
-    for node in part.nodes:
-        seat.device.play(node)
+    with watching(prepared) as allocator:
+        seat = DeviceRun(prepared, part, member.transport, allocator)
+        for node in part.nodes:
+            seat.device.play(node)
+        seat.device.finish()
     return seat.outcome()

@@ -20,7 +20,7 @@ from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, Resul
 from validation.ranks.member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
 from validation.ranks.parent import end_with_parent
 from validation.replay.case import Case, Outcome, profiled
-from validation.replay.plan import ReplayError
+from validation.replay.contents import ReplayError
 from validation.replay.transport import first_line, meet_ranks, missing_keys
 
 

@@ -1,44 +1,44 @@
-"""The values of one category on a device, kept exactly as long as the buffers of its program last."""
+"""The values of one category on a device, each kept exactly as long as the policy says."""
 
+from collections import defaultdict, deque
 from typing import Generic, TypeVar
 
-from validation.replay.plan import Holding, ReplayError, name_of
+from validation.replay.contents import Holding, ReplayError, name_of
 
 Value = TypeVar("Value")
 
 
 class BufferStore(Generic[Value]):
-    """Values by their contents; reading a value before or after its buffers is an error."""
+    """Values by their contents; reading a value before or after its life is an error.
+
+    A content may have several copies at once, of which the oldest is read, and ends, first.
+    """
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._buffers: dict[Holding, int] = {}  # how many buffers of the program are for it now
-        self._values: dict[Holding, Value] = {}
+        self._copies: dict[Holding, deque[list[Value]]] = defaultdict(deque)  # a list of one value, or of none so far
 
     def __contains__(self, holding: Holding) -> bool:
-        return holding in self._values
+        return bool(self._copies[holding]) and bool(self._copies[holding][0])
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return sum(map(len, self._copies.values()))
 
     def begin(self, holding: Holding) -> None:
-        """Begin another buffer for a content."""
-        self._buffers[holding] = self._buffers.get(holding, 0) + 1
+        """Begin another copy of a content."""
+        self._copies[holding].append([])
 
     def end(self, holding: Holding) -> None:
-        """End one buffer of a content; the last one frees its value."""
-        self._buffers[holding] -= 1
-        if not self._buffers[holding]:
-            del self._buffers[holding]
-            self._values.pop(holding, None)
+        """End the oldest copy of a content, and free its value."""
+        self._copies[holding].popleft()
 
     def put(self, holding: Holding, value: Value) -> None:
-        """Keep a value if the program has a buffer for it; a value without one is never read."""
-        if holding in self._buffers:
-            self._values[holding] = value
+        """Keep the value of the newest copy; a value without a copy is never read."""
+        if self._copies[holding]:
+            self._copies[holding][-1][:] = [value]
 
     def get(self, holding: Holding) -> Value:
-        """Return a value whose buffer has begun and not ended."""
-        if holding not in self._values:
+        """Return a value whose life has begun and not ended."""
+        if holding not in self:
             raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
-        return self._values[holding]
+        return self._copies[holding][0][0]

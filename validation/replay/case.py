@@ -1,38 +1,66 @@
 """A case to replay, its preparation, and its replay within one process."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdpsim.cluster import Cluster, Link
 from cdpsim.errors import choose
-from cdpsim.model import Model
-from cdpsim.program.assembly import derive
-from cdpsim.program.check import check_columns
+from cdpsim.front import assemble
+from cdpsim.model import Model, Runtime
+from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
-from cdpsim.schedules.rule import Rule, find_rule, matrix_rule
+from cdpsim.schedules.rule import Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
-from validation.profile.footprints import profile_stages, with_unit_times
+from validation.profile.division import divide
+from validation.profile.footprints import likeness_key, profile_stages, with_unit_times
 from validation.profile.tracker import granularity
+from validation.replay.contents import Calls, ReplayError
 from validation.replay.equation import evaluate, grouping_of
 from validation.replay.interpreter import Device
-from validation.replay.plan import Calls, Part, Plan, ReplayError
+from validation.replay.plan import Part, Plan
 from validation.replay.transport import InProcess, Mailboxes, Transport
-from validation.replay.watch import Allocator, Meter, NoWatch, Reading, Stopwatch, TaskInterval, Watch
+from validation.replay.watch import (
+    Accountant,
+    Allocator,
+    Event,
+    Ledger,
+    Meter,
+    NoWatch,
+    Reading,
+    Stopwatch,
+    TaskInterval,
+    Watch,
+)
 from validation.training.models import Stages
+from validation.training.offload import HostUpdates
 from validation.training.optimizer import Optimizer
-from validation.training.passes import one_thread
+from validation.training.parts import Parts
+from validation.training.passes import Split, one_thread
 from validation.training.stages import Training
 
-Watched = Literal["nothing", "storages", "allocator", "time"]
+Watched = Literal["nothing", "storages", "allocator", "account", "time"]
 METERED: tuple[Watched, ...] = ("storages", "allocator")
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 Final = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters in the end, as one vector
+
+
+class LeftOut(NamedTuple):
+    """An option that was asked for and is not replayed, and why."""
+
+    option: str
+    value: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +75,9 @@ class Case:
     replicas: int = 1
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
     slot_order: str | None = None  # the task that a device does first in a slot with several
+    prefetch: int = 0  # how many tasks before their reader parameters arrive
+    overlap_all_reduce: bool = False
+    vertical_sync: bool = False
     model: str = "mlp"
     optimizer: Optimizer = field(default_factory=Optimizer)
     batch: int = 4
@@ -55,9 +86,14 @@ class Case:
     sizes: tuple[tuple[str, int], ...] = ()  # of the model
     cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
     stages: Model | None = None  # the stages' costs, where they are known; else they are profiled
+    autocast: str | None = None  # bf16 or fp16: the type to which torch.autocast casts what products take
+    recompute: str = "none"  # what backwards compute again
+    offload: str = "none"  # what is kept on the host
+    left_out: tuple[LeftOut, ...] = ()
     device: str = "cpu"
     backend: str = "gloo"
     watch: Watched = "nothing"
+    split: Split = "once"  # how often the parts of a split backward go through their stage
 
     @property
     def shape(self) -> Shape:
@@ -67,10 +103,44 @@ class Case:
         return Shape(self.n, m, chunks, self.replicas)
 
     @property
+    def request(self) -> Request:
+        """The request of its program; its stages are profiled."""
+        assert self.stages is not None, "it has been profiled, or comes with a model file"
+        rule = self.rule if self.rule is None or isinstance(self.rule, str) else matrix_rule(np.array(self.rule))
+        model = with_unit_times(self.stages, split=find_schedule(self.schedule).splits(self.shape))
+        return Request(
+            self.schedule,
+            self.n,
+            m=self.m,
+            chunks=self.chunks,
+            replicas=self.replicas,
+            steps=self.steps,
+            rule=rule,
+            slot_order=self.slot_order,  # type: ignore[arg-type]  # it is checked
+            prefetch=self.prefetch,
+            overlap_all_reduce=self.overlap_all_reduce,
+            vertical_sync=self.vertical_sync,
+            model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
+            cluster=Cluster(host=Link()),  # whose devices do one task at a time
+        )
+
+    @property
     def trains(self) -> Stages:
         """The stages that it trains."""
         dtype = choose("dtype", self.dtype, DTYPES)
-        return Stages(self.model, self.n, self.batch, dtype, self.optimizer, dict(self.sizes), self.cuts, self.seed)
+        return Stages(
+            self.model,
+            self.n,
+            self.batch,
+            dtype,
+            self.optimizer,
+            dict(self.sizes),
+            self.cuts,
+            self.seed,
+            self.autocast,
+            self.offload in ("activations", "all"),
+            self.recompute,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,43 +161,26 @@ class Outcome:
     calls: Calls
     readings: list[Reading]  # where storages were watched
     spans: list[TaskInterval]  # where time was
+    events: list[Event]  # where the allocator's account was kept
 
 
 def prepare(case: Case) -> Prepared:
     """Build the training of a case, plan its program, and return both."""
     case = profiled(case)
-    return Prepared(case, rule_of(case), planned(case), build_training(case))
+    return Prepared(case, case.request.rule, planned(case), build_training(case))
 
 
 def planned(case: Case) -> Plan:
     """Return the planned program of a case whose stages are profiled."""
-    assert case.stages is not None, "it has been profiled, or comes with a model file"
-    schedule, shape = find_schedule(case.schedule), case.shape
-    program = derive(
-        schedule,
-        with_unit_times(case.stages, split=schedule.splits(shape)),
-        case.steps,
-        shape=shape,
-        rule=rule_of(case),
-        forward_first=case.slot_order != "backward-first",
-        lanes=1,  # a real device does one task at a time
-    )
-    check_columns(program)
-    return Plan(program)
-
-
-def rule_of(case: Case) -> Rule:
-    """Return the rule of a case: its schedule's own, one by name, or a matrix."""
-    if case.rule is None:
-        return find_schedule(case.schedule).rule
-    return find_rule(case.rule) if isinstance(case.rule, str) else matrix_rule(np.array(case.rule, dtype=bool))
+    return Plan(assemble(case.request))
 
 
 def profiled(case: Case) -> Case:
     """Return a case with its stages profiled, on fake tensors, unless it has a profile."""
     if case.stages is not None:
         return case
-    return replace(case, stages=profile_stages(build_training(case), case.optimizer, granularity(case.device)))
+    stages = profile_stages(build_training(case), case.optimizer, granularity(case.device), case.split)
+    return replace(case, stages=stages)
 
 
 _built: dict[str, tuple[Stages, Training]] = {}  # on each device the last one: a replay changes nothing in it
@@ -138,74 +191,107 @@ def build_training(case: Case) -> Training:
     wanted = case.trains
     if case.device not in _built or _built[case.device][0] != wanted:
         _built[case.device] = wanted, wanted.training(case.device)
-    return _built[case.device][1]
+    training = _built[case.device][1]
+    if case.split == "twice" or not find_schedule(case.schedule).splits(case.shape):
+        return training
+    return replace(training, divided=_parts_of_backwards(training))
+
+
+@lru_cache(maxsize=1)  # those of the last training that was built
+def _parts_of_backwards(training: Training) -> Mapping[int, Parts]:
+    return divide(training, likeness_key)
 
 
 class Collector:
     """A collector of the parameters that the last updates make, which the program itself does not use."""
 
     def __init__(self, steps: int) -> None:
-        self.parameters: Final = {}
+        self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
         self._steps = steps
 
     def __call__(self, stage: int, version: int, theta: Tensor) -> None:
         """Keep the parameters of an update."""
         if version == self._steps:
-            self.parameters[stage] = theta.cpu().numpy().copy()  # memory that no watch sees
+            self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
+
+    @property
+    def parameters(self) -> Final:
+        """The parameters by stage, in float32 or wider, as numpy has no bfloat16."""
+        found = ((stage, torch.from_numpy(own).view(dtype)) for stage, (dtype, own) in self._bytes.items())
+        return {stage: theta.to(torch.promote_types(theta.dtype, torch.float32)).numpy() for stage, theta in found}
 
 
 class DeviceRun:
     """One device of a replay, with its transport, its watch and its collector."""
 
     def __init__(
-        self, prepared: Prepared, part: Part, transport: Transport, allocator: Allocator | None = None
+        self,
+        prepared: Prepared,
+        part: Part,
+        transport: Transport,
+        allocator: Allocator | Ledger | None = None,
+        hosts: HostUpdates | None = None,
     ) -> None:
         case, device = prepared.case, torch.device(prepared.case.device)
-        self._collector, self._transport = Collector(case.steps), transport
-        self._meter = Meter(device, allocator) if case.watch in METERED else None
+        self._collector, self._transport, self._number = Collector(case.steps), transport, part.device
+        self._ledger = allocator if isinstance(allocator, Ledger) else None
+        counts = allocator if isinstance(allocator, Allocator) else None
+        self._meter = Meter(device, counts) if case.watch in METERED else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
-        watch: Watch = self._meter or self._stopwatch or NoWatch()
-        self.device = Device(prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch)
+        accountant = Accountant(part.device, self._ledger) if self._ledger else None
+        watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
+        self.device = Device(
+            prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
+        )
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the device, once it has finished."""
-        self.device.finish()
+        """Return the outcome of the device, once it has finished and its allocator's record is closed."""
         return Outcome(
             self._collector.parameters,
             self._transport.calls.copy(),
             self._meter.readings if self._meter else [],
             self._stopwatch.spans if self._stopwatch else [],
+            self._ledger.events(self._number) if self._ledger else [],
         )
 
 
-def allocator_of(prepared: Prepared) -> Allocator | None:
-    """Return the allocator of this process, if a case watches it."""
-    return Allocator(torch.device(prepared.case.device)) if prepared.case.watch == "allocator" else None
+@contextmanager
+def watching(prepared: Prepared) -> Iterator[Allocator | Ledger | None]:
+    """Give the allocator of this process, or the ledger of its account, if a case watches it."""
+    device, watch = torch.device(prepared.case.device), prepared.case.watch
+    if watch == "account":
+        with Ledger(device) as ledger:
+            yield ledger
+    else:
+        yield Allocator(device) if watch == "allocator" else None
 
 
 def parts_of(prepared: Prepared) -> list[Part]:
     """Return every device's part, by slot where memory is watched."""
-    return prepared.plan.parts(by_slot=prepared.case.watch in METERED)
+    return prepared.plan.parts(by_slot=prepared.case.watch in (*METERED, "account"))
 
 
 def play_in_process(prepared: Prepared) -> list[Outcome]:
     """Play all devices in one process, in the program's order, and return their outcomes."""
-    plan, room, allocator = prepared.plan, Mailboxes(), allocator_of(prepared)
-    with one_thread():
-        seats = [DeviceRun(prepared, part, InProcess(part.device, room), allocator) for part in parts_of(prepared)]
-        for node in plan.order:
+    plan, room, parts = prepared.plan, Mailboxes(), parts_of(prepared)
+    order, hosts = plan.order, HostUpdates(prepared.case.optimizer)
+    with one_thread(), watching(prepared) as allocator:
+        seats = [DeviceRun(prepared, part, InProcess(part.device, room), allocator, hosts) for part in parts]
+        for node in order:
             for number in plan.devices_of(node):
                 seats[number].device.play(node)
-        return [seat.outcome() for seat in seats]
+        for seat in seats:
+            seat.device.finish()
+    return [seat.outcome() for seat in seats]
 
 
-def expected_parameters(prepared: Prepared) -> list[Tensor]:
+def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
     """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
 
-    Gradients are added in the order in which the case's program adds them.
+    Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions.
     """
     program, case = prepared.plan.program, prepared.case
-    rule, shape = prepared.rule, case.shape
+    rule, shape = rule or prepared.rule, case.shape
     lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
     line = rule.versions.sources(case.steps)
     with one_thread():

@@ -46,12 +46,12 @@ def evaluate(
     """
     m, back = len(lags), lags if backward_lags is None else backward_lags
     grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
-    stages = deepcopy(training.stages)
+    stages, dtype = deepcopy(training.stages), training.parameters(0).dtype
     for stage in stages:
-        stage.to(training.device)
+        stage.to(training.device, optimizer.dtype(dtype))
     optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
-    versions = deque([_snapshot(stages)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
-    states = [_states(optimizers)]
+    versions = deque([_snapshot(stages, dtype)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
+    states = [_states(stages, optimizers)]
     taken: dict[
         int, list[StageParameters]
     ] = {}  # the gradients of a step's micro-batches, while an update is to take them
@@ -65,39 +65,43 @@ def evaluate(
         first = t if line is None else int(line.first[t])
         for j, stage in enumerate(stages):
             if line is not None:
-                _go_back(stage, versions[int(line.base[t])][j], optimizers[j], states[int(line.base[t])][j])
+                _go_back(stage, optimizers[j], states[int(line.base[t])][j])
             for name, parameter in stage.named_parameters():
                 sums = [
                     reduce(add, (reduce(add, (taken[s][i][j][name] for i in group)) for group in grouping(s, j)))
                     for s in range(first, t + 1)
                 ]
-                parameter.grad = sums[0] if len(sums) == 1 else reduce(add, sums) / len(sums)
+                mean = sums[0] if len(sums) == 1 else reduce(add, sums) / len(sums)
+                parameter.grad = mean.to(parameter.dtype)
             optimizers[j].step()
-        versions.append(_snapshot(stages))
+        versions.append(_snapshot(stages, dtype))
         if line is None:
             del taken[t]
         else:
-            states.append(_states(optimizers))
+            states.append(_states(stages, optimizers))
     return [flatten(version.values()) for version in versions[-1]]
 
 
-def _states(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    return [deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+def _states(
+    stages: tuple[torch.nn.Module, ...], optimizers: list[torch.optim.Optimizer]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what each stage's next update starts from: parameters as they are updated, and the optimizer's state."""
+    return [deepcopy((stage.state_dict(), own.state_dict())) for stage, own in zip(stages, optimizers, strict=True)]
 
 
 def _go_back(
-    stage: torch.nn.Module, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, state: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    """Set a stage and its optimizer back to a version that they had."""
-    with torch.no_grad():
-        for name, parameter in stage.named_parameters():
-            parameter.copy_(parameters[name])
-    optimizer.load_state_dict(deepcopy(state))
+    """Set a stage and its optimizer back to what they had."""
+    parameters, of_optimizer = state
+    stage.load_state_dict(parameters)
+    optimizer.load_state_dict(deepcopy(of_optimizer))
 
 
-def _snapshot(stages: tuple[torch.nn.Module, ...]) -> StageParameters:
+def _snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageParameters:
+    """Return each stage's parameters as passes read them, in their type."""
     return [
-        {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
+        {name: own.detach().to(dtype, copy=True).requires_grad_() for name, own in stage.named_parameters()}
         for stage in stages
     ]
 

@@ -8,13 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.schedules.state import Owner
 from validation.replay.buffer_store import BufferStore
-from validation.replay.plan import BEGINNING, Holding, Message, Part, Passing, Plan, ReplayError, kind_of
+from validation.replay.contents import BEGINNING, Holding, Message, Passing, ReplayError
+from validation.replay.plan import Part, Plan, kind_of
+from validation.replay.policy import gradients, optimizer_state, parameters
 from validation.replay.transport import Pending, Transport
 from validation.replay.watch import Watch
 from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
+from validation.training.offload import HostUpdates
 from validation.training.optimizer import Optimizer, OptimizerState
-from validation.training.passes import Pass, backward, backward_for_input, backward_for_weights, forward
+from validation.training.passes import Pass, Rest, backward_for_input, backward_for_weights
+from validation.training.recomputation import Stash, run_backward, run_forward
 from validation.training.stages import Training
 
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
@@ -32,11 +37,12 @@ class Device:
         transport: Transport,
         made: Made,
         watch: Watch,
+        hosts: HostUpdates | None = None,
     ) -> None:
         self._plan, self._part, self._program = plan, part, plan.program
         self._training, self._optimizer, self._transport = training, optimizer, transport
-        self._made, self._watch = made, watch
-        self._passes: BufferStore[Pass] = BufferStore(part.device)
+        self._made, self._watch, self._hosts = made, watch, hosts or HostUpdates(optimizer)
+        self._passes: BufferStore[Stash | Rest] = BufferStore(part.device)
         self._parameters: BufferStore[Tensor] = BufferStore(part.device)
         self._gradients: BufferStore[Tensor] = BufferStore(part.device)
         self._states: BufferStore[OptimizerState] = BufferStore(part.device)
@@ -48,7 +54,6 @@ class Device:
         }
         self._passing: dict[Passing, Tensor] = {}
         self._pending: dict[int, Pending] = {}
-        self._uses = dict(part.uses)
         back = self._backward_for_input if self._program.splits else self._backward
         self._tasks = {Kind.F: self._forward, Kind.B: back, Kind.W: self._backward_for_weights, Kind.U: self._update}
         self._begin(BEGINNING)
@@ -61,6 +66,7 @@ class Device:
             for message in self._part.due.get(node, ()):
                 self._complete(message)
             self._watch.turn(int(self._plan.slots[0][node]))
+            self._watch.event(node)
             if self._plan.is_message(node):
                 self._start(self._plan.message(node))
                 return
@@ -81,23 +87,21 @@ class Device:
             self._stores[holding.category].begin(holding)
 
     def _end(self, node: int) -> None:
-        for number in self._part.ends.get(node, ()):
-            self._uses[number] -= 1
-            if not self._uses[number]:
-                holding = self._part.held[number]
-                self._stores[holding.category].end(holding)
+        for holding in self._part.ends.get(node, ()):
+            self._stores[holding.category].end(holding)
 
     def _keep(self, holding: Holding, value: Tensor | OptimizerState) -> None:
-        """Keep a value if the program has a buffer for it."""
+        """Keep a value if a later task or message uses it."""
         for tensor in value.values() if isinstance(value, dict) else (value,):
             self._watch.holds(tensor, holding.category)
         self._stores[holding.category].put(holding, value)
 
     def _first(self, holding: Holding) -> Tensor | OptimizerState:
-        """Return the value of a buffer at the start of the run."""
+        """Return the value of a content at the start of the run."""
+        theta = flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
         if holding.category == Category.OPTIMIZER:
-            return self._optimizer.state(self._training.parameters(holding.stage), self._training.device)
-        return flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
+            return {} if self._optimizer.on_host else self._optimizer.state(theta, self._training.parts(holding.stage))
+        return theta
 
     # Tasks
 
@@ -106,7 +110,7 @@ class Device:
         x, theta = self._taken(Content.ACTIVATION, t, i, j - 1), self._theta(node)
         with self._watch.task(node):
             target = self._training.target(t, i) if j == self._training.n - 1 else None
-            y, kept = forward(
+            y, kept = run_forward(
                 self._training,
                 j,
                 theta,
@@ -123,7 +127,8 @@ class Device:
         above, theta = self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1), self._theta(node)
         kept, gradient = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i)), self._gradient(t, j)
         with self._watch.task(node):
-            below = backward(self._training, kept, theta, above, gradient)
+            assert not isinstance(kept, Rest), "no part of the backward has run"
+            below = run_backward(self._training, kept, theta, above, gradient)
         self._hand_back(below, t, i, j)
 
     def _backward_for_input(self, node: int) -> None:
@@ -131,8 +136,9 @@ class Device:
         above, theta = self._taken(Content.ACTIVATION_GRADIENT, t, i, j + 1), self._theta(node)
         holding = Holding(Category.ACTIVATIONS, j, t, i)
         kept = self._passes.get(holding)
+        assert isinstance(kept, Pass), "a split backward computes nothing again"
         with self._watch.task(node):
-            below, left = backward_for_input(kept, theta, above)
+            below, left = backward_for_input(kept, theta, above, self._training.divided.get(j))
         self._passes.put(holding, left)
         self._hand_back(below, t, i, j)
 
@@ -140,6 +146,7 @@ class Device:
         t, i, j = self._place(node)
         kept, gradient = self._passes.get(Holding(Category.ACTIVATIONS, j, t, i)), self._gradient(t, j)
         theta = self._theta(node)
+        assert isinstance(kept, Pass | Rest), "a split backward computes nothing again"
         with self._watch.task(node):
             backward_for_weights(self._training, kept, theta, gradient)
 
@@ -168,11 +175,11 @@ class Device:
     def _theta(self, node: int) -> Tensor:
         """Return the parameters that a task reads, or that its forward has read."""
         tasks = self._program.tasks
-        return self._parameters.get(Holding(Category.PARAMETERS, int(tasks.stage[node]), int(tasks.version[node]), -1))
+        return self._parameters.get(parameters(int(tasks.stage[node]), int(tasks.version[node])))
 
     def _gradient(self, step: int, stage: int) -> Tensor:
         """Return the device's own gradients of a step so far; tasks add to them in place."""
-        holding = Holding(Category.GRADIENTS, stage, step, -1)
+        holding = gradients(stage, step)
         if holding not in self._gradients:
             self._keep(holding, zeros(self._training.parameters(stage), self._training.device))
         return self._gradients.get(holding)
@@ -182,16 +189,28 @@ class Device:
         version, base, first = (
             int(column) for column in (program.tasks.version[node], program.base[row], program.first_step[row])
         )
-        held = Holding(Category.OPTIMIZER, j, 0, -1)
-        state = self._states.get(held) if self._optimizer.nbytes(self._training.parameters(j)) > 0 else {}
-        if program.estimates[version]:  # the state is then that of the version from which the update started
-            state = {name: tensor.clone() for name, tensor in state.items()}
         gradient = self._sum(t, j)
         if first < t:
             gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
-        theta = self._optimizer.update(self._parameters.get(Holding(Category.PARAMETERS, j, base, -1)), gradient, state)
-        self._keep(Holding(Category.PARAMETERS, j, version, -1), theta)
+        theta = self._updated(
+            j, self._parameters.get(parameters(j, base)), gradient, keep=not program.estimates[version]
+        )
+        self._keep(parameters(j, version), theta)
         self._made(j, version, theta)
+
+    def _updated(self, stage: int, theta: Tensor, gradient: Tensor, *, keep: bool) -> Tensor:
+        """Return the next parameters of a stage; the state that the update starts from stays as it was, or is changed.
+
+        On hosts, a state that devices use in turn is there for all of them.
+        """
+        parts = self._training.parts(stage)
+        if self._optimizer.on_host:
+            key = (stage, self._part.device if self._program.state.owner is Owner.FIXED else -1)
+            return self._hosts.update(key, theta, gradient, parts, keep=keep)
+        state = self._states.get(optimizer_state(stage)) if self._optimizer.forms(parts) else {}
+        if not keep:
+            state = {name: tensor.clone() for name, tensor in state.items()}
+        return self._optimizer.update(theta, gradient, state, parts)
 
     def _place(self, node: int) -> tuple[int, int, int]:
         """Return the step, micro-batch and stage of a task."""
@@ -200,7 +219,7 @@ class Device:
 
     def _sum(self, step: int, stage: int) -> Tensor:
         """Return the sum of the device's own gradients and those from the device before it."""
-        own = self._gradients.get(Holding(Category.GRADIENTS, stage, step, -1))
+        own = self._gradients.get(gradients(stage, step))
         arrived = self._passing.pop((Content.GRADIENT, step, -1, stage), None)
         return own if arrived is None else own.add_(arrived)
 
@@ -217,26 +236,27 @@ class Device:
         """Send the content of a message, or make room for it."""
         if message.op == Op.P2P:
             if self._part.device == message.src:
-                return self._transport.send(message, self._weighed(message, self._outgoing(message)))
+                return self._transport.send(message, self._outgoing(message))
             return self._transport.receive(message, self._form(message))
         if message.op == Op.BROADCAST:
             root = self._part.device == message.src
             return self._transport.broadcast(message, self._form(message), self._outgoing(message) if root else None)
         summing = {Op.ALL_REDUCE: self._transport.all_reduce, Op.REDUCE: self._transport.reduce}
-        return summing[message.op](message, self._weighed(message, self._sum(message.step, message.stage)))
+        return summing[message.op](message, self._sum(message.step, message.stage))
 
     def _complete(self, node: int) -> None:
         """Wait until a message is complete, and keep its content."""
         message = self._plan.message(node)
         if node not in self._pending:
             raise ReplayError(f"device {self._part.device} waits for {message}, which it has not begun")
+        self._watch.event(node, ends=True)
         try:
             tensor = self._pending.pop(node).wait()
         except ReplayError as error:
             raise ReplayError(f"device {self._part.device} waited for {message}: {error}") from error
         self._begin(node)
         if message.op in (Op.ALL_REDUCE, Op.REDUCE):
-            self._keep(Holding(Category.GRADIENTS, message.stage, message.step, -1), tensor)
+            self._keep(gradients(message.stage, message.step), tensor)
         elif self._part.device != message.src:
             self._arrive(message, tensor)
         self._end(node)
@@ -275,19 +295,12 @@ class Device:
 
     def _forms(self, holding: Holding) -> dict[str, Form]:
         """Return the forms of the tensors of a content; a vector has no name."""
-        vector = self._training.parameters(holding.stage)
         if holding.category != Category.OPTIMIZER:
-            return {"": vector}
-        return self._optimizer.forms(vector)
+            return {"": self._training.parameters(holding.stage)}
+        return self._optimizer.forms(self._training.parts(holding.stage))
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
         """Return the tensors of a stored value, in the order of its forms."""
         if holding.category == Category.OPTIMIZER:
             return [self._states.get(holding)[name] for name in self._forms(holding)]
         return [self._stores[holding.category].get(holding)]
-
-    def _weighed(self, message: Message, tensor: Tensor) -> Tensor:
-        """Return a tensor; refuse one whose size is not that of the program."""
-        if tensor.nbytes != message.size:
-            raise ReplayError(f"it has {tensor.nbytes} bytes; the program says {message.size}")
-        return tensor

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -12,75 +11,24 @@ from cdpsim.cluster import Cluster
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Category, Content, EdgeKind, Kind, Messages, Op, Program
+from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
-
-Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from the most to the least telling
-BEGINNING = -1  # in place of a node, for a buffer from the start of the run
-Calls = Counter[tuple[str, tuple[int, ...], int]]  # how often a call was made, by name, partners and bytes
-Passing = tuple[Content, int, int, int]  # a value between two tasks: content, step, micro-batch, stage
-
-
-class ReplayError(RuntimeError):
-    """A replay that cannot go on; `kind` is a word for the reason."""
-
-    def __init__(self, problem: str, kind: Kinds = "error") -> None:
-        super().__init__(problem)
-        self.kind: Kinds = kind
-
-
-class Holding(NamedTuple):
-    """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash."""
-
-    category: Category
-    stage: int
-    version: int  # the step of gradients and activations; 0 of an optimizer state, of which there is only one
-    micro_batch: int  # of activations, else -1
-
-
-class Message(NamedTuple):
-    """One message, with readable fields."""
-
-    node: int
-    op: Op
-    content: Content
-    stage: int
-    micro_batch: int
-    step: int
-    src: int
-    members: tuple[int, ...]  # sender and receiver, or a collective's group
-    size: int
-
-    @property
-    def key(self) -> Passing:
-        """The value that it carries, if that is in no buffer."""
-        return self.content, self.step, self.micro_batch, self.stage
-
-    @property
-    def senders(self) -> tuple[int, ...]:
-        """The devices that contribute to it."""
-        return self.members if self.op in (Op.ALL_REDUCE, Op.REDUCE) else (self.src,)
-
-    def __str__(self) -> str:
-        between = ", ".join(map(str, self.members))
-        return f"{self.op.name.lower()} {text_of(self.key)} between devices {between}"
+from validation.replay.contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
+from validation.replay.policy import Policy
 
 
 @dataclass(frozen=True)
 class Part:
-    """One device's nodes in order, and at each of them the buffers that begin and end.
+    """One device's nodes in order, at each of them the contents whose lives begin and end there by the policy.
 
-    `ends` are numbers of buffers; a buffer is freed when it has ended as often as `uses` says. `due` are the messages
-    that are complete before a node.
+    `due` are the messages that are complete before a node.
     """
 
     device: int
     nodes: list[int]
     begins: dict[int, list[Holding]]
-    ends: dict[int, list[int]]
-    uses: dict[int, int]
-    held: dict[int, Holding]
+    ends: dict[int, list[Holding]]
     due: dict[int, list[int]]
 
 
@@ -161,42 +109,14 @@ class Plan:
         message = self.message(node)
         return tuple(sorted(message.members, key=lambda member: member != message.src))
 
+    @cached_property
+    def policy(self) -> Policy:
+        """What every device keeps, how long, by the replay's own policy of freeing."""
+        return Policy(self.program, self.order, self.messages)
+
     def cargo(self, node: int) -> list[Holding]:
         """Return the contents of a message of parameters or states, which its receivers have from its end on."""
-        return self._cargo.get(node, [])
-
-    @cached_property
-    def _holdings(self) -> list[tuple[int, int, Holding, int, list[int]]]:
-        """Yield number, device, content, begin and ends of each buffer that outlives its message or task.
-
-        Passing values (communication, and activations other than a stash) are removed by the task that reads them.
-        """
-        buffers, tasks = self.program.buffers, self.program.tasks
-        ends: dict[int, list[int]] = defaultdict(list)
-        for number, moment in zip(buffers.kept.tolist(), buffers.kept_until.tolist(), strict=True):
-            ends[number].append(moment >> 1)
-        names = ("category", "device", "stage", "version", "begin", "end")
-        rows = zip(*(getattr(buffers, name).tolist() for name in names), strict=True)
-        lasting = ~np.isin(buffers.category, (Category.COMMUNICATION, Category.ACTIVATIONS))
-        lasting[self.program.stashes] = True
-        found = []
-        for number, (category, device, stage, version, begin, end) in enumerate(rows):
-            if not lasting[number]:
-                continue
-            node = begin >> 1  # -1 stays -1: the beginning
-            micro_batch = int(tasks.micro_batch[node]) if category == Category.ACTIVATIONS else -1
-            version = 0 if category == Category.OPTIMIZER else version
-            holding = Holding(Category(category), stage, version, micro_batch)
-            found.append((number, device, holding, node, [end >> 1, *ends[number]]))
-        return found
-
-    @cached_property
-    def _cargo(self) -> dict[int, list[Holding]]:
-        brought: dict[int, set[Holding]] = defaultdict(set)
-        for _, _, holding, node, _ in self._holdings:
-            if self.is_message(node):
-                brought[node].add(holding)
-        return {node: sorted(holdings) for node, holdings in brought.items()}
+        return self.policy.cargo.get(node, [])
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
@@ -215,18 +135,12 @@ class Plan:
             for device in self.devices_of(node):
                 nodes[device].append(node)
         parts = [
-            Part(device, own, defaultdict(list), defaultdict(list), {}, {}, self._due(device, own, by_slot))
+            Part(device, own, defaultdict(list), defaultdict(list), self._due(device, own, by_slot))
             for device, own in enumerate(nodes)
         ]
-        own_nodes = [{BEGINNING, *own} for own in nodes]
-        for number, device, holding, begin, ends in self._holdings:
-            part = parts[device]
-            if not {begin, *ends} <= own_nodes[device]:
-                raise ReplayError(f"device {device} takes no part in what begins or ends its {name_of(holding)}")
-            part.begins[begin].append(holding)
-            part.uses[number], part.held[number] = len(ends), holding
-            for end in ends:
-                part.ends[end].append(number)
+        for device, holding, begin, end in self.policy.lives:
+            parts[device].begins[begin].append(holding)
+            parts[device].ends[end].append(holding)
         return parts
 
     def _due(self, device: int, own: list[int], by_slot: bool) -> dict[int, list[int]]:
@@ -238,7 +152,7 @@ class Plan:
         that all its members have begun. By slot, a message is through before the device's next task and before
         the next slot: what a device holds is then what it would hold if all devices' slots began and ended together.
         """
-        place, slot = self._place, self.slots[0]
+        place, slot = self.place, self.slots[0]
         due: dict[int, list[int]] = defaultdict(list)
         waiting: dict[int, int] = {}  # message -> the place before which it must be complete
         for node in own:
@@ -256,8 +170,18 @@ class Plan:
         return due
 
     @cached_property
-    def _place(self) -> dict[int, int]:
+    def place(self) -> dict[int, int]:
+        """The place of each node in the order."""
         return {node: place for place, node in enumerate(self.order)}
+
+    def place_of(self, node: int) -> int:
+        """Return the place of a node in the order; the beginning comes first."""
+        return -1 if node == BEGINNING else self.place[node]
+
+    def describe(self, node: int, device: int) -> str:
+        """Return the name of a node and of a device that takes part in it; an update's name has its device."""
+        name = "the beginning" if node == BEGINNING else self.program.describe(node)
+        return name if name.endswith(f" on device {device}") else f"{name} on device {device}"
 
     def calls(self, device: int) -> Calls:
         """Count the calls that a device's messages need, by name, partners and bytes."""
@@ -271,20 +195,6 @@ class Plan:
             else:
                 counted[message.op.name.lower(), message.members, message.size] += 1
         return counted
-
-
-def text_of(passing: Passing) -> str:
-    """Return the name of a value between two tasks, as a program gives it: `activation(t=0,i=1,j=2)`."""
-    content, step, micro_batch, stage = passing
-    places = zip("tij", (step, micro_batch, stage), strict=True)
-    return f"{content.name.lower()}({','.join(f'{letter}={place}' for letter, place in places if place >= 0)})"
-
-
-def name_of(holding: Holding) -> str:
-    """Return the name of a buffer's content, for people."""
-    place = f"stage {holding.stage}, version {holding.version}"
-    place += f", micro-batch {holding.micro_batch}" if holding.micro_batch >= 0 else ""
-    return f"{holding.category.name.lower()} of {place}"
 
 
 def kind_of(program: Program, task: int) -> Kind:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from validation.replay.plan import Calls, Message, ReplayError
+from validation.replay.contents import Calls, Message, ReplayError
 from validation.training.forms import Form
 
 
@@ -59,7 +59,7 @@ class Mailboxes:
     """Tensors that the devices of one process leave for each other, by message."""
 
     def __init__(self) -> None:
-        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor, in the order of arrival
+        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor
         self._looks: Counter[int] = Counter()
 
     def put(self, message: Message, device: int, tensor: Tensor) -> None:
@@ -75,10 +75,10 @@ class Mailboxes:
         self._looks[message.node] += 1
         if self._looks[message.node] == readers:
             del self._posts[message.node]
-        return list(posts.values())
+        return [posts[sender] for sender in sorted(posts)]
 
     def sum(self, message: Message, device: int, readers: int = 1) -> Tensor:
-        """Add the tensors of a message, in the order of arrival and into the first; then do as `take`."""
+        """Add the tensors of a message, device by device and into the first; then do as `take`."""
         first = self._looks[message.node] == 0
         posts = self.take(message, device, readers)
         if first:
@@ -110,7 +110,7 @@ class InProcess:
         return _Later(lambda: copy)
 
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum in the order in which members come; every member's tensor becomes the sum."""
+        """Sum device by device; every member's tensor becomes the sum."""
         self.calls["all_reduce", message.members, tensor.nbytes] += 1
         self._room.put(message, self._device, tensor)
 
@@ -121,7 +121,7 @@ class InProcess:
         return _Later(wait)
 
     def reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum in the order in which members come; the root's tensor becomes the sum."""
+        """Sum device by device; the root's tensor becomes the sum."""
         self.calls["reduce", message.members, tensor.nbytes] += 1
         self._room.put(message, self._device, tensor)
         if self._device != message.src:

@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from cdpsim.program import Category
+from validation.profile.allocations import allocation_windows, without_collections
 from validation.profile.tracker import Tracker, granularity
+from validation.replay.contents import BEGINNING
 
 
 class Watch(Protocol):
@@ -27,6 +31,9 @@ class Watch(Protocol):
     def holds(self, tensor: Tensor, category: Category) -> None:
         """A tensor belongs to a category from now on; tensors without one are activations."""
 
+    def event(self, node: int, *, ends: bool = False) -> None:
+        """The device begins with a task, with its part in a message, or with the end of that part."""
+
 
 class NoWatch:
     """An observer that measures nothing."""
@@ -43,6 +50,9 @@ class NoWatch:
         return nullcontext()
 
     def holds(self, tensor: Tensor, category: Category) -> None:
+        """Do nothing."""
+
+    def event(self, node: int, *, ends: bool = False) -> None:
         """Do nothing."""
 
 
@@ -130,6 +140,58 @@ class Meter(NoWatch):
             held[Category.ACTIVATIONS] = allocated - elsewhere - others
         self.readings.append(Reading(self._slot, until, held))
         self._slot = until
+
+
+class Event(NamedTuple):
+    """What a device did at a time, and the peak of the allocator from then until the next event of its process."""
+
+    ledger: str  # of the process
+    number: int  # of all events in the ledger
+    device: int
+    node: int
+    ends: bool  # whether it is the end of the device's part in a message
+    peak: int
+
+
+class Ledger:
+    """A record of what the devices of a process do, and of what its allocator gives them meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._windows, self._open = allocation_windows(device), ExitStack()
+        self._events: list[tuple[int, int, bool]] = []
+        self._name = uuid4().hex
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(without_collections())  # and what only a collection frees is held
+        self._open.enter_context(self._windows)
+        self.add(-1, BEGINNING)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def add(self, device: int, node: int, *, ends: bool = False) -> None:
+        """Add an event that begins now."""
+        self._events.append((device, node, ends))
+        self._windows.mark()
+
+    def events(self, device: int) -> list[Event]:
+        """Return the events of a device, once the record is closed."""
+        pairs = zip(self._events, self._windows.peaks, strict=True)
+        return [Event(self._name, k, *event, peak) for k, (event, peak) in enumerate(pairs) if event[0] in (device, -1)]
+
+
+class Accountant(NoWatch):
+    """An observer that tells a ledger what its device does."""
+
+    def __init__(self, device: int, ledger: Ledger) -> None:
+        self._device, self._ledger = device, ledger
+
+    def event(self, node: int, *, ends: bool = False) -> None:
+        """Add the event to the ledger."""
+        self._ledger.add(self._device, node, ends=ends)
 
 
 class Stopwatch(NoWatch):

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdpsim.cli.console import say, write_stdout
+import msgspec
+
+from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from cdpsim.files import tables
 from cdpsim.files import writing as files
+from cdpsim.files.notes import explain, say
 from validation.report import schema as reportform
 from validation.report.schema import Report
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
 PATTERNS = ("report*.json", "battery*.json")
+PEER_FILES = "peers*.json"  # of runtimes that others wrote
 
 
 class StoredReport(NamedTuple):
@@ -33,7 +37,7 @@ class Reports(NamedTuple):
 
     found: list[StoredReport]
     refused: list[str]  # files that are no reports
-    unmeasured: list[str]  # trials of batteries that failed or were left out
+    unmeasured: list[str]  # trials of batteries that failed or were left out, and files that another command shows
 
 
 def find_reports(folder: str | Path) -> Reports:
@@ -47,6 +51,8 @@ def find_reports(folder: str | Path) -> Reports:
     reports = Reports([], [], [])
     for path in paths:
         _add(path, str(path.relative_to(home)), reports)
+    for path in sorted(home.rglob(PEER_FILES)):
+        reports.unmeasured.append(f"{path.relative_to(home)}: is shown by `python -m validation peers --from {path}`")
     if not any(reports):
         problem = f"has no {' or '.join(PATTERNS)} below it; write one with `python -m validation replay -o`"
         raise RequestError(str(folder), problem)
@@ -75,12 +81,17 @@ def _add(path: Path, name: str, reports: Reports) -> None:
 
 def _order(found: StoredReport) -> tuple[object, ...]:
     asked = found.report.asked
-    return asked.model, asked.device, asked.single_process, asked.n, asked.schedule, asked.rule or "", found.file
+    where = asked.model, asked.device, asked.single_process, asked.n
+    return *where, asked.schedule, asked.rule or "", found.report.options_text, found.file
 
 
+OPTIONS = "options"
+ALLOCATED = ("allocated bytes", "unnamed bytes")  # the allocator's account
+WHERE_USED = (OPTIONS, *ALLOCATED)  # columns that a table has if a row has something there
 HEADER = (
     "schedule",
     "rule",
+    OPTIONS,
     "n",
     "model",
     "on",
@@ -88,6 +99,7 @@ HEADER = (
     "measured bytes",
     "error %",
     "worst device %",
+    *ALLOCATED,
     "parameters",
     "messages",
     "time %",
@@ -103,7 +115,18 @@ def reports_table(found: list[StoredReport], form: str) -> str:
     if form == "csv":
         rows = [_data(each) for each in found]
         return tables.as_csv([*rows[0]], [[*row.values()] for row in rows])
-    return tables.FORMATS[form](HEADER, [_row(each) for each in found])
+    cells = [_row(each) for each in found]
+    shown = [k for k, name in enumerate(HEADER) if name not in WHERE_USED or any(row[k] != "-" for row in cells)]
+    return tables.FORMATS[form]([HEADER[k] for k in shown], [[row[k] for k in shown] for row in cells])
+
+
+def _allocated(report: Report) -> list[str]:
+    """Return the largest account of a process by its allocator, and the most bytes in any event that have no name."""
+    if report.allocator is None:
+        return ["-", "-"]
+    processes = report.allocator.processes
+    peak, unnamed = max(p.measured_bytes for p in processes), max(p.largest_difference for p in processes)
+    return [str(peak), str(unnamed)]
 
 
 def _values(found: StoredReport) -> dict[str, object]:
@@ -112,14 +135,19 @@ def _values(found: StoredReport) -> dict[str, object]:
     return {
         "file": found.file,
         "request": report.request,
+        "options": report.options_text,
         "simulated_bytes": report.memory.total.simulated_bytes,
         "measured_bytes": report.memory.total.measured_bytes,
         "relative_error": report.memory.total.relative_error,
         "max_relative_error": report.memory.max_relative_error,
         "method": report.memory.method,
+        "allocator": msgspec.to_builtins(report.allocator),
         "max_abs_difference": report.parameters.max_abs_difference,
         "bit_equal": report.parameters.bit_equal,
+        "nearest_rule": msgspec.to_builtins(report.parameters.nearest),
         "messages_agree": report.messages.agree,
+        "needs": None if report.messages.differences is None else len(report.messages.differences),
+        "lives": None if report.lives is None else len(report.lives),
         "time_relative_error": report.time.relative_error if report.time else None,
         "ok": report.ok,
     }
@@ -132,6 +160,7 @@ def _row(found: StoredReport) -> list[str]:
     return [
         asked.schedule,
         asked.rule or "-",
+        report.options_text or "-",
         str(asked.n),
         asked.model,
         platform_text(report),
@@ -139,6 +168,7 @@ def _row(found: StoredReport) -> list[str]:
         str(total.measured_bytes),
         percent(total.relative_error),
         percent(report.memory.max_relative_error),
+        *_allocated(report),
         _parameters(report),
         _messages(report),
         percent(report.time.relative_error) if report.time else "-",
@@ -154,6 +184,7 @@ def _data(found: StoredReport) -> dict[str, object]:
     return {
         "schedule": asked.schedule,
         "rule": asked.rule,
+        OPTIONS: report.options_text or None,
         "n": asked.n,
         "model": asked.model,
         "on": platform_text(report),
@@ -161,6 +192,7 @@ def _data(found: StoredReport) -> dict[str, object]:
         "measured bytes": total.measured_bytes,
         "error": total.relative_error,
         "worst device": report.memory.max_relative_error,
+        **dict(zip(ALLOCATED, (None if text == "-" else int(text) for text in _allocated(report)), strict=True)),
         "parameters": report.parameters.max_abs_difference,
         "simulated messages": report.messages.simulated,
         "messages": report.messages.measured,
@@ -192,7 +224,10 @@ def _parameters(report: Report) -> str:
 
 def _messages(report: Report) -> str:
     messages = report.messages
-    return f"{messages.measured}" if messages.agree else f"{messages.measured}, not {messages.simulated}"
+    if messages.agree:
+        return f"{messages.measured}"
+    same = messages.measured == messages.simulated
+    return f"{messages.measured}, {'others' if same else f'not {messages.simulated}'}"
 
 
 def write_reports_table(
@@ -256,7 +291,9 @@ def report_command(options: argparse.Namespace) -> int:
 
     def tell(reports: Reports) -> None:
         refused.extend(reports.refused)
-        for line in (*(f"error: {each}" for each in refused), *reports.unmeasured):
+        for line in refused:
+            explain(f"error: {line}")
+        for line in reports.unmeasured:
             say(line)
 
     table = write_reports_table(

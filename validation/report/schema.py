@@ -1,5 +1,6 @@
 """The schema of a replay's report: these types are written to files, and read from them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -13,6 +14,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
 FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
 Method: TypeAlias = Literal["storages", "allocator"]
+AccountMethod: TypeAlias = Literal["profiler", "memory_stats"]
+MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong version", "too large", "too small"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -37,19 +40,30 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     single_process: bool = False
 
 
+class NearestRule(_Form, frozen=True, kw_only=True):
+    """The rule that ends nearest to the one that was replayed, and the largest difference between their parameters."""
+
+    rule: str
+    distance: float
+
+
 class ParameterComparison(_Form, frozen=True, kw_only=True):
     """The final parameters, compared with the update equation."""
 
     max_abs_difference: Annotated[float, msgspec.Meta(ge=0)] | None  # None: not a number, in JSON
     bit_equal: bool
     tolerance: float
+    nearest: NearestRule | None = None  # None in older files, or where a run is too short for another rule to differ
+    stage: int | None = None  # the one whose parameters differ most; None where none differs
+    other_rule: str | None = None  # the rule whose parameters these are instead
 
 
 class Amount(_Form, frozen=True, kw_only=True):
-    """Count of one category."""
+    """The peak of one category, and the largest difference in any slot."""
 
     simulated_bytes: Count
     measured_bytes: Count
+    largest_difference: Count = 0
 
 
 class Divergence(_Form, frozen=True, kw_only=True):
@@ -59,6 +73,7 @@ class Divergence(_Form, frozen=True, kw_only=True):
     slot: int
     simulated_bytes: Count
     measured_bytes: Count
+    category: str = "activations"
 
 
 class DeviceMemory(_Form, frozen=True, kw_only=True):
@@ -101,6 +116,77 @@ class Memory(_Form, frozen=True, kw_only=True):
     curve: Curve
     tolerance: float
     method: Method
+    together: Total | None = None  # of all categories; None in files from before it was compared
+
+
+class LifeDifference(_Form, frozen=True, kw_only=True):
+    """A content that a device holds longer or shorter in the simulation than its tasks and messages need it.
+
+    Moments are the nodes of the program that begin and end it; None where it is not held, or not needed, at all.
+    """
+
+    device: Count
+    content: str
+    held_from: str | None
+    held_until: str | None
+    needed_from: str | None
+    last_needed: str | None
+    size: Count
+
+    def __str__(self) -> str:
+        device, what = f"device {self.device}", f"{self.content} ({self.size:,} B)"
+        if self.held_until is None:
+            return f"{device} does not hold {what}, last needed at {self.last_needed}"
+        if self.last_needed is None:
+            return f"{device} holds {what} until {self.held_until}, and does not need it"
+        if self.held_until == self.last_needed:
+            return f"{device} holds {what} from {self.held_from}, needed from {self.needed_from}"
+        return f"{device} holds {what} until {self.held_until}, last needed at {self.last_needed}"
+
+
+class Remainder(_Form, frozen=True, kw_only=True):
+    """What a process needs beside the simulated, by its name."""
+
+    name: str
+    size: Count
+
+
+class Account(_Form, frozen=True, kw_only=True):
+    """The allocator's account of a process: its peak against the simulated bytes and the remainders at that point."""
+
+    device: Count | None  # None: all devices are in the process
+    simulated_bytes: Count
+    remainders: list[Remainder]
+    measured_bytes: Count
+    peak_at: str
+    largest_difference: Count  # of all events
+    differs_at: str | None
+    differs_by: int = 0  # measured less explained, there
+
+    @property
+    def explained_bytes(self) -> int:
+        """The simulated bytes and the remainders."""
+        return self.simulated_bytes + sum(each.size for each in self.remainders)
+
+
+class AllocatorComparison(_Form, frozen=True, kw_only=True):
+    """The allocator's accounts of all processes; a difference may be so many bytes, and a share of the peak beside."""
+
+    processes: Annotated[list[Account], msgspec.Meta(min_length=1)]
+    tolerance_bytes: Count
+    tolerance: float
+    method: AccountMethod
+
+
+class MessageDifference(_Form, frozen=True, kw_only=True):
+    """A message of the program that its tasks do not need as it is, or one that they need and it lacks."""
+
+    kind: MessageFault
+    text: str
+    size: Count  # the bytes that are too many or too few; 0 where there is no message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 class MessageCount(_Form, frozen=True, kw_only=True):
@@ -111,6 +197,7 @@ class MessageCount(_Form, frozen=True, kw_only=True):
     bytes_simulated: Count
     bytes_measured: Count
     agree: bool
+    differences: list[MessageDifference] | None = None  # None in files from before needs were compared
 
 
 class DeviceTime(_Form, frozen=True, kw_only=True):
@@ -142,11 +229,23 @@ class Report(_Form, frozen=True, kw_only=True):
     messages: MessageCount
     time: Time | None
     ok: bool
+    lives: list[LifeDifference] | None = None  # None in files from before they were compared
+    allocator: AllocatorComparison | None = None  # likewise
+    options: dict[str, str] | None = (
+        None  # those asked for: "replayed", or why not or only in part; None in older files
+    )
 
     @property
     def asked(self) -> ReplayRequest:
         """The request, with types."""
         return msgspec.convert(self.request, ReplayRequest)
+
+    @property
+    def options_text(self) -> str:
+        """The options that are not the usual ones, in words, each with its state if it was not replayed."""
+        states = {name: state.partition(",")[0] for name, state in (self.options or {}).items() if "," in state}
+        words = option_words(self.request).items()
+        return " ".join(f"{word} ({states[name]})" if name in states else word for name, word in words)
 
     def __post_init__(self) -> None:
         msgspec.convert(self.request, ReplayRequest)  # refused when a report is read, not when it is drawn
@@ -190,6 +289,34 @@ class Battery(_Form, frozen=True, kw_only=True):
     def unmeasured(self) -> list[TrialResult]:
         """The trials that failed or were left out."""
         return [trial for trial in self.trials if trial.state not in MEASURED]
+
+
+# The options of a request, and the values that are not named; nor are those that are off.
+_UNNAMED: dict[str, tuple[Scalar, ...]] = {
+    "slot_order": (),
+    "replicas": (1,),
+    "split": ("once",),
+    "recompute": ("none",),
+    "offload": ("none",),
+    "prefetch": (),
+    "overlap_all_reduce": (),
+    "vertical_sync": (),
+    "dtype": ("float32", "float64"),
+    "mixed_precision": (),
+    "autocast": (),
+    "optimizer": ("sgd",),
+}
+_BARE = ("slot_order", "dtype", "optimizer")  # whose values need no name
+
+
+def option_words(request: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the options of a request that are not the usual ones, each in a word."""
+    words = {}
+    for option, usual in _UNNAMED.items():
+        value, name = request.get(option), option.replace("_", "-")
+        if value and value not in usual:
+            words[option] = name if value is True else str(value) if option in _BARE else f"{name}={value}"
+    return words
 
 
 def relative_error(simulated: float, measured: float) -> float:

@@ -1,6 +1,6 @@
 """Forms of future tensors, vectors of many tensors, and several tensors in one message."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,19 @@ class Form(NamedTuple):
     dtype: torch.dtype
 
     @property
+    def numel(self) -> int:
+        """The number of its elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
     def nbytes(self) -> int:
         """The bytes of such a tensor."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
+
+
+def form_of(tensor: Tensor) -> Form:
+    """Return the form of a tensor."""
+    return Form(tuple(tensor.shape), tensor.dtype)
 
 
 def zeros(form: Form, device: torch.device) -> Tensor:
@@ -28,6 +38,12 @@ def zeros(form: Form, device: torch.device) -> Tensor:
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """Return a new vector of the values of tensors."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def view_parts(vector: Tensor, parts: Sequence[Form]) -> list[Tensor]:
+    """Return views of a vector in the shapes of its parts."""
+    split = torch.split(vector, [part.numel for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(split, parts, strict=True)]
 
 
 def pack(tensors: list[Tensor]) -> Tensor:

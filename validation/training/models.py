@@ -7,8 +7,9 @@ defaults. Parameters are made in torch's default type, which is `dtype` then, an
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ def transformer(
     return Architecture([Block(width, heads) for _ in range(n * layers)], data, data, mean_square)
 
 
+AUTOCAST = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
 
 
@@ -90,13 +92,15 @@ def make_training(
     seed: int = 0,
     device: torch.device | str = "cpu",
     cuts: Sequence[int] | None = None,
+    recompute: str = "none",
+    autocast: str | None = None,
     **sizes: Any,
 ) -> Training:
     """Return n stages of a model, the same ones in every process; `sizes` are parameters of the model."""
-    architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, **sizes)
+    architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, autocast=autocast, **sizes)
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
-    return cut(architecture, cuts, seed=seed, device=device)
+    return cut(architecture, cuts, seed=seed, device=device, recompute=recompute)
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,15 @@ class Stages:
     sizes: Mapping[str, int] = field(default_factory=dict)
     cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
     seed: int = 0
+    autocast: str | None = None  # one of AUTOCAST
+    offloads: bool = False
+    recompute: str = "none"  # what backwards compute again, as in `cdpsim.model.Recipe`
 
     def training(self, device: torch.device | str) -> Training:
         """Return their training."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         sizes: dict[str, Any] = dict(self.sizes)
-        return make_training(
+        training = make_training(
             self.model,
             self.n,
             batch=self.batch,
@@ -124,14 +131,30 @@ class Stages:
             seed=self.seed,
             device=device,
             cuts=self.cuts,
+            recompute=self.recompute,
+            autocast=self.autocast,
             **sizes,
         )
+        return replace(training, offloads=self.offloads)
 
 
 def make_architecture(
-    model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, **sizes: Any
+    model: str,
+    n: int,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    autocast: str | None = None,
+    **sizes: Any,
 ) -> Architecture:
     """Return the layers of a model, always the same ones."""
+    casts_to = None if autocast is None else AUTOCAST[choose("autocast", autocast, AUTOCAST)]
+    if casts_to and dtype != torch.float32:
+        raise RequestError(
+            "autocast",
+            f"casts from float32, and the model is in {str(dtype).removeprefix('torch.')}; take --dtype float32",
+        )
     build = find_model(model)
     known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
     for name, size in sizes.items():
@@ -140,7 +163,7 @@ def make_architecture(
             raise RequestError(f"{name}={size}", "must be at least 1")
     with torch.random.fork_rng(devices=[]), _default_type(dtype):
         torch.manual_seed(seed)
-        return build(n, batch=batch, dtype=dtype, **sizes)
+        return build(n, batch=batch, dtype=dtype, **sizes)._replace(autocast=casts_to)
 
 
 def find_model(name: str) -> Build:

@@ -4,8 +4,9 @@ Only draws of data and the loss compute here; `passes.py` runs stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.errors import RequestError
+from cdpsim.model.recipe import segment_bounds
 from validation.training.forms import Form, zeros
+from validation.training.parts import Parts
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over the samples
 
@@ -45,6 +48,9 @@ class Architecture(NamedTuple):
 
     `tied` are groups of parameters, each of which is one tensor in the original model. A profile counts that once; a
     replay trains each parameter by itself.
+
+    With `autocast`, forwards and the loss run under torch.autocast, which keeps each cast of a weight until a stage's
+    forward has ended; the graph keeps those that its backward needs.
     """
 
     layers: Sequence[nn.Module]
@@ -52,9 +58,25 @@ class Architecture(NamedTuple):
     targets: Draw
     loss: Loss
     tied: Sequence[Sequence[nn.Parameter]] = ()
+    autocast: torch.dtype | None = None  # the type to which torch casts what products take
 
 
 Build = Callable[..., Architecture]  # of n, batch=..., dtype=... and the sizes that a model has
+
+
+class Segments(NamedTuple):
+    """The parts of stages that are computed again before their backwards, as stages of a training of their own."""
+
+    training: "Training"
+    ends: tuple[int, ...]  # 0, and for each stage the number of segments up to its end
+
+    def of_stage(self, stage: int) -> range:
+        """Return the numbers of a stage's segments."""
+        return range(self.ends[stage], self.ends[stage + 1])
+
+    def split(self, stage: int, vector: Tensor) -> list[Tensor]:
+        """Return the part of each of its segments in a stage's vector."""
+        return list(torch.split(vector, [self.training.parameters(part).numel for part in self.of_stage(stage)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +91,10 @@ class Training:
     criterion: Loss
     seed: int
     device: torch.device
+    autocast: torch.dtype | None = None
+    offloads: bool = False  # whether stashes are on the host between forward and backward
+    segments: Segments | None = None  # of stages that keep only their segments' inputs from forward to backward
+    divided: Mapping[int, Parts] = field(default_factory=dict)  # of stages whose split backwards go through them once
 
     @property
     def n(self) -> int:
@@ -79,6 +105,10 @@ class Training:
         """Return the form of a stage's parameters as one vector."""
         own = list(self.stages[stage].parameters())
         return Form((sum(parameter.numel() for parameter in own),), own[0].dtype)
+
+    def parts(self, stage: int) -> list[Form]:
+        """Return the forms of a stage's parameters, in their order in the vector."""
+        return [Form(tuple(own.shape), own.dtype) for own in self.stages[stage].parameters()]
 
     def boundary(self, stage: int) -> Form:
         """Return the form of the output of a stage that is not the last."""
@@ -98,19 +128,40 @@ class Training:
 
     def loss(self, output: Tensor, target: Tensor, micro_batches: int) -> Tensor:
         """Return a micro-batch's share in the loss of a step; shares add up to the mean."""
-        return self.criterion(output, target) / micro_batches
+        with self._casts():
+            return self.criterion(output, target) / micro_batches
 
     def apply(self, stage: int, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Run a stage with other parameters than its first."""
-        y: Tensor = functional_call(self.stages[stage], {**self.buffers[stage], **parameters}, (x,))
+        with self._casts():
+            y: Tensor = functional_call(self.stages[stage], {**self.buffers[stage], **parameters}, (x,))
         return y
+
+    def _casts(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
 
 def cut(
-    architecture: Architecture, cuts: Sequence[int], *, seed: int = 0, device: torch.device | str = "cpu"
+    architecture: Architecture,
+    cuts: Sequence[int],
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    recompute: str = "none",
 ) -> Training:
     """Return stages of consecutive layers; a cut is the number of the layer with which a stage begins."""
-    layers, inputs, targets, loss, _ = architecture
+    training = _cut(architecture, cuts, seed, device)
+    if recompute == "none":
+        return training
+    ends = [0, *cuts, len(architecture.layers)]
+    bounds = [[begin + k for k in segment_bounds(end - begin, recompute)] for begin, end in pairwise(ends)]
+    finer = _cut(architecture, [begin for own in bounds for begin in own[:-1]][1:], seed, device)
+    segments = Segments(finer, (0, *accumulate(len(own) - 1 for own in bounds)))
+    return replace(training, segments=segments)
+
+
+def _cut(architecture: Architecture, cuts: Sequence[int], seed: int, device: torch.device | str) -> Training:
+    layers, inputs, targets, loss, _, autocast = architecture
     ends = [0, *cuts, len(layers)]
     if any(first >= end for first, end in pairwise(ends)):
         raise RequestError(f"cuts {list(cuts)}", f"must rise from 1 to at most {len(layers) - 1}")
@@ -126,7 +177,7 @@ def cut(
         {name: buffer if buffer.is_meta else buffer.to(device) for name, buffer in stage.named_buffers()}
         for stage in stages
     )
-    training = Training(stages, buffers, (), inputs, targets, loss, seed, device)
+    training = Training(stages, buffers, (), inputs, targets, loss, seed, device, autocast)
     return replace(training, boundaries=_boundaries(training))
 
 

@@ -18,8 +18,8 @@ def user_model(name: str) -> Build:
     """Return how to build the model of `module:function`.
 
     The module is looked for on Python's path and in the working folder. The function is called with the number of
-    samples and gives a list of layers, an example input and an example target; `python -m validation profile --help`
-    says more.
+    samples and gives a list of layers, an example input and an example target; `python -m validation profile
+    --help-all` says more.
     """
     function = _find(name)
 

@@ -1,0 +1,212 @@
+"""Comparison of the allocator's account: all that a process allocates, event by event, updates and messages included.
+
+The simulation's part are the program's buffers, in the order in which the process goes through its events. What updates
+and messages need beside them are remainders, each with a name and a size from the forms of tensors: the new version
+beside the old one and the temporaries of the optimizer, tensors packed into one message and unpacked from it,
+workspaces of kernels and the numbers that graphs keep, and in a single process what a sum keeps until its last member
+has it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.program import Category, Content, Kind, Op
+from validation.comparison.temporaries import update_bytes
+from validation.comparison.workspaces import Workspaces, find_workspaces
+from validation.profile.tracker import granularity
+from validation.replay.case import Outcome, Prepared
+from validation.replay.contents import BEGINNING, Message
+from validation.replay.plan import kind_of
+from validation.replay.watch import Event
+from validation.report.schema import Account, AllocatorComparison, Remainder
+from validation.training.forms import Form
+
+WRAPPED = 64  # bytes: numbers of Python that torch makes tensors of for an operation
+BLOCKS = 0.05  # of the peak of a GPU: its allocator's blocks are larger than what is asked for
+
+_Pass = tuple[int, int, int, int]  # device, step, micro-batch, stage
+
+
+class _Span(NamedTuple):
+    """Bytes that are allocated from one point to another; point 2k is during event k, and 2k + 1 behind it."""
+
+    name: str  # empty: a buffer of the program
+    size: int
+    begin: int
+    end: int
+
+
+def compare_accounts(prepared: Prepared, outcomes: Sequence[Outcome]) -> AllocatorComparison:
+    """Compare the account of each process with the simulation and the remainders of the devices that it plays."""
+    case = prepared.case
+    ledgers: dict[str, dict[int, Event]] = defaultdict(dict)
+    for event in (event for outcome in outcomes for event in outcome.events):
+        ledgers[event.ledger][event.number] = event
+    workspaces = find_workspaces(prepared.training, splits=prepared.plan.program.splits)
+    accounts = [
+        _compare_process(prepared, workspaces, [own[number] for number in sorted(own)]) for own in ledgers.values()
+    ]
+    return AllocatorComparison(
+        processes=accounts,
+        tolerance_bytes=WRAPPED,
+        tolerance=0.0 if case.device == "cpu" else BLOCKS,
+        method="profiler" if case.device == "cpu" else "memory_stats",
+    )
+
+
+def is_accounted(comparison: AllocatorComparison) -> bool:
+    """Return whether simulation and remainders are the allocator's peak, and its level in every event."""
+    return all(
+        max(each.largest_difference, abs(each.explained_bytes - each.measured_bytes))
+        <= comparison.tolerance_bytes + comparison.tolerance * each.measured_bytes
+        for each in comparison.processes
+    )
+
+
+def _compare_process(prepared: Prepared, workspaces: list[Workspaces], events: list[Event]) -> Account:
+    """Compare the peaks of one process in all its events but the first, in which it only sets itself up."""
+    sequence = _Sequence(prepared, events)
+    spans = [*sequence.buffers(), *sequence.remainders(), *sequence.workspaces(workspaces)]
+    level = sequence.level(spans)
+    during = np.maximum(np.maximum(level[1:-2:2], level[2:-1:2]), level[3::2])
+    measured = np.array([event.peak for event in events[1:]])
+    apart = np.abs(during - measured)
+    worst, top = int(apart.argmax()), int(during.argmax())
+    point = 2 * top + 1 + int(level[2 * top + 1 : 2 * top + 4].argmax())
+    alive = [span for span in spans if span.begin <= point < span.end]
+    sizes: dict[str, int] = defaultdict(int)
+    for span in alive:
+        sizes[span.name] += span.size
+    simulated = sizes.pop("", 0)
+    return Account(
+        device=min(sequence.devices) if len(sequence.devices) == 1 else None,
+        simulated_bytes=simulated,
+        remainders=[Remainder(name=name, size=size) for name, size in sorted(sizes.items()) if size],
+        measured_bytes=int(measured.max()),
+        peak_at=sequence.describe(events[1 + int(measured.argmax())]),
+        largest_difference=int(apart[worst]),
+        differs_at=sequence.describe(events[1 + worst]) if apart[worst] else None,
+        differs_by=int(measured[worst] - during[worst]),
+    )
+
+
+class _Sequence:
+    """The events of a process, and the points at which the program's moments are in them."""
+
+    def __init__(self, prepared: Prepared, events: list[Event]) -> None:
+        self._prepared, self._plan, self._events = prepared, prepared.plan, events
+        self._granularity = granularity(prepared.case.device)
+        self._update_bytes: dict[tuple[Form, ...], int] = {}  # by the forms of a stage's parameters
+        self.devices = {event.device for event in events if event.device >= 0}
+        self._starts = {(event.device, event.node): k for k, event in enumerate(events) if not event.ends}
+        self._ends = self._starts | {(event.device, event.node): k for k, event in enumerate(events) if event.ends}
+        self._messages = [message for message in self._plan.messages if self.devices & set(message.members)]
+
+    def level(self, spans: Sequence[_Span]) -> NDArray[np.int64]:
+        """Return the bytes at all points."""
+        change = np.zeros(2 * len(self._events) + 1, dtype=np.int64)
+        for span in spans:
+            change[span.begin] += span.size
+            change[span.end] -= span.size
+        return np.cumsum(change)[:-1]
+
+    def describe(self, event: Event) -> str:
+        """Return what a device did."""
+        return f"{'the end of ' if event.ends else ''}{self._plan.describe(event.node, event.device)}"
+
+    def buffers(self) -> Iterator[_Span]:
+        """Yield the program's buffers on the devices of the process."""
+        buffers = self._plan.program.buffers
+        ends: dict[int, list[int]] = defaultdict(list)
+        for number, moment in zip(buffers.kept.tolist(), buffers.kept_until.tolist(), strict=True):
+            ends[number].append(moment)
+        columns = (buffers.device, buffers.size, buffers.begin, buffers.end)
+        for number, (device, size, begin, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if device in self.devices:
+                until = max(self._point(device, moment) for moment in (end, *ends[number]))
+                yield _Span("", self._rounded(size), self._point(device, begin), until)
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._granularity) * self._granularity
+
+    def _point(self, device: int, moment: int) -> int:
+        """Return the point of a moment on a device; a node of which it has no part is at that of another device."""
+        node, at_end = moment >> 1, moment & 1
+        if node == BEGINNING:
+            return 1
+        known = self._ends if at_end else self._starts
+        k = known.get((device, node), max((known[d, node] for d in self.devices if (d, node) in known), default=0))
+        return 2 * k + at_end
+
+    def remainders(self) -> Iterator[_Span]:
+        """Yield what updates and messages need beside the program's buffers."""
+        tasks = self._plan.program.tasks
+        for k, event in enumerate(self._events):
+            if 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.U:
+                yield from self._of_update(k, int(tasks.stage[event.node]))
+        for message in self._messages:
+            yield from self._of_cargo(message)
+            if message.op in (Op.ALL_REDUCE, Op.REDUCE) and len(self.devices) > 1:
+                yield from self._of_sum(message)
+
+    def workspaces(self, found: list[Workspaces]) -> Iterator[_Span]:
+        """Yield what kernels allocate for themselves in forwards and backwards, and what graphs keep between them."""
+        tasks, behind = self._plan.program.tasks, dict[_Pass, tuple[int, int]]()
+        for k, event in enumerate(self._events):
+            if not 0 <= event.node < self._plan.program.compute:
+                continue
+            t, i, j = (int(column[event.node]) for column in (tasks.step, tasks.micro_batch, tasks.stage))
+            key = (event.device, t, i, j)
+            own = found[j][kind_of(self._plan.program, event.node)]
+            if key in behind:
+                size, begin = behind.pop(key)
+                yield _Span("numbers in graphs", size, begin, 2 * k)
+            yield _Span("workspaces of kernels", own.during, 2 * k, 2 * k + 1)
+            behind[key] = own.behind, 2 * k + 1
+
+    def _of_update(self, k: int, stage: int) -> Iterator[_Span]:
+        """Yield the new version while the old one is there, and the optimizer's temporaries."""
+        training, case = self._prepared.training, self._prepared.case
+        parts, size = tuple(training.parts(stage)), self._rounded(training.parameters(stage).nbytes)
+        if parts not in self._update_bytes:
+            found = update_bytes(case.optimizer, parts, training.device, self._granularity)
+            self._update_bytes[parts] = found
+        yield _Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
+        yield _Span("temporaries of the optimizer", self._update_bytes[parts] - size, 2 * k, 2 * k + 1)
+
+    def _of_cargo(self, message: Message) -> Iterator[_Span]:
+        """Yield several tensors in one piece at their sender, and in pieces beside that at their receiver."""
+        if self._tensors(message) < 2:
+            return
+        for device in self.devices & set(message.members):
+            begin, end = (points[device, message.node] for points in (self._starts, self._ends))
+            if device == message.src:
+                yield _Span("tensors packed to be sent", message.size, 2 * begin, 2 * end + 1)
+            else:
+                yield _Span("tensors unpacked on arrival", message.size, 2 * end, 2 * end + 1)
+
+    def _tensors(self, message: Message) -> int:
+        """Return how many tensors a message has."""
+        states = len(self._prepared.case.optimizer.forms(self._prepared.training.parts(message.stage)))
+        if message.content not in (Content.PARAMETERS, Content.STATE):
+            return 1
+        cargo = self._plan.cargo(message.node)
+        return sum(states if holding.category == Category.OPTIMIZER else 1 for holding in cargo)
+
+    def _of_sum(self, message: Message) -> Iterator[_Span]:
+        """Yield gradients that a single process keeps until the last member has their sum."""
+        last = max(self._ends[device, message.node] for device in message.members)
+        root = self._ends.get((message.src, message.node), last)
+        for life in self._plan.policy.lives:
+            holding = life.holding
+            if (holding.category, holding.stage, holding.version) != (Category.GRADIENTS, message.stage, message.step):
+                continue
+            until = 2 * (last if message.op == Op.ALL_REDUCE else root) + 1
+            end = self._point(life.device, 2 * life.end + 1)
+            if end < until:
+                size = self._prepared.training.parameters(message.stage).nbytes
+                yield _Span("gradients until their sum is everywhere", size, end, until)

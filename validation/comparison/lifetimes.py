@@ -1,0 +1,94 @@
+"""Comparison of lifetimes: a program's buffers against the lives of the same contents by the replay's own policy."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from cdpsim.program import Category
+from validation.replay.contents import BEGINNING, Holding, name_of
+from validation.replay.plan import Plan
+from validation.replay.policy import Life
+from validation.report.schema import LifeDifference
+
+
+def compare_lives(plan: Plan) -> list[LifeDifference]:
+    """Return where the program holds a content longer or shorter than the policy needs it, device by device."""
+    held, sizes = _program_lives(plan)
+    pairs = [_by_content(lives) for lives in (held, plan.policy.lives)]
+    found = []
+    for key in sorted({*pairs[0], *pairs[1]}):
+        ours, theirs = (sorted(set(each[key]), key=lambda life: plan.place_of(life.begin)) for each in pairs)
+        size = sizes.get(key, _usual_size(sizes, key[1]))
+        apart = [[life for life in own if life not in other] for own, other in ((ours, theirs), (theirs, ours))]
+        found += [_life_difference(plan, key, size, *pair) for pair in zip_longest(*apart)] if size else []
+    return found
+
+
+def _program_lives(plan: Plan) -> tuple[list[Life], dict[tuple[int, Holding], int]]:
+    """Return the lives of a program's buffers that outlive a message or a task, and their bytes by device and content.
+
+    Buffers of one content that follow each other are one life.
+    """
+    buffers, tasks = plan.program.buffers, plan.program.tasks
+    ends: dict[int, list[int]] = defaultdict(list)
+    for number, moment in zip(buffers.kept.tolist(), buffers.kept_until.tolist(), strict=True):
+        ends[number].append(moment >> 1)
+    lasting = ~np.isin(buffers.category, (Category.COMMUNICATION, Category.ACTIVATIONS))
+    lasting[plan.program.stashes] = lasting[plan.program.weight_stashes] = True
+    lives, sizes = [], {}
+    for number in np.flatnonzero(lasting).tolist():
+        columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.begin, buffers.end)
+        category, device, stage, version, begin, end = (int(column[number]) for column in columns)
+        node = begin >> 1  # -1 stays -1: the beginning
+        micro_batch = int(tasks.micro_batch[node]) if category == Category.ACTIVATIONS else -1
+        holding = Holding(Category(category), stage, 0 if category == Category.OPTIMIZER else version, micro_batch)
+        lives.append(Life(device, holding, node, max((end >> 1, *ends[number]), key=plan.place_of)))
+        sizes[device, holding] = int(buffers.size[number])
+    return _joined(plan, lives), sizes
+
+
+def _joined(plan: Plan, lives: Iterable[Life]) -> list[Life]:
+    """Join lives of one content of which one begins with the node that ends the other."""
+    found: list[Life] = []
+    places = plan.place_of
+    for life in sorted(lives, key=lambda each: (each.device, each.holding, places(each.begin), places(each.end))):
+        before = found[-1] if found else None
+        if before and before[:2] == life[:2] and before.end == life.begin != BEGINNING:
+            found[-1] = before._replace(end=life.end)
+        else:
+            found.append(life)
+    return found
+
+
+def _by_content(lives: Sequence[Life]) -> dict[tuple[int, Holding], list[Life]]:
+    by_content: dict[tuple[int, Holding], list[Life]] = defaultdict(list)
+    for life in lives:
+        by_content[life.device, life.holding].append(life)
+    return by_content
+
+
+def _usual_size(sizes: dict[tuple[int, Holding], int], wanted: Holding) -> int:
+    """Return the bytes that a category of a stage has elsewhere in the program; 0 of a state without tensors."""
+    kind = wanted.category, wanted.stage
+    return max((size for (_, holding), size in sizes.items() if (holding.category, holding.stage) == kind), default=0)
+
+
+def _life_difference(
+    plan: Plan, key: tuple[int, Holding], size: int, held: Life | None, needed: Life | None
+) -> LifeDifference:
+    device, holding = key
+    return LifeDifference(
+        device=device,
+        content=name_of(holding),
+        held_from=held and _moment(plan, held.begin),
+        held_until=held and _moment(plan, held.end),
+        needed_from=needed and _moment(plan, needed.begin),
+        last_needed=needed and _moment(plan, needed.end),
+        size=size,
+    )
+
+
+def _moment(plan: Plan, node: int) -> str:
+    return "the beginning" if node == BEGINNING else plan.program.describe(node)

@@ -1,0 +1,20 @@
+"""The bytes that an update needs beside old parameters, gradients and state, found by one update on zeros."""
+
+from collections.abc import Sequence
+
+import torch
+
+from validation.profile.tracker import Tracker
+from validation.training.forms import Form, zeros
+from validation.training.optimizer import Optimizer
+
+
+def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device, granularity: int = 1) -> int:
+    """Return the most that an update of a vector of these parts makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    theta, gradient = zeros(vector, device), zeros(vector, device)
+    state, tracker = optimizer.state(theta, parts), Tracker(granularity, device.type)
+    tracker.ignore([theta, gradient, *state.values()])
+    with tracker:
+        optimizer.update(theta, gradient, state, parts)
+    return tracker.peak

@@ -1,0 +1,1 @@
+"""Runtimes that others wrote, held against the simulation of what they do."""

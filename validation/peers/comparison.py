@@ -1,0 +1,300 @@
+"""Comparison of foreign runtimes with their simulations: each is run on ranks, measured, and simulated."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from cdpsim.model import Model
+from validation.comparison.forecast import Forecast, forecast_by_ranks
+from validation.peers.calls import Call
+from validation.peers.measure import (
+    ContentsOfRank,
+    MemoryOfRank,
+    StepInterval,
+    measure_memory,
+    measure_time,
+    observe,
+    train,
+)
+from validation.peers.prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
+from validation.peers.runtimes import PEERS, Ended, Peer, own_stages
+from validation.peers.schema import DevicePeak, Messages, PeerReport, PeerRequest, PeerTime, SimulatedMemory
+from validation.ranks.launcher import Ranks, Result
+from validation.replay.case import Case, build_training, profiled
+from validation.replay.equation import evaluate
+from validation.report.schema import relative_error
+from validation.training.optimizer import OPTIMIZERS
+from validation.training.passes import one_thread
+
+TOLERANCE = 0.01  # of a device's peak
+PARAMETER_TOLERANCES = {"cpu": 1e-12, "cuda": 1e-9}  # in float64; a GPU's kernels add in another order
+MOST_TRIES = 6  # of a measurement, until no block was freed by a thread that the profiler does not see
+TRAINED_STEPS = 2
+
+
+class Workload(NamedTuple):
+    """The model that all runtimes train, on how many ranks, and with how many micro-batches in a pipeline."""
+
+    ranks: int
+    m: int
+    model: str = "transformer"
+    sizes: tuple[tuple[str, int], ...] = (("width", 256), ("length", 64), ("heads", 4))
+    batch: int = 8
+    device: str = "cpu"
+
+    @property
+    def backend(self) -> str:
+        """The backend of `torch.distributed` for its device."""
+        return "nccl" if self.device == "cuda" else "gloo"
+
+    def case(self, peer: Peer) -> Case:
+        """Return the case of cdpsim that corresponds to a runtime; data parallel, a stage for each rank."""
+        pipeline = peer.kind == "pipeline"
+        return Case(
+            peer.schedule,
+            self.ranks * peer.chunks,
+            steps=TRAINED_STEPS,
+            m=self.m if pipeline else self.ranks,
+            chunks=peer.chunks,
+            model=self.model,
+            optimizer=OPTIMIZERS[peer.optimizer],
+            batch=self.batch,
+            dtype="float32",
+            sizes=self.sizes,
+            device=self.device,
+            backend=self.backend,
+        )
+
+
+class Measurements(NamedTuple):
+    """All that ranks have measured of a runtime."""
+
+    memory: list[MemoryOfRank]
+    contents: list[ContentsOfRank]
+    ended: list[Ended]
+    steps: list[list[StepInterval]]
+
+
+class Comparer:
+    """Ranks that stay alive over many runtimes, with what was profiled, timed and evaluated for several of them."""
+
+    def __init__(self, ranks: Ranks, workload: Workload, *, repeats: int = 3, timeout: float = 300.0) -> None:
+        self._ranks, self._workload = ranks, workload
+        self._repeats, self._timeout = repeats, timeout
+        self._forecasts: dict[tuple[int, bool], Forecast | None] = {}
+        self._equations: dict[tuple[int, int, str], list[np.ndarray]] = {}
+
+    def compare(self, peer: Peer) -> PeerReport:
+        """Run a runtime for its memory, contents and messages, parameters and time, and compare each."""
+        case = self._workload.case(peer)
+        measured = self._measure(peer, case)
+        apart = self._apart(case, measured.ended)
+        calls = [[call for call in own.calls if call.call != "receive"] for own in measured.contents]
+        devices = [_device_peak(peer, case, rank, measured) for rank in range(self._workload.ranks)]
+        report = PeerReport(
+            name=peer.name,
+            about=peer.about,
+            schedule=peer.schedule,
+            ranks=self._workload.ranks,
+            request=_peer_request(case, peer),
+            judged=peer.judged,
+            devices=devices,
+            messages=Messages(torch=calls),
+            max_abs_difference=apart if apart == apart else None,
+            time=self._compare_time(peer, profiled(case), measured.steps),
+            ok=False,
+        )
+        return simulate_anew(report)
+
+    def _measure(self, peer: Peer, case: Case) -> Measurements:
+        best = self._observe(peer, case)
+        for _ in range(MOST_TRIES - 1):
+            if not any(unseen(*pair) for pair in best):
+                break
+            tries = zip(best, self._observe(peer, case), strict=True)
+            best = [min(pairs, key=lambda pair: (abs(unseen(*pair)), measured_peak(*pair))) for pairs in tries]
+        ended = self._call(train, peer, replace(case, dtype="float64"))
+        steps = self._call(measure_time, peer, case, self._repeats) if self._repeats else []
+        return Measurements([memory for memory, _ in best], [contents for _, contents in best], ended, steps)
+
+    def _observe(self, peer: Peer, case: Case) -> list[tuple[MemoryOfRank, ContentsOfRank]]:
+        contents = self._call(observe, peer, case)
+        return list(zip(self._call(measure_memory, peer, case), contents, strict=True))
+
+    def _call(self, function: Callable[..., Result], peer: Peer, case: Case, *more: object) -> list[Result]:
+        return self._ranks.call(function, peer.name, replace(case, stages=None), *more, timeout=self._timeout)
+
+    def _apart(self, case: Case, ended: Sequence[Ended]) -> float:
+        """Return the largest difference between the parameters that ranks ended with and the update equation's."""
+        key = case.n, case.shape.m, case.optimizer.kind
+        if key not in self._equations:
+            training = build_training(replace(case, dtype="float64", device="cpu"))
+            with one_thread():
+                lags = np.zeros((case.shape.m, case.n), dtype=np.int64)
+                self._equations[key] = [theta.numpy() for theta in evaluate(training, case.optimizer, lags, case.steps)]
+        expected = self._equations[key]
+        return float(np.max([np.abs(theta - expected[j]).max() for own in ended for j, theta in own.items()]))
+
+    def _compare_time(self, peer: Peer, case: Case, steps: list[list[StepInterval]]) -> PeerTime | None:
+        if not steps:
+            return None
+        together = zip(*steps, strict=True)
+        took = statistics.median(max(own.end for own in step) - min(own.begin for own in step) for step in together)
+        key = case.n, peer.splits
+        if key not in self._forecasts:
+            devices = self._workload.ranks
+            self._forecasts[key] = forecast_by_ranks(case, self._ranks, devices, timeout=self._timeout)
+        forecast = self._forecasts[key]
+        assert forecast is not None, "this process has the ranks' results"
+        seconds = predict_seconds(peer, case, RUNTIMES[-1], forecast)
+        return PeerTime(torch_seconds=took, simulated_seconds=seconds, relative_error=relative_error(seconds, took))
+
+
+def _peer_request(case: Case, peer: Peer) -> PeerRequest:
+    shape = case.shape
+    return PeerRequest(
+        n=shape.n,
+        m=shape.m,
+        chunks=shape.chunks,
+        model=case.model,
+        sizes=dict(case.sizes),
+        batch=case.batch,
+        dtype=case.dtype,
+        optimizer=peer.optimizer,
+        recompute=peer.recompute,
+        device=case.device,
+        backend=case.backend,
+    )
+
+
+def unseen(memory: MemoryOfRank, contents: ContentsOfRank) -> int:
+    """Return the bytes that a step freed and the allocator's record does not have: another thread freed them."""
+    return (memory.after - contents.after) - (memory.before - contents.before)
+
+
+def measured_peak(memory: MemoryOfRank, contents: ContentsOfRank) -> int:
+    """Return the allocator's peak in a step before which it has what live storages take."""
+    return memory.peak - (memory.before - contents.before)
+
+
+def resident(peer: Peer, case: Case, rank: int) -> int:
+    """Return the bytes of parameters that lie on a rank between steps, which no peak counts; 0 of shards."""
+    if peer.sharded:
+        return 0
+    stages = own_stages(rank, case) if peer.kind == "pipeline" else range(case.n)
+    training = build_training(case)
+    return sum(training.parameters(stage).nbytes for stage in stages)
+
+
+def _device_peak(peer: Peer, case: Case, rank: int, measured: Measurements) -> DevicePeak:
+    memory, contents = measured.memory[rank], measured.contents[rank]
+    base = resident(peer, case, rank)
+    return DevicePeak(
+        device=rank,
+        parameters=base,
+        bytes=measured_peak(memory, contents) - base,
+        contents=contents.at_peak,
+        in_no_storage=measured_peak(memory, contents) - contents.peak,
+        unseen=unseen(memory, contents),
+        tasks=[own.task for own in memory.tasks],
+        task_bytes=[own.peak - base for own in memory.tasks],
+    )
+
+
+_profiles: dict[str, Model | None] = {}  # by what is trained
+
+
+def simulate_anew(report: PeerReport) -> PeerReport:
+    """Return a report with the simulation of today beside what was measured."""
+    peer, case = PEERS[report.name], _workload_of(report).case(PEERS[report.name])
+    case = replace(case, stages=_profiles.get(repr(case.trains)))
+    case = profiled(case)
+    _profiles[repr(case.trains)] = case.stages
+    said = {runtime: predict_peer(peer, case, runtime) for runtime in RUNTIMES}
+    devices = [_with_simulations(device, said) for device in report.devices]
+    messages = compare_messages(peer, report.messages.torch, said[RUNTIMES[-1]].calls)
+    remainder = peer.remainder(case)
+    within = all(abs(left_over(device, remainder)) <= TOLERANCE * device.bytes for device in devices)
+    apart = report.max_abs_difference
+    good = within and messages.same and apart is not None and apart <= PARAMETER_TOLERANCES[case.device]
+    return structs.replace(report, judged=peer.judged, devices=devices, messages=messages, remainder=remainder, ok=good)
+
+
+def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:
+    """Return the bytes of torch's peak that neither the judged simulation nor a named remainder has."""
+    return device.bytes - device.simulated[RUNTIMES[-1]].bytes - sum(remainder.values())
+
+
+def _workload_of(report: PeerReport) -> Workload:
+    asked = report.request
+    return Workload(report.ranks, asked.m, asked.model, tuple(asked.sizes.items()), asked.batch, asked.device)
+
+
+def _with_simulations(device: DevicePeak, said: dict[str, Prediction]) -> DevicePeak:
+    """Return a rank's memory with the peaks of simulations, and of its tasks in them; those of other names stay."""
+    rank, base = device.device, device.parameters
+    simulated = {name: own for name, own in device.simulated.items() if name not in said}
+    simulated |= {
+        runtime: SimulatedMemory(
+            bytes=own.peaks[rank] - base,
+            relative_error=relative_error(own.peaks[rank] - base, device.bytes),
+            categories=own.parts[rank],
+            tasks=[_less(task_peak(own.tasks[rank], name), base) for name in device.tasks],
+        )
+        for runtime, own in said.items()
+    }
+    return structs.replace(device, simulated=simulated)
+
+
+def task_peak(tasks: dict[str, int], name: str) -> int | None:
+    """Return the simulated peak of a task of torch's, whose whole backward may be two tasks of the simulation."""
+    kind, _, rest = name.partition(" ")
+    parts = ("B", "I", "W") if kind == "B" else (kind,)
+    return max((tasks[f"{part} {rest}"] for part in parts if f"{part} {rest}" in tasks), default=None)
+
+
+def _less(size: int | None, base: int) -> int | None:
+    return None if size is None else size - base
+
+
+def compare_messages(peer: Peer, torchs: Sequence[list[Call]], ours: Sequence[list[Call]]) -> Messages:
+    """Compare sends one by one in each rank's order; of collectives, which torch cuts otherwise, the bytes alone.
+
+    A reduce-scatter counts as all that it sums, of which each rank's call has a share.
+    """
+    shares = {"reduce-scatter": len(torchs)}
+    sizes = [[sum(call.nbytes * shares.get(call.call, 1) for call in own) for own in each] for each in (torchs, ours)]
+    pipeline = peer.kind == "pipeline"
+    differences = (
+        _first_difference(rank, *pair) if pipeline else _bytes_text(rank, *total)
+        for rank, (pair, total) in enumerate(zip(zip(torchs, ours, strict=True), zip(*sizes, strict=True), strict=True))
+        if (pair[0] != pair[1] if pipeline else total[0] != total[1])
+    )
+    return Messages(
+        torch=list(torchs),
+        simulated=sum(map(len, ours)),
+        bytes_torch=sum(sizes[0]),
+        bytes_simulated=sum(sizes[1]),
+        first_difference=next(differences, None),
+    )
+
+
+def _first_difference(rank: int, made: list[Call], ours: list[Call]) -> str:
+    """Return the first call in which two lists differ, in words."""
+    k = next(
+        (k for k, pair in enumerate(zip(made, ours, strict=False)) if pair[0] != pair[1]), min(len(made), len(ours))
+    )
+    words = [_words(own[k]) if k < len(own) else "nothing" for own in (made, ours)]
+    return f"rank {rank}, message {k}: torch {words[0]}, simulated {words[1]}"
+
+
+def _words(call: Call) -> str:
+    return f"{call.label or call.call} to {call.peer}, {call.nbytes} B"
+
+
+def _bytes_text(rank: int, torchs: int, ours: int) -> str:
+    return f"rank {rank}: torch {torchs} B, simulated {ours} B"

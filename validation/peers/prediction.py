@@ -1,0 +1,116 @@
+"""The simulation of what a runtime does: memory of each device, in total, by category and by task, and its sends."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cdpsim import Run, simulate
+from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.schedules import find_schedule
+from cdpsim.schedules.state import Home
+from cdpsim.trace.metrics import memory
+from validation.comparison.forecast import Forecast
+from validation.peers.calls import Call
+from validation.peers.runtimes import PAPER, Peer
+from validation.profile.footprints import with_unit_times
+from validation.replay.case import Case
+
+STEPS = 2  # the second counts
+RUNTIMES = (PAPER, "torch")  # what is simulated; the last is judged
+
+
+class Prediction(NamedTuple):
+    """The simulated memory of each device: its peak, the categories then, and the peak of each task; and the sends."""
+
+    peaks: list[int]
+    parts: list[dict[str, int]]
+    tasks: list[dict[str, int]]
+    calls: list[list[Call]]
+
+
+def predict_peer(peer: Peer, case: Case, runtime: str) -> Prediction:
+    """Simulate a runtime on stages of equal times, which are those of its schedule's own slots."""
+    assert case.stages is not None, "it has been profiled"
+    split = find_schedule(case.schedule).splits(case.shape)
+    run = _simulate(peer, case, runtime, steps=STEPS, model=with_unit_times(case.stages, split=split))
+    devices = range(run.program.devices)
+    return Prediction(
+        run.peaks[:, -1].tolist(),
+        [_parts(run, device) for device in devices],
+        [_task_peaks(run, device) for device in devices],
+        [_calls(run, device) for device in devices],
+    )
+
+
+def predict_seconds(peer: Peer, case: Case, runtime: str, forecast: Forecast) -> float:
+    """Return the simulated seconds of a step's passes, from times of stages and messages."""
+    run = _simulate(peer, case, runtime, steps=1, model=forecast.model, cluster=forecast.cluster)
+    compute = slice(run.program.compute)
+    return float(run.end[compute].max() - run.start[compute].min())
+
+
+def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
+    accepted = find_schedule(case.schedule).options
+    shape = {"m": case.m, "chunks": case.chunks}
+    options |= {name: value for name, value in shape.items() if name in accepted}
+    if peer.recompute is not None:
+        options["recompute"] = peer.recompute
+    if PAPER not in (runtime, peer.runtime):
+        options["runtime"] = peer.runtime
+    return simulate(case.schedule, case.n, **options)
+
+
+def _parts(run: Run, device: int) -> dict[str, int]:
+    """Return a device's bytes by category when it has most."""
+    owner, time, size = memory.device_memory(run.program, run.start, run.end)
+    own = np.flatnonzero(owner == device)
+    moment = time[own[np.argmax(size[own])]]
+    buffers = run.program.buffers
+    begin, end = memory.buffer_spans(buffers, run.start, run.end)
+    there = (buffers.device == device) & (begin <= moment) & (moment < end)
+    sums: Counter[str] = Counter()
+    for category, nbytes in zip(buffers.category[there].tolist(), buffers.size[there].tolist(), strict=True):
+        sums[Category(category).name.lower()] += nbytes
+    return {name: nbytes for name, nbytes in sorted(sums.items()) if nbytes}
+
+
+def _task_peaks(run: Run, device: int) -> dict[str, int]:
+    """Return a device's highest level during each task of the last step, by names as `F 2,0`."""
+    program, tasks = run.program, run.program.tasks
+    owner, time, size = memory.device_memory(program, run.start, run.end)
+    own = owner == device
+    nodes = np.flatnonzero((tasks.device == device) & (tasks.kind != Kind.U) & (tasks.step == STEPS - 1))
+    split = bool((tasks.kind == Kind.W).any())
+    peaks = {}
+    for node in nodes[np.argsort(run.start[nodes], kind="stable")].tolist():
+        kind = Kind(int(tasks.kind[node])).name
+        name = "I" if split and kind == "B" else kind
+        peak = memory.peak_within(time[own], size[own], run.start[node], run.end[node])
+        peaks[f"{name} {tasks.stage[node]},{tasks.micro_batch[node]}"] = peak
+    return peaks
+
+
+def _calls(run: Run, device: int) -> list[Call]:
+    """Return what a device sends in the last step, in its order, and the collectives in which it takes part.
+
+    Parameters that are handed out are those that the step before has made.
+    """
+    program, messages = run.program, run.program.messages
+    hands_out = (messages.content == Content.PARAMETERS) & (program.state.parameters is Home.OWNED)
+    last = np.flatnonzero(messages.step + hands_out == STEPS - 1)
+    order = last[np.argsort(run.start[program.message_nodes.start + last], kind="stable")]
+    calls = []
+    for row in order.tolist():
+        op, size = Op(int(messages.op[row])), int(messages.size[row])
+        if op == Op.P2P and messages.src[row] == device:
+            calls.append(Call("send", int(messages.dst[row]), size, _label(program, row)))
+        elif op != Op.P2P and device in program.groups[int(messages.dst[row])]:
+            calls.append(Call(op.name.lower().replace("_", "-"), -1, size))
+    return calls
+
+
+def _label(program: Program, row: int) -> str:
+    messages = program.messages
+    content = Content(int(messages.content[row])).name.lower().replace("_", " ")
+    return f"{content} {messages.stage[row]},{messages.micro_batch[row]}"

@@ -1,0 +1,339 @@
+"""torch's own ways to train in parallel, each as a session on a rank: the same stages and data as a replay's.
+
+A session is used as its users write it: nothing of torch is replaced. Its stages are copied when it begins, so a record
+that has begun before sees all that it allocates.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from cdpsim.errors import RequestError
+from cdpsim.schedules import find_schedule
+from cdpsim.schedules.shape import Shape
+from validation.ranks.member import Member
+from validation.replay.case import Case, build_training
+from validation.training.forms import flatten
+from validation.training.stages import Training
+
+Ended = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters, as one vector
+Batch = tuple[Tensor | None, Tensor | None]  # input and target of a step, of the ranks that need them
+
+
+PAPER = "paper"  # the simulation that every schedule has
+WITHOUT_BUCKETS = "torch:gradient_buckets=none"
+
+
+class Session:
+    """A rank's part in a training by a runtime, step by step."""
+
+    def __init__(self, member: Member, case: Case, stages: list[int]) -> None:
+        self.member, self.case = member, case
+        self.training: Training = build_training(case)
+        self.own = {j: deepcopy(self.training.stages[j]).to(member.device) for j in stages}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of this rank."""
+        return [parameter for stage in self.own.values() for parameter in stage.parameters()]
+
+    def draw(self, step: int) -> Batch:
+        """Return this rank's data of a step."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Drop the gradients of the last step."""
+        raise NotImplementedError
+
+    def passes(self, batch: Batch) -> None:
+        """Run all forwards and backwards of a step."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Let the optimizer update the parameters."""
+        raise NotImplementedError
+
+    def ended(self) -> Ended:
+        """Return the parameters of this rank's stages."""
+        return {j: flatten(map(_whole, stage.parameters())).cpu().numpy() for j, stage in self.own.items()}
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+class Pipelined(Session):
+    """`torch.distributed.pipelining`: every rank has stages, and all micro-batches of a step pass through them."""
+
+    def __init__(self, member: Member, case: Case, schedule: Any) -> None:
+        super().__init__(member, case, own_stages(member.rank, case))
+        self.optimizers = [case.optimizer.over(list(stage.parameters())) for stage in self.own.values()]
+        self.stages = [PipelineStage(stage, j, case.n, member.device) for j, stage in self.own.items()]
+        single = issubclass(schedule, schedules.PipelineScheduleSingle)
+        self.pipe = schedule(
+            self.stages[0] if single else self.stages, n_microbatches=case.shape.m, loss_fn=self.training.criterion
+        )
+
+    def draw(self, step: int) -> Batch:
+        """Return the whole batch where the first stage is, and all targets where the last is."""
+        count = range(self.case.shape.m)
+        inputs = torch.cat([self.training.input(step, i) for i in count]) if 0 in self.own else None
+        last = self.case.n - 1 in self.own
+        return inputs, torch.cat([self.training.target(step, i) for i in count]) if last else None
+
+    def clear(self) -> None:
+        """Drop the gradients of the last step."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def passes(self, batch: Batch) -> None:
+        """Let the runtime run its schedule."""
+        inputs, targets = batch
+        self.pipe.step(*[] if inputs is None else [inputs], target=targets)
+
+    def update(self) -> None:
+        """Let each stage's optimizer update it."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def own_stages(rank: int, case: Case) -> list[int]:
+    """Return the stages of a rank: every P-th one, or in a V those with which the way down and the way up meet it."""
+    ranks = case.n // case.shape.chunks
+    if case.schedule in V_PLACED:
+        return [rank, 2 * ranks - 1 - rank]
+    return list(range(rank, case.n, ranks))
+
+
+class DataParallel(Session):
+    """Every rank has a micro-batch of every step and the whole model, which a subclass wraps."""
+
+    def __init__(self, member: Member, case: Case) -> None:
+        super().__init__(member, case, list(range(case.n)))
+        self.model = self.wrap(nn.Sequential(*self.own.values()))
+        self.optimizer = self.optimize()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model that is trained."""
+        return model
+
+    def optimize(self) -> torch.optim.Optimizer:
+        """Return the optimizer of the model."""
+        return self.case.optimizer.over(list(self.model.parameters()))
+
+    def draw(self, step: int) -> Batch:
+        """Return the micro-batch that has this rank's number."""
+        return self.training.data(step, self.member.rank)
+
+    def clear(self) -> None:
+        """Drop the gradients of the last step."""
+        self.optimizer.zero_grad()
+
+    def passes(self, batch: Batch) -> None:
+        """Run the model forwards and backwards."""
+        inputs, targets = batch
+        assert targets is not None, "every rank has data"
+        torch.autograd.backward(self.training.criterion(self.model(inputs), targets))
+
+    def update(self) -> None:
+        """Let the optimizer update the parameters."""
+        self.optimizer.step()
+
+
+class Replicated(DataParallel):
+    """`DistributedDataParallel` with its options."""
+
+    def __init__(self, member: Member, case: Case, **options: Any) -> None:
+        self.options = options
+        super().__init__(member, case)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return a model whose reducer sums gradients in buckets."""
+        return DistributedDataParallel(model, **self.options)
+
+
+class OptimizerSharded(Replicated):
+    """`ZeroRedundancyOptimizer`: each rank has the optimizer's state of some parameters, and updates these."""
+
+    def optimize(self) -> torch.optim.Optimizer:
+        """Return an optimizer of this rank's share."""
+        with catch_warnings():  # torch's own module warns of what it uses itself
+            simplefilter("ignore", DeprecationWarning)
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        kind = type(self.case.optimizer.over([nn.Parameter(torch.zeros(1))]))
+        options: dict[str, Any] = {**self.case.optimizer.options}
+        return ZeroRedundancyOptimizer(self.model.parameters(), kind, **options)
+
+
+class FullySharded(DataParallel):
+    """FSDP2: every stage's parameters are sharded over all ranks, gathered for use and dropped after it."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return a model of which each stage is sharded."""
+        mesh = init_device_mesh(self.member.device.type, (self.member.count,))
+        for stage in self.own.values():
+            fully_shard(stage, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh)
+        return model
+
+
+class Checkpointed(DataParallel):
+    """`torch.utils.checkpoint` around each stage, in a model whose gradients are averaged after the backward."""
+
+    def __init__(self, member: Member, case: Case, *, reentrant: bool, kept: bool = False) -> None:
+        self.reentrant, self.kept = reentrant, kept
+        super().__init__(member, case)
+
+    def clear(self) -> None:
+        """Drop the gradients of the last step, or fill them with zeros."""
+        self.optimizer.zero_grad(set_to_none=not self.kept)
+
+    def passes(self, batch: Batch) -> None:
+        """Run each stage under a checkpoint, go back, and average gradients one by one."""
+        x, targets = batch
+        assert x is not None and targets is not None, "every rank has data"
+        if self.reentrant:  # such a checkpoint needs an input that has a gradient
+            x.requires_grad_()
+        for stage in self.own.values():
+            x = checkpoint(stage, x, use_reentrant=self.reentrant)
+        loss = self.training.criterion(x, targets)
+        del x
+        torch.autograd.backward(loss)
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None, "every parameter has a part in the loss"
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(self.member.count)
+
+
+class Peer(NamedTuple):
+    """A runtime, the schedule of cdpsim that is held against it, and what its session needs."""
+
+    name: str
+    about: str
+    schedule: str
+    begin: Callable[[Member, Case], Session]
+    kind: Literal["pipeline", "data parallel"] = "data parallel"
+    chunks: int = 1
+    judged: bool = True
+    optimizer: str = "sgd"
+    recompute: str | None = None
+    runtime: str = "torch"  # the habits that are simulated; paper: there are none for it
+    remainder: Callable[[Case], dict[str, int]] = lambda case: {}  # bytes that it has, by name, and no simulation
+    sharded: bool = False  # whether no rank has a stage's parameters between steps
+    splits: bool = False  # whether its schedule splits backwards
+
+    def check_micro_batches(self, ranks: int, m: int) -> None:
+        """Refuse fewer micro-batches than the runtime takes."""
+        least = {"dualpipev": 2 * ranks, "1f1b": ranks}.get(self.name, 1)
+        if self.kind == "pipeline" and m < least:
+            problem = f"{self.name} needs at least {least} micro-batches on {ranks} ranks"
+            raise RequestError(f"-m {m}", f"{problem}; give more, or name others with --only")
+
+
+def held_again(case: Case) -> dict[str, int]:
+    """Return what a reentrant checkpoint holds while its backward runs, by torch's source.
+
+    `CheckpointFunction.backward` keeps the output that it computes again in a variable. Its states of random numbers
+    live as long as the graph, which a reentrant backward is still in.
+    """
+    return {"output computed again": build_training(case).boundary(0).nbytes} | random_states(case)
+
+
+def random_states(case: Case) -> dict[str, int]:
+    """Return what a checkpoint of each stage holds from its forward to its backward: the state of random numbers."""
+    return {"states of random numbers": case.n * torch.get_rng_state().nbytes}
+
+
+def _pipeline(name: str, schedule: str, torchs: Any, chunks: int = 1) -> Peer:
+    about = f"torch.distributed.pipelining.{torchs.__name__}"
+    splits = find_schedule(schedule).splits(Shape(2 * chunks, 4 * chunks, chunks))
+    return Peer(name, about, schedule, partial(Pipelined, schedule=torchs), "pipeline", chunks, splits=splits)
+
+
+V_PLACED = ("zbv", "dualpipev")
+
+_PEERS = (
+    _pipeline("gpipe", "gpipe", schedules.ScheduleGPipe),
+    _pipeline("1f1b", "1f1b", schedules.Schedule1F1B),
+    _pipeline("interleaved-1f1b", "interleaved-1f1b", schedules.ScheduleInterleaved1F1B, 2),
+    _pipeline("looped-bfs", "looped-bfs", schedules.ScheduleLoopedBFS, 2),
+    _pipeline("interleaved-zero-bubble", "interleaved-zero-bubble", schedules.ScheduleInterleavedZeroBubble, 2),
+    _pipeline("zbv", "zbv", schedules.ScheduleZBVZeroBubble, 2),
+    _pipeline("dualpipev", "dualpipev", schedules.ScheduleDualPipeV, 2),
+    Peer("ddp", "DistributedDataParallel", "multi-dp", Replicated),
+    Peer(
+        "ddp-views",
+        "DistributedDataParallel(gradient_as_bucket_view=True)",
+        "multi-dp",
+        partial(Replicated, gradient_as_bucket_view=True),
+        judged=False,
+        runtime="torch:gradient_buckets=views",
+    ),
+    Peer(
+        "ddp-buckets",
+        "DistributedDataParallel(bucket_cap_mb=1)",
+        "multi-dp",
+        partial(Replicated, bucket_cap_mb=1),
+        judged=False,
+    ),
+    Peer(
+        "zero-redundancy",
+        "ZeroRedundancyOptimizer over DistributedDataParallel, Adam",
+        "multi-dp",
+        OptimizerSharded,
+        judged=False,
+        optimizer="adam",
+    ),
+    Peer(
+        "fsdp2",
+        "torch.distributed.fsdp.fully_shard",
+        "zero-dp",
+        FullySharded,
+        judged=False,
+        sharded=True,
+    ),
+    Peer(
+        "checkpoint",
+        "torch.utils.checkpoint, not reentrant",
+        "multi-dp",
+        partial(Checkpointed, reentrant=False),
+        recompute="full",
+        runtime=WITHOUT_BUCKETS,
+    ),
+    Peer(
+        "checkpoint-reentrant",
+        "torch.utils.checkpoint, reentrant",
+        "multi-dp",
+        partial(Checkpointed, reentrant=True),
+        recompute="full",
+        runtime=WITHOUT_BUCKETS,
+        remainder=held_again,
+    ),
+    Peer(
+        "checkpoint-kept",
+        "torch.utils.checkpoint, not reentrant, zero_grad(set_to_none=False)",
+        "multi-dp",
+        partial(Checkpointed, reentrant=False, kept=True),
+        recompute="full",
+        runtime=f"{WITHOUT_BUCKETS},gradients=kept",
+        remainder=random_states,  # all of them: with all gradients there, the peak is in the first backward
+    ),
+)
+
+PEERS: Mapping[str, Peer] = MappingProxyType({peer.name: peer for peer in _PEERS})

@@ -1,0 +1,189 @@
+"""The replay's own policy of freeing, from tasks, messages and each device's order alone, without a program's buffers.
+
+A version of parameters goes after its last use on a device: by a task that reads it, an update that starts from it, or
+a message that takes it away. Gradients go with the update or the message that takes them, a stash with its last
+backward. A device that updates a stage keeps the optimizer state until its last update, or until a message takes it.
+Where all of a stage is owned, a device that does not own it drops a copy after the one use for which it came.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cdpsim.program import Category, Content, Kind, Program
+from cdpsim.schedules.state import Home
+from validation.replay.contents import BEGINNING, Holding, Message
+
+
+class Life(NamedTuple):
+    """A copy of a content on a device, from the node that makes or brings it to its last use there."""
+
+    device: int
+    holding: Holding
+    begin: int
+    end: int
+
+
+class Policy:
+    """The lives of all copies, and the contents of the messages that carry parameters or states."""
+
+    def __init__(self, program: Program, order: Sequence[int], messages: Sequence[Message]) -> None:
+        self.cargo: dict[int, list[Holding]] = {}  # by the node of a message
+        self._program, self._messages = program, messages
+        self._place = {node: place for place, node in enumerate(order)} | {BEGINNING: -1}
+        self._gains: dict[tuple[int, Holding], list[int]] = defaultdict(list)
+        self._uses: dict[tuple[int, Holding], list[int]] = defaultdict(list)
+        self._present: dict[int, set[Holding]] = defaultdict(set)
+        self._last_needed = self._find_last_needs()
+        self._start()
+        for node in order:
+            if node < len(program.tasks):
+                self._follow_task(node)
+            else:
+                self._follow_message(messages[node - len(program.tasks)])
+
+    @property
+    def lives(self) -> list[Life]:
+        """The life of each copy that is used."""
+        found = []
+        for (device, holding), gains in self._gains.items():
+            uses = self._uses[device, holding]
+            if self._is_lent(device, holding):
+                found += [Life(device, holding, *pair) for pair in zip(gains, uses, strict=False)]
+                continue
+            places = [*(self._place[node] for node in gains[1:]), len(self._place)]
+            for gain, until in zip(gains, places, strict=True):
+                own = [node for node in uses if self._place[gain] <= self._place[node] < until]
+                found += [Life(device, holding, gain, own[-1])] if own else []
+        return found
+
+    def _is_lent(self, device: int, holding: Holding) -> bool:
+        """Return whether a device has a copy for one use alone, as that of an owner which has it always."""
+        state = self._program.state
+        owned = state.parameters is Home.OWNED and not state.travels
+        return owned and holding.category == Category.PARAMETERS and device not in self._updaters[holding.stage]
+
+    def _find_last_needs(self) -> dict[Holding, int]:
+        """Return the place in the order of the last task, on any device, that needs each content."""
+        tasks, last = self._program.tasks, dict[Holding, int]()
+        self._updaters: dict[int, set[int]] = defaultdict(set)
+        self._users: dict[int, list[int]] = defaultdict(list)  # of each stage, its tasks
+        for node, device in enumerate(tasks.device.tolist()):
+            stage = int(tasks.stage[node])
+            self._users[stage].append(node)
+            if tasks.kind[node] == Kind.U:
+                self._updaters[stage].add(device)
+            for holding in self._reads(node):
+                last[holding] = max(last.get(holding, -1), self._place[node])
+        return last
+
+    def _reads(self, node: int) -> list[Holding]:
+        """Return what a task reads of parameters, complete gradients and optimizer states."""
+        program, tasks = self._program, self._program.tasks
+        stage, step, version = (int(column[node]) for column in (tasks.stage, tasks.step, tasks.version))
+        if tasks.kind[node] != Kind.U:
+            return [parameters(stage, version)]
+        row = node - program.compute
+        base, first = int(program.base[row]), int(program.first_step[row])
+        return [
+            parameters(stage, base),
+            optimizer_state(stage),
+            *(gradients(stage, each) for each in range(first, step + 1)),
+        ]
+
+    def _start(self) -> None:
+        """Give devices the first parameters and states: every user of a stage, its owner, or its first user."""
+        program, state = self._program, self._program.state
+        tasks = program.tasks
+        for stage, users in self._users.items():
+            updates = [node for node in users if tasks.kind[node] == Kind.U]
+            first_step = min((int(tasks.step[node]) for node in updates), default=0)
+            updaters = {int(tasks.device[node]) for node in updates if tasks.step[node] == first_step}
+            holders = updaters if state.parameters is Home.OWNED else {int(tasks.device[node]) for node in users}
+            if state.travels:
+                holders = updaters = {self._first_user(stage)}
+            for device in holders:
+                self._gain(device, parameters(stage, 0), BEGINNING)
+            for device in updaters:
+                self._gain(device, optimizer_state(stage), BEGINNING)
+
+    def _first_user(self, stage: int) -> int:
+        """Return the device on which a travelling stage begins: the sender of its first message, or its first user."""
+        users = [(self._place[node], int(self._program.tasks.device[node])) for node in self._users[stage]]
+        sent = [(self._place[each.node], each.src) for each in self._messages if self._is_state(each, stage)]
+        return min(users + sent)[1]
+
+    @staticmethod
+    def _is_state(message: Message, stage: int) -> bool:
+        return message.content == Content.STATE and message.stage == stage
+
+    def _follow_task(self, node: int) -> None:
+        program, tasks = self._program, self._program.tasks
+        kind, device, stage, step = (int(c[node]) for c in (tasks.kind, tasks.device, tasks.stage, tasks.step))
+        for holding in self._reads(node):
+            self._use(device, holding, node)
+        if kind == Kind.U:
+            self._gain(device, parameters(stage, int(tasks.version[node])), node)
+            return
+        stash = Holding(Category.ACTIVATIONS, stage, step, int(tasks.micro_batch[node]))
+        if kind == Kind.F:
+            self._gain(device, stash, node)
+            return
+        self._use(device, stash, node)
+        if kind == (Kind.W if program.splits else Kind.B):
+            if gradients(stage, step) not in self._present[device]:
+                self._gain(device, gradients(stage, step), node)
+            self._use(device, gradients(stage, step), node)
+
+    def _follow_message(self, message: Message) -> None:
+        node, stage, step = message.node, message.stage, message.step
+        if message.content == Content.GRADIENT:
+            for sender in message.senders:
+                self._use(sender, gradients(stage, step), node)
+            return
+        if message.content not in (Content.PARAMETERS, Content.STATE):
+            return
+        state = message.content == Content.STATE
+        self.cargo[node] = self._state_of(message) if state else [parameters(stage, step + 1)]
+        for holding in self.cargo[node]:
+            self._use(message.src, holding, node)
+            for receiver in message.members:
+                if receiver != message.src:
+                    self._gain(receiver, holding, node)
+            if state:
+                self._present[message.src].discard(holding)
+
+    def _state_of(self, message: Message) -> list[Holding]:
+        """Return what a message of a state carries: the optimizer's, and of a travelling stage all with later uses."""
+        if not self._program.state.travels:
+            return [optimizer_state(message.stage)]
+        place, here = self._place[message.node], self._present[message.src]
+        return sorted(
+            holding
+            for holding in here
+            if holding.category != Category.ACTIVATIONS
+            and holding.stage == message.stage
+            and self._last_needed.get(holding, -1) > place
+        )
+
+    def _gain(self, device: int, holding: Holding, node: int) -> None:
+        self._gains[device, holding].append(node)
+        self._present[device].add(holding)
+
+    def _use(self, device: int, holding: Holding, node: int) -> None:
+        self._uses[device, holding].append(node)
+
+
+def parameters(stage: int, version: int) -> Holding:
+    """Return a version of a stage's parameters."""
+    return Holding(Category.PARAMETERS, stage, version, -1)
+
+
+def gradients(stage: int, step: int) -> Holding:
+    """Return a device's gradients of a stage in a step."""
+    return Holding(Category.GRADIENTS, stage, step, -1)
+
+
+def optimizer_state(stage: int) -> Holding:
+    """Return a stage's optimizer state."""
+    return Holding(Category.OPTIMIZER, stage, 0, -1)

@@ -1,0 +1,99 @@
+"""The host's part in training: tensors that are there for a while, and updates by optimizers whose states are there."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from validation.training.forms import Form
+from validation.training.optimizer import Optimizer, OptimizerState
+
+HostCopy = Tensor | NDArray[np.uint8]
+
+
+class _View(NamedTuple):
+    """The place of a tensor in its storage, of which an address is the name."""
+
+    storage: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class OnHost:
+    """Copies of tensors on the host, each storage once; what comes back are views as the tensors were.
+
+    The host of a GPU has them in pinned memory. A CPU is its own host: its copies are numpy's, which torch's allocator
+    does not know.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._device = tensors[0].device
+        self._views = [_View(_key(each), each.shape, each.stride(), int(each.storage_offset())) for each in tensors]
+        self._dtypes = [each.dtype for each in tensors]
+        self._copies = {_key(each): _to_host(_bytes_of(each)) for each in {_key(t): t for t in tensors}.values()}
+
+    def come_back(self) -> list[Tensor]:
+        """Return all tensors, on the device again."""
+        storages = {key: _from_host(copy, self._device) for key, copy in self._copies.items()}
+        return [
+            torch.empty(0, dtype=dtype, device=self._device).set_(storages[key], offset, shape, stride)
+            for dtype, (key, shape, stride, offset) in zip(self._dtypes, self._views, strict=True)
+        ]
+
+
+class HostUpdates:
+    """Updates on hosts, which all reach the same states."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._states: dict[object, OptimizerState] = {}
+
+    def update(self, key: object, theta: Tensor, gradient: Tensor, parts: Sequence[Form], *, keep: bool) -> Tensor:
+        """Take parameters and gradients to the host, update there, and return new parameters on their device.
+
+        The first update with a key makes its state; without `keep`, the state stays as it was.
+        """
+        with _disable_current_modes():  # no watch of the device sees the host
+            values, change = _on_host(theta), _on_host(gradient)
+            if key not in self._states:
+                self._states[key] = self._optimizer.state(values, parts, _zeros_on_host)
+            state = self._states[key]
+            state = state if keep else {name: tensor.clone() for name, tensor in state.items()}
+            found = _on_host(self._optimizer.update(values, change, state, parts))
+        return torch.empty_like(theta).copy_(found)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    copy = _to_host(tensor.reshape(-1).view(torch.uint8))
+    values = copy if isinstance(copy, Tensor) else torch.from_numpy(copy)
+    return values.view(tensor.dtype).reshape(tensor.shape)
+
+
+def _zeros_on_host(form: Form, _device: torch.device) -> Tensor:
+    return torch.from_numpy(np.zeros(form.nbytes, np.uint8)).view(form.dtype).reshape(form.shape)
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return all bytes of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _to_host(content: Tensor) -> HostCopy:
+    if content.device.type == "cpu":
+        return content.numpy().copy()
+    return torch.empty(content.shape, dtype=content.dtype, pin_memory=True).copy_(content)
+
+
+def _from_host(copy: HostCopy, device: torch.device) -> torch.UntypedStorage:
+    with _disable_current_modes():  # no watch of the device sees the host
+        values = copy if isinstance(copy, Tensor) else torch.from_numpy(copy)
+    return torch.empty(values.shape, dtype=torch.uint8, device=device).copy_(values).untyped_storage()

@@ -1,0 +1,102 @@
+"""Passes that a recipe changes: they keep their segments' inputs and compute the rest again, or keep it on the host."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from validation.training.offload import OnHost
+from validation.training.passes import Pass, Saved, backward, forward, infer
+from validation.training.stages import Segments, Training
+
+
+class Checkpoints(NamedTuple):
+    """The stash of a forward: the inputs of a stage's segments, and what the last stage's loss compares with."""
+
+    stage: int
+    inputs: list[Tensor]
+    target: Tensor | None
+    micro_batches: int
+
+
+class Hosted(NamedTuple):
+    """A stash whose tensors are on the host: those that its graph has saved, then the others."""
+
+    kept: Pass | Checkpoints
+    saved: list[Saved]
+    tensors: OnHost
+
+    def come_back(self) -> Pass | Checkpoints:
+        """Return the stash, on the device again."""
+        back = self.tensors.come_back()
+        for tensor in reversed(_others(self.kept)):
+            tensor.data = back.pop()
+        while self.saved:
+            self.saved.pop().value = back.pop()
+        return self.kept
+
+
+Stash = Pass | Checkpoints | Hosted
+
+
+def run_forward(
+    training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
+) -> tuple[Tensor | None, Stash]:
+    """Run a stage at given parameters; return its output, unless it is the last, and its stash."""
+    y, kept = _keep_inputs_or_all(training, stage, theta, x, target, micro_batches)
+    return y, _send_away(training, kept) if training.offloads else kept
+
+
+def _send_away(training: Training, kept: Pass | Checkpoints) -> Hosted:
+    """Send a stash to the host, without the stage's buffers, which are on the device for good."""
+    buffers = {buffer.untyped_storage()._cdata for buffer in training.buffers[kept.stage].values()}
+    values = kept.lent.saved() if isinstance(kept, Pass) else {}
+    values = {saved: value for saved, value in values.items() if value.untyped_storage()._cdata not in buffers}
+    hosted = Hosted(kept, list(values), OnHost([*values.values(), *_others(kept)]))
+    for saved in values:
+        saved.let_go()
+    for tensor in _others(kept):
+        tensor.data = tensor.new_empty(0)
+    return hosted
+
+
+def _others(kept: Pass | Checkpoints) -> list[Tensor]:
+    """Return the tensors of a stash that no graph has saved."""
+    tensors = kept.inputs if isinstance(kept, Checkpoints) else [kept.x]
+    return tensors if kept.target is None else [*tensors, kept.target]
+
+
+def _keep_inputs_or_all(
+    training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
+) -> tuple[Tensor | None, Pass | Checkpoints]:
+    segments = training.segments
+    if segments is None:
+        return forward(training, stage, theta, x, target, micro_batches)
+    inputs = []
+    for part, values in zip(segments.of_stage(stage), segments.split(stage, theta), strict=True):
+        inputs.append(x)
+        x = infer(segments.training, part, values, x, target, micro_batches)
+    return (None if stage == training.n - 1 else x), Checkpoints(stage, inputs, target, micro_batches)
+
+
+def run_backward(
+    training: Training, kept: Stash, theta: Tensor, above: Tensor | None, gradient: Tensor
+) -> Tensor | None:
+    """Do as `passes.backward`; compute what a stage has not kept again, its last segment first."""
+    if isinstance(kept, Hosted):
+        kept = kept.come_back()
+    if isinstance(kept, Pass):
+        return backward(training, kept, theta, above, gradient)
+    assert training.segments is not None, "only a stage of segments keeps their inputs"
+    return _through_segments(training.segments, kept, theta, above, gradient)
+
+
+def _through_segments(
+    segments: Segments, kept: Checkpoints, theta: Tensor, above: Tensor | None, gradient: Tensor
+) -> Tensor | None:
+    parts = segments.of_stage(kept.stage)
+    values, gradients = (segments.split(kept.stage, vector) for vector in (theta, gradient))
+    for part, value, piece in zip(reversed(parts), reversed(values), reversed(gradients), strict=True):
+        again = forward(segments.training, part, value, kept.inputs.pop(), kept.target, kept.micro_batches)[1]
+        above = backward(segments.training, again, value, above, piece)
+        del again
+    return above
