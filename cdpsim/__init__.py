@@ -1,23 +1,39 @@
 """Simulate training schedules: when every task runs, what every device holds, what every link carries."""
 
+from typing import TYPE_CHECKING
+
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
+from cdpsim.draw.plots import figure, plot
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.front import assemble, price, run, simulate, sweep
 from cdpsim.model import Model, Stage, Tie
+from cdpsim.presets import clusters, models
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.studies.compare import Measured
+from cdpsim.studies.comparison import compare
+from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.table1 import table1
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
 from cdpsim.version import __version__
 
+if TYPE_CHECKING:
+
+    def schedules() -> list[str]:
+        """Return the names of all schedules: the module is also a function."""
+else:
+    from cdpsim import schedules
+
 __all__ = [
     "SCHEDULES",
     "Cluster",
+    "Comparison",
     "Costs",
+    "Measured",
     "Model",
     "Program",
     "Request",
@@ -32,9 +48,15 @@ __all__ = [
     "Trace",
     "__version__",
     "assemble",
+    "clusters",
+    "compare",
+    "figure",
     "load",
+    "models",
+    "plot",
     "price",
     "run",
+    "schedules",
     "simulate",
     "sweep",
     "table1",

@@ -3,6 +3,10 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral
+from textwrap import shorten
+
+_NEARNESS = 0.7  # twice the letters in common, in order, of the letters of both words
+_FEW = 3
 
 
 def one_line(text: str, longest: int | None = None) -> str:
@@ -34,6 +38,10 @@ class RequestError(ValueError):
         return type(self), (self.subject, self.problem), vars(self)
 
 
+class UnknownName(RequestError):
+    """A name that nothing has, whatever the rest of the request is."""
+
+
 class Stalled(Exception):
     """A simulated run that never ends, such as a deadlock: one line says which device waits for which."""
 
@@ -43,8 +51,17 @@ def choose(subject: str, value: object, known: Iterable[str]) -> str:
     names = list(known)
     if not isinstance(value, str) or value not in names:
         hint = suggestion(value if isinstance(value, str) else "", names)
-        raise RequestError(subject, f"unknown {subject} {short_repr(value)}; {hint}")
+        raise UnknownName(subject, f"unknown {subject} {short_repr(value)}; {hint}")
     return value
+
+
+def refuse_unknown(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keyword arguments that a function does not have, with the nearest that it has."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            problem = f"{function}() got an unexpected keyword argument {short_repr(name)}"
+            raise TypeError(f"{problem}; {suggestion(name, names)}")
 
 
 def true_or_false(subject: str, value: object) -> bool:
@@ -93,8 +110,22 @@ def is_unicode(text: str) -> bool:
     return text.encode("utf-8", "ignore").decode() == text
 
 
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a word is a part of, if there are few, else the one that it is a misspelling of.
+
+    >>> nearest("mutli-cdp", ["multi-cdp", "zero-dp"]), nearest("a100", ["a100-node", "a100-nodes"])
+    (['multi-cdp'], ['a100-node', 'a100-nodes'])
+    """
+    names = {name.casefold(): name for name in known}
+    word = word.casefold()
+    parts = [name for name in names if len(word) > 2 and word in name]
+    if not 0 < len(parts) <= _FEW:
+        parts = get_close_matches(word, names, n=1, cutoff=_NEARNESS)
+    return [names[name] for name in parts]
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return a remedy for an unknown word: the nearest known name, or all of them.
+    """Return a remedy for an unknown word: the names that are near, or as many known ones as a line has room for.
 
     >>> suggestion("cdp", ["multi-cdp", "zero-dp"])
     "did you mean 'multi-cdp'?"
@@ -102,5 +133,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     'known are fast, simpy'
     """
     names = list(known)
-    close = get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    if close := nearest(word, names):
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    shown = shorten(", ".join(names), 80, placeholder="", break_on_hyphens=False).rstrip(",")
+    others = len(names) - shown.count(", ") - 1
+    return f"known are {shown} and {others} more" if others else f"known are {shown}"

@@ -10,9 +10,10 @@ sweep(program, [costs, ...])               when all tasks end, under many costs 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Unpack
 
 import numpy as np
@@ -21,12 +22,15 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import NONE
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.errors import RequestError
+from cdpsim.files.notes import detail
 from cdpsim.files.progress import ticker
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
+from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
+from cdpsim.program.assembly.runtime import usual_habits
 from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT, differs_from_default
 from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
@@ -39,7 +43,7 @@ from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
-from cdpsim.timing.engine import find_engine
+from cdpsim.timing.engine import ENGINES, find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
@@ -122,24 +126,45 @@ def assemble(request: Request) -> Program:
 
 def _assemble_unexpanded(request: Request) -> Program:
     """Return the program of a request with each collective in one piece; refuse options that change nothing in it."""
-    program = derive(
+    program = _derive(request, request.steps, request.runtime)
+    for option, problem in (*_ineffective_options(request, program), *_ineffective_habits(request)):
+        raise InapplicableOption(option, problem)
+    if request.rendezvous == MEGATRON:
+        program = defer_receives(program)
+    check_columns(program)
+    return program
+
+
+def _derive(request: Request, steps: int, runtime: Runtime) -> Program:
+    """Return the program of a request with a number of steps and a runtime, each collective in one piece."""
+    return derive(
         request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
         request.timed_model,
-        request.steps,
+        steps,
         shape=replace(request.shape, widths=request.widths),
         rule=request.rule,
         prefetch=request.prefetch,
         forward_first=request.slot_order != "backward-first",
         lanes=int(request.cluster.lanes(1)[0]),
         once=request.local_ties,
-        counts=None if request.counts is None else np.array(request.counts),
+        counts=None if request.counts is None else np.array(request.counts)[:steps],
+        runtime=runtime,
     )
-    for option, problem in _ineffective_options(request, program):
-        raise InapplicableOption(option, problem)
-    if request.rendezvous == MEGATRON:
-        program = defer_receives(program)
-    check_columns(program)
-    return program
+
+
+def _ineffective_habits(request: Request) -> Iterator[tuple[str, str]]:
+    """Yield the runtime that a request gives, or a habit, if without it the devices hold the same."""
+    given, schedule, steps = request.given["runtime"], request.schedule, min(request.steps, 2)  # all buffers are in two
+    if given is None:
+        return
+    usual = usual_habits(given.like, schedule)
+    others = {habit: given.without(habit) for habit, value in given.given.items() if value != getattr(usual, habit)}
+    others |= {given.like: PAPER} if given.like != PAPER.like else {}
+    buffers = astuple(_derive(request, steps, given).buffers) if others else ()
+    for name, other in others.items():
+        if all(map(np.array_equal, buffers, astuple(_derive(request, steps, other).buffers))):
+            remedy = "leave it out, or give a --model, of bytes" if request.in_slots else "leave it out"
+            yield "runtime", f"{name} changes nothing of what devices hold in this run of {schedule.name}; {remedy}"
 
 
 def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[str, str]]:
@@ -234,6 +259,7 @@ def _algorithms_by_collective(costs: Costs) -> tuple[Any, ...]:
 _PROGRAM_FACTS = {
     "sizes": ("model", "other sizes"),
     "ties": ("model", "other tied tensors on one device"),
+    "runtime": ("model", "another runtime"),
     "updates": ("model", "updates elsewhere, or of other times,"),
     "widths": ("cluster", "devices that need another number of them for a stage"),
     "lanes": ("cluster", "another number of lanes"),
@@ -251,6 +277,7 @@ def _program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) ->
         "steps": request.steps,
         "sizes": model.all_sizes,
         "ties": request.local_ties,
+        "runtime": request.runtime,
         "updates": (model.updates_in_lanes, model.updates_take_time),
         "widths": request.widths,
         "lanes": int(cluster.lanes(1)[0]),
@@ -269,7 +296,11 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     """Return the run of a program: each task and message starts when all that it waits for has ended."""
     _refuse_other_costs(program, costs)
     request = _request_of(program if costs.request is None else costs)
-    start, end = find_engine(engine, request.contention)(program, costs)
+    play, begun = find_engine(engine, request.contention), perf_counter()
+    start, end = play(program, costs)
+    size = f"{len(program.tasks):,} tasks and {len(program.messages):,} messages on {program.devices:,} devices"
+    by = "fast" if play is ENGINES["fast"] else "SimPy"
+    detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     rerun = None if request.counts else partial(_run_of_steps, program, request)  # counts are for the given steps
     return Run(request, program, costs, start, end, rerun)
@@ -358,9 +389,7 @@ def reopen(directory: str | Path) -> Trace:
         again = simulate(Request.from_builtins(loaded.request))
     except (ValueError, TypeError, KeyError, AttributeError):  # the file is unchecked: its request may be anything
         return loaded
-    tables = [(getattr(loaded, table), getattr(again, table)) for table in TABLES]
-    same = all(np.array_equal(old[name], new[name]) for old, new in tables for name in old)
-    return again if same else loaded
+    return again if all(getattr(loaded, table) == getattr(again, table) for table in TABLES) else loaded
 
 
 def refuse_overflow(run: Run) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.units import Number, json_number, simplified
-from cdpsim.numeric.columns import Columns, Ints, Times
+from cdpsim.files.units import Number, counted, json_number, short_text, simplified
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, run_tables
-from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation
+from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation, waiting
+from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
 from cdpsim.version import __version__
 
 FEW_STEPS = 3  # a run of at most so many takes less time to look at than another run of one step
@@ -42,7 +43,19 @@ class Run(Trace):
     rerun: "Callable[[int], Run] | None" = None
 
     def __repr__(self) -> str:
-        return f"Run({self.request!r})"
+        ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
+        facts = f"{counted(len(self.program.tasks), 'task')} on {counted(self.devices, 'device')}, {ends}"
+        return f"Run({facts} of {self.request!r})"
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.program.devices
+
+    @property
+    def makespan(self) -> Any:
+        """The time at which the last task ends: a number of slots, or seconds."""
+        return utilisation.makespan(self.program, self.end)
 
     @cached_property
     def trace(self) -> Trace:
@@ -50,19 +63,33 @@ class Run(Trace):
         return Trace(self.tasks, self.messages, self.memory, self.summary())
 
     @cached_property
-    def tasks(self) -> Columns:
+    def tasks(self) -> Table[TaskRow]:
         """The columns of a trace's tasks, a row for each."""
         return run_tables.task_columns(self.program, self.start, self.end, self.task_nodes)
 
     @cached_property
-    def messages(self) -> Columns:
+    def messages(self) -> Table[MessageRow]:
         """The columns of a trace's messages, a row for each."""
         return run_tables.message_columns(self.program, self.costs, self.start, self.end, self.message_nodes)
 
     @cached_property
-    def memory(self) -> Columns:
+    def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
         return run_tables.memory_columns(self.program, self.start, self.end)
+
+    def critical_path(self) -> Table[TaskRow]:
+        """Return the tasks on the way to the last end: before each, what it waited for that ended last.
+
+        Between two of them are messages, or the time until a task is due.
+
+        >>> from cdpsim import simulate
+        >>> [f"{task.kind}{task.micro_batch}" for task in simulate("gpipe", 2, steps=1).critical_path()]
+        ['F0', 'F1', 'F1', 'B0', 'B1', 'B1']
+        """
+        nodes = waiting.critical_path(self.program, self.end)
+        row = np.empty(len(self.task_nodes), dtype=np.int64)
+        row[self.task_nodes] = np.arange(len(row))
+        return self.tasks[row[nodes[nodes < len(row)]]]
 
     @cached_property
     def task_nodes(self) -> Ints:
@@ -110,7 +137,7 @@ class Run(Trace):
             "devices": program.devices,
             "tasks": len(program.tasks),
             "messages": len(program.messages),
-            "makespan": utilisation.makespan(program, self.end),
+            "makespan": self.makespan,
             "period": json_number(steady_state.period),
             "period_is": steady_state.period_is,
             "bubble": steady_state.bubble,
@@ -211,6 +238,11 @@ class SteadyState:
     step: Ints  # of each node
     low: Any  # slots or seconds
     high: Any
+
+    def __repr__(self) -> str:
+        unit = "slots" if self.run.in_slots else "s"
+        period = f"{self.period_is} period {float(self.period):.4g} {unit}"
+        return f"SteadyState({period}, of steps {self.steps[0]} to {self.steps[-1]} of {self.run.request!r})"
 
     @property
     def period_is(self) -> str:

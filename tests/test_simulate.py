@@ -25,7 +25,7 @@ TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
         ({"n": 10**5000}, "n: n=9.* is astronomically large"),
         ({"n": True}, "n=True must be a whole number"),
         ({"n": 3.0}, "n=3.0 must be a whole number"),
-        ({"n": None}, "n=None must be a whole number"),
+        ({"n": None}, "n: is missing; give the number of stages"),
         ({"chunks": True}, "chunks=True must be a whole number"),
         ({"chunks": 2}, "chunks: multi-cdp does not take this option"),
         ({"m": 4}, "m: multi-cdp does not take this option"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cdpsim.cli.commands.breakeven import breakeven_command
 from cdpsim.cli.commands.compare import compare_command
+from cdpsim.cli.commands.completion import completion_command
 from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
 from cdpsim.cli.commands.presets import clusters_command, models_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
@@ -14,9 +15,11 @@ from cdpsim.cli.parser import serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (
-    *(schedules_command, table1_command, simulate_command, pyramid_command, compare_command, import_command),
-    *(breakeven_command, timeline_command, figure_command, snapshot_command, plot_command, superpose_command),
-    *(models_command, clusters_command),
+    *(schedules_command, models_command, clusters_command),
+    *(simulate_command, compare_command, breakeven_command, pyramid_command, import_command),
+    *(timeline_command, plot_command, snapshot_command),
+    *(table1_command, figure_command, superpose_command),
+    completion_command,
 )
 
 

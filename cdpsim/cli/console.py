@@ -1,15 +1,14 @@
 """The streams and exit codes of our command lines: data to stdout, all else to stderr, a refusal in one line."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
-from cdpsim.errors import RequestError, Stalled, one_line
+from cdpsim.errors import RequestError, Stalled
+from cdpsim.files.notes import explain, silence
 
 
 def exit_code_of(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
@@ -20,19 +19,19 @@ def exit_code_of(serve: Callable[[list[str]], int], arguments: Sequence[str] | N
     except RequestError as error:
         problem = str(error)
     except Stalled as answer:
-        say(str(answer))
+        explain(str(answer))
         return 1
     except MemoryError:
         problem = "memory: there is not enough of it; take fewer stages or steps"
     except OSError as error:
         problem = str(RequestError(str(error.filename or "system"), f"{error.strerror or error}; mend that, try again"))
     except KeyboardInterrupt:
-        say("interrupted")
+        explain("interrupted")
         return 130
     except _Ended as ended:
-        say("terminated")
+        explain("terminated")
         return 128 + ended.number
-    say(f"error: {problem}")
+    explain(f"error: {problem}")
     return 2
 
 
@@ -76,23 +75,7 @@ def write_stdout(text: str) -> None:
             sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        _silence(sys.stdout)
+        silence(sys.stdout)
     except OSError as error:
-        _silence(sys.stdout)
+        silence(sys.stdout)
         raise RequestError("standard output", f"{error.strerror or error}; redirect it to where it fits") from None
-
-
-def say(line: str) -> None:
-    """Write one line to stderr, if it is open."""
-    if sys.stderr is None:
-        return
-    try:
-        print(f"cdpsim: {one_line(line)}", file=sys.stderr, flush=True)
-    except OSError:
-        _silence(sys.stderr)
-
-
-def _silence(stream: IO[str]) -> None:
-    """Discard the buffer of a stream: Python flushes it at exit, and would fail again."""
-    with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,33 +1,89 @@
 """Command lines with several commands: parsed by argparse, refused in the form of all other refusals."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from operator import methodcaller
+from time import perf_counter
 from typing import Any, NoReturn
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.errors import RequestError, suggestion
+from cdpsim.errors import RequestError, nearest, suggestion
+from cdpsim.files.notes import DETAILS, NOTES, QUIET, detail, verbosity
 from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
 Serve = Callable[[argparse.Namespace], int]
 argument: Callable[..., Argument] = partial(methodcaller, "add_argument")
 
+_DETAILS_BELOW = "\n----\n"  # in a text of help: what is above this line is short help
+
+
+class _ShowHelp(argparse.Action):
+    """An option that prints help, all of it where `const` says so."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        write_stdout(parser.help_text(everything=bool(self.const)))
+        parser.exit()
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses a mistake in one line, as a `RequestError`; help ends with the text that `more` returns."""
+    """A parser that refuses a mistake in one line, as a `RequestError`.
+
+    Help fits a screen: it has the text that `more` returns up to a line of dashes, and the arguments outside titled
+    groups, which are what most users of a command want. --help-all prints everything.
+    """
 
     def __init__(self, *, more: Callable[[], str] = str, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, "add_help": False}
+        super().__init__(**settings)
         self._more = more
+        self._positionals.title = "arguments"
+        for flags, everything, about in (
+            (("-h", "--help"), False, "print what most users of a command want to know"),
+            (("--help-all",), True, "print all options and all details"),
+        ):
+            self.add_argument(*flags, nargs=0, action=_ShowHelp, const=everything, help=about)
 
-    def format_help(self) -> str:
+    def help_text(self, *, everything: bool) -> str:
         """Return the help; only now is its text read."""
-        self.epilog = self._more()
-        return super().format_help()
+        brief, _, details = self._more().partition(_DETAILS_BELOW)
+        formatter = self._get_formatter()
+        formatter.add_usage(f"%(prog)s {self._synopsis()}", (), ())
+        for text in (self.description, brief):
+            formatter.add_text(text)
+        groups = self._action_groups if everything else [self._positionals, self._optionals]
+        for group in groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(group._group_actions if everything else _other_than_help(group._group_actions))
+            formatter.end_section()
+        formatter.add_text(details if everything else self._hidden_options())
+        return formatter.format_help()
+
+    def _synopsis(self) -> str:
+        """Return what a command line has at least."""
+        positional, required = [], []
+        for action in self._actions:
+            value = str(action.metavar or action.dest.upper())
+            if action.option_strings:
+                required += [f"{action.option_strings[0]} {value}"] * action.required
+            else:
+                several = f"{value} ..." if action.nargs in ("*", "+") else value
+                positional.append(f"[{several}]" if action.nargs in ("*", "?") else several)
+        return " ".join([*positional, *required, "[options]"])
+
+    def _hidden_options(self) -> str:
+        """Return the names of the options that short help does not explain."""
+        hidden = [action for group in self._action_groups[2:] for action in group._group_actions]
+        flags = [min(action.option_strings[:2], key=lambda flag: flag[:2]) for action in hidden]
+        if not flags:
+            return "--help-all explains more"
+        names = textwrap.fill(" ".join(flags), 88, break_on_hyphens=False)
+        return f"more options, which --help-all explains:\n{textwrap.indent(names, '  ')}"
 
     def error(self, message: str) -> NoReturn:
         """Refuse what argparse could not read."""
@@ -41,11 +97,17 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Refuse words that no option or argument has taken."""
         for word in words:
-            name, see = word.partition("=")[0][:80], f"see {self.prog} --help"
+            name, see = word.partition("=")[0][:80], f"see {self.prog} --help-all"
             if name.startswith("-"):
-                meant = suggestion(name.lower(), self._option_string_actions)
-                raise RequestError(name, f"unknown option; {meant}; {see}")
+                meant = nearest(name.lower(), self._option_string_actions)
+                hint = f"did you mean {' or '.join(map(repr, meant))}? " if meant else ""
+                raise RequestError(name, f"unknown option; {hint}{see}")
             raise RequestError(repr(name), f"is one argument too many; {see}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # The choices of an argument are for tab completion; the request refuses a value, and may take a file or a list.
+        if isinstance(action, argparse._SubParsersAction):
+            super()._check_value(action, value)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # Up to Python 3.12, `--x=--` loses its value, which stands behind the option and ends nothing.
@@ -56,6 +118,10 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: object = None) -> None:
         write_stdout(message)
+
+
+def _other_than_help(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
+    return [action for action in actions if not isinstance(action, _ShowHelp)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +142,7 @@ class Command:
         about = f"{self.about[0].upper()}{self.about[1:]}."
         parser = commands.add_parser(self.name, help=self.about, description=about, more=self.more)
         parser.set_defaults(serve=self.serve)
-        for add in self.arguments:
+        for add in (*self.arguments, _COMMON_OPTIONS):
             add(parser)
 
 
@@ -89,6 +155,18 @@ def argument_group(title: str, *arguments: Argument) -> Argument:
             add_argument(group)
 
     return add
+
+
+def _verbosity_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of how much is said on stderr."""
+    either = group.add_mutually_exclusive_group()
+    settings: dict[str, Any] = {"dest": "verbosity", "action": "store_const", "default": NOTES}
+    either.add_argument("-q", "--quiet", const=QUIET, help="print no notes on stderr, only errors", **settings)
+    about = "print there what is read, made, chosen and written, too"
+    either.add_argument("-v", "--verbose", const=DETAILS, help=about, **settings)
+
+
+_COMMON_OPTIONS = argument_group("common options", _verbosity_options)
 
 
 def help_text(name: str, package: str = "cdpsim.cli") -> str:
@@ -114,17 +192,26 @@ def serve_command(program: str, package: str, commands: Sequence[Command], argum
     """
     more = partial(help_text, "examples.txt", package)
     parser = Parser(prog=program, description=help_text(f"{package.split('.')[0]}.txt", package), more=more)
-    parser.add_argument("--version", action="version", version=f"cdpsim {__version__}")
-    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True, parser_class=Parser)
+    parser.add_argument("--version", action="version", version=f"cdpsim {__version__}", help="print the version")
+    parser._positionals.title = "commands"
+    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Parser)
     for command in commands:
         command.add_to(parsers)
-    first = arguments[0] if arguments else ""
-    if arguments and not first.startswith("-") and first not in parsers.choices:
-        raise RequestError("command", f"unknown command {first[:80]!r}; {suggestion(first, parsers.choices)}")
+    parser.set_defaults(parsers={"": parser, **parsers.choices})
+    first = arguments[0] if arguments else "--help"
+    if not first.startswith("-") and first not in parsers.choices:
+        hint = suggestion(first, parsers.choices)
+        joint = " " if hint.endswith("?") else "; "
+        raise RequestError("command", f"unknown command {first[:80]!r}; {hint}{joint}see {program} --help")
+    begun = perf_counter()
     try:
-        options, unknown = parser.parse_known_args(arguments)
+        options, unknown = parser.parse_known_args(arguments or [first])
     except SystemExit:  # --help and --version have been served
         return 0
-    parsers.choices[options.command].refuse_unknown(unknown)
-    code: int = options.serve(options)
+    parsers.choices.get(options.command, parser).refuse_unknown(unknown)
+    if options.command is None:
+        parser.error("COMMAND: is missing")
+    with verbosity(options.verbosity):
+        code: int = options.serve(options)
+        detail(f"{options.command}: {perf_counter() - begun:.3f} s, exit code {code}")
     return code

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from math import inf
+from math import fsum, inf
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -15,9 +15,12 @@ from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.cluster.graph import Graph, card_of, node_of
 from cdpsim.cluster.routes import Routes, TwoNodes
 from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, one_line, short_repr
 from cdpsim.files import config
 from cdpsim.files.config import Name
+from cdpsim.files.shipped import read_preset
+from cdpsim.files.tables import record_html
+from cdpsim.files.units import counted, short_text
 from cdpsim.numeric.columns import Floats, Ints
 
 _PAIRS_AT_ONCE = 2**21
@@ -58,6 +61,20 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             _check_pairs("edges", self.edges, count)
             if count is not None:
                 graph.check_topology(self.topology, count)
+
+    def __repr__(self) -> str:
+        words = [short_repr(self.name)] * bool(self.name)
+        words += [counted(self.count, "device") if self.count else "as many devices as it takes"]
+        words += [self.topology.kind] if self.topology else []
+        words += [f"{self.topology.per_node} a node"] if self.topology and self.topology.per_node else []
+        group = self.devices[0]
+        words += [] if group.speeds is None else [f"speeds in {', '.join(group.speeds.known)}"]
+        words += [short_text(group.speed, "FLOPS")] if group.speed else []
+        words += [f"{short_text(group.memory, 'B')} each"] if group.memory else []
+        return one_line(f"{type(self).__name__}({', '.join(words)})")
+
+    def _repr_html_(self) -> str:
+        return record_html(self._table(), repr(self))
 
     @classmethod
     @cache
@@ -121,6 +138,14 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             except KeyError:
                 raise RequestError(self._subject, _without_speed(group, precision)) from None
         return [speeds[group] for group in groups]
+
+    def peak_flops(self, count: int, precision: str) -> float | None:
+        """Return the peak FLOP/s of the first `count` devices together; None where one has no such speed."""
+        try:
+            peaks = [self.devices[group].peak_in(precision or None) for group in self._groups(count)]
+        except KeyError:
+            return None
+        return None if None in peaks else fsum(peak for peak in peaks if peak is not None)
 
     def memory_bytes(self, count: int) -> Floats:
         """Return the memory of each of the first `count` devices; inf where it has no limit."""
@@ -218,8 +243,12 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a cluster file, .toml or .json."""
-        return cls.from_builtins(config.read_config(path), str(path))
+        """Return the cluster of a file, .toml or .json, or of a name in the package.
+
+        >>> Cluster.load("a100-nodes").nodes(np.arange(16)).tolist()
+        [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+        """
+        return cls.from_builtins(*read_preset("cluster", path))
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a cluster file; loading it gives an equal cluster."""

@@ -60,12 +60,14 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
         """Whether anything of it is in bytes or FLOP/s."""
         return any(value is not None for value in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
 
-    def speed_in(self, precision: str | None) -> float | None:
-        """Return the FLOP/s that are reached, in a precision or, for None, in any; None where there is no speed.
+    def peak_in(self, precision: str | None) -> float | None:
+        """Return the peak FLOP/s in a precision or, for None, in any; None where there is no speed.
 
         Raises KeyError for a precision without a speed.
         """
-        peak = self.speed
-        if self.speeds is not None and precision is not None:
-            peak = self.speeds.known[precision]
+        return self.speed if self.speeds is None or precision is None else self.speeds.known[precision]
+
+    def speed_in(self, precision: str | None) -> float | None:
+        """Return the FLOP/s that are reached, as `peak_in` returns the peak."""
+        peak = self.peak_in(precision)
         return peak if peak is None or self.achieved is None else peak * self.achieved

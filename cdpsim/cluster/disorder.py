@@ -1,8 +1,8 @@
 """Disorder of a run: slow devices, devices that stop, and random factors on the times of tasks and messages."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -122,20 +122,22 @@ def read_jitter(option: str, text: str) -> tuple[str, float]:
 def disorder_of(
     disorder: Disorder,
     *,
-    slow: "Sequence[str | Slow]" = (),
+    slow: "Sequence[str | Slow] | Mapping[int, float]" = (),
     jitter: str | None = None,
     link_jitter: str | None = None,
-    stop: "Sequence[str | Stop]" = (),
+    stop: "Sequence[str | Stop] | Mapping[int, str | float]" = (),
     slots: bool,
 ) -> Disorder:
     """Return a cluster's disorder with the options that a request gives, objects or texts as on the command line.
 
-    `slots` says that times are numbers of slots.
+    `{3: 4}` is `["3:4"]`. `slots` says that times are numbers of slots.
     """
-    if _is_list("slow", slow, Slow):
-        disorder = replace(disorder, slow=tuple(_read_slow(each) if isinstance(each, str) else each for each in slow))
-    if _is_list("stop", stop, Stop):
-        stops = tuple(_read_stop(each, slots) if isinstance(each, str) else each for each in stop)
+    slowed: Sequence[str | Slow] = _as_list(slow)
+    stopped: Sequence[str | Stop] = _as_list(stop)
+    if _is_list("slow", slowed, Slow):
+        disorder = replace(disorder, slow=tuple(_read_slow(each) if isinstance(each, str) else each for each in slowed))
+    if _is_list("stop", stopped, Stop):
+        stops = tuple(_read_stop(each, slots) if isinstance(each, str) else each for each in stopped)
         if slots and any(part != int(part) for each in stops for part in (each.at, each.lasts or 0)):
             raise RequestError("stop", "slots are whole; give whole numbers of them, or a --model, of seconds")
         disorder = replace(disorder, stop=stops)
@@ -144,6 +146,11 @@ def disorder_of(
             read_jitter(name.replace("_", "-"), text)
             disorder = replace(disorder, **{name: text})
     return disorder.effective()
+
+
+def _as_list(given: Any) -> Any:
+    """Return what a mapping of devices says as texts, and everything else as it is."""
+    return [f"{device}:{value}" for device, value in given.items()] if isinstance(given, Mapping) else given
 
 
 def _shortest(factor: float) -> str:

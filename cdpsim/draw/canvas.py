@@ -8,15 +8,21 @@ from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
+from warnings import catch_warnings, filterwarnings
 
+from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.errors import RequestError, one_line
 from cdpsim.files.units import short_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-PICTURE_FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+# The metadata that would differ from one writing to the next; "Title" is added.
+PICTURE_FORMS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".pgf": {}}
+PICTURE_ENDINGS = f"{', '.join([*PICTURE_FORMS][:-1])} or {[*PICTURE_FORMS][-1]}"
+TITLE = "title"  # the id of a figure's own title
 INK = "#222222"
 GREY = "#6b6b6b"
 PALE = "#dddddd"
@@ -36,7 +42,8 @@ def defaults() -> Iterator[None]:
     _import_matplotlib()
     import matplotlib as mpl
 
-    with mpl.rc_context():
+    with mpl.rc_context(), catch_warnings():
+        filterwarnings("ignore", message=r"Glyph .* missing from font")  # a box stands for it; .svg has the letter
         mpl.rcdefaults()
         yield
 
@@ -56,14 +63,35 @@ def _import_matplotlib() -> None:
             mpl.rcParams["backend"] = backend
 
 
-def rendered(figure: "Figure", path: str | Path) -> bytes:
-    """Return a figure, drawn under `defaults`, as the bytes of a file of that name."""
+def rendered(figure: "Figure", path: str | Path, look: Look = AS_DRAWN) -> bytes:
+    """Return a figure, drawn under `defaults`, as the bytes of a file of that name, as fine as asked."""
     import matplotlib as mpl
 
     ending, out = check_form(path), BytesIO()
     with defaults(), mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        figure.savefig(out, format=ending[1:], metadata=PICTURE_FORMS[ending], dpi=150)
-    return out.getvalue()
+        if ending == ".pgf":
+            from cdpsim.draw.pgf import pgf_text
+
+            return pgf_text(figure).encode()
+        metadata = PICTURE_FORMS[ending] | {"Title": look.title or _title_of(figure)}
+        figure.savefig(out, format=ending[1:], metadata=metadata, dpi=look.dots_per_inch)
+    return out.getvalue().replace(b"<svg ", b'<svg role="img" ', 1) if ending == ".svg" else out.getvalue()
+
+
+def _title_of(figure: "Figure") -> str:
+    """Return the words of a figure's title, for its file."""
+    titles = figure.findobj(lambda artist: artist.get_gid() == TITLE)
+    words = " ".join(text.get_text() for text in titles)  # type: ignore[attr-defined]
+    return words.replace("\n", " ").replace(r"\$", "$") or "a picture of cdpsim"
+
+
+def check_look(path: str | Path, look: Look) -> None:
+    """Refuse settings of a picture for a file that takes none of them."""
+    ending = Path(path).suffix.lower()
+    if look.given and ending not in PICTURE_FORMS:
+        raise RequestError(look.given[0], f"is of {PICTURE_ENDINGS}, not of {ending}; leave it out")
+    if look.dpi is not None and ending != ".png":
+        raise RequestError("dpi", f"is of .png; {ending} has no dots; leave it out")
 
 
 def label(name: str, longest: int = 60) -> str:
@@ -97,3 +125,20 @@ def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
     axes.yaxis.label.set_fontsize(9)
     axes.grid(visible=True, color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def one_unit(axis: "Axis", unit: str, most: float) -> str:
+    """Let an axis up to `most` write its numbers in one unit, and return that unit: "ms" for 0.35 of "s"."""
+    factor, prefix = _prefix(most)
+    axis.set_major_formatter(lambda value, _: f"{value / factor:.10g}")
+    return prefix + unit
+
+
+def _prefix(most: float) -> tuple[float, str]:
+    """Return the largest power of 1000 that is no larger than a number, and its prefix.
+
+    >>> _prefix(0.35), _prefix(1500), _prefix(0)
+    ((0.001, 'm'), (1000.0, 'k'), (1.0, ''))
+    """
+    prefixes = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
+    return next((pair for pair in prefixes.items() if most >= pair[0]), (1e-9, "n") if most > 0 else (1.0, ""))

@@ -9,78 +9,104 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
-from cdpsim.draw.canvas import INK, label, plain
+from cdpsim.draw.canvas import INK, TITLE, label, one_unit, plain
 from cdpsim.draw.curves.panels import steps
+from cdpsim.draw.curves.step_functions import Series, thinned
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Floats, group_starts
-from cdpsim.studies.superpose import PAPER_CLAIMS, WorkerCurve, bytes_text, fold, superpose, worker_curve
+from cdpsim.studies.superpose import PAPER_CLAIMS, Superposition, WorkerCurve, bytes_text, fold, superpose, worker_curve
 
 PAPER_N = (4, 8, 32)
-MOST_CURVE_STEPS = 20_000  # thirty for each point of a curve's width
+MOST_CURVE_STEPS = 100_000  # a hundred for each column of pixels
 _NAMES = MappingProxyType({"resnet50": "ResNet-50", "vit-b16": "ViT-B/16"})
-_WIDTH, _HEIGHT = 7.2, 3.3  # inches
+_WIDTH, _HEIGHT = 7.2, 4.6  # inches
 _LEGEND_LINE = 0.17  # inches
-_DASH, _GAP = 3.2, 1.2  # line widths
-_SLOPE = 0.9  # height over width of a panel, about
+_NARROW = 0.7  # of the width: too little for two models
 
 
-def figure_4(n: Sequence[int] = PAPER_N, *, axis: str = "flops", contents: str = "activations") -> Figure:
+def figure_4(n: Sequence[int] = PAPER_N, **options: Any) -> Figure:
     """Draw the paper's two models."""
-    return memory_per_worker(tuple(PAPER_CLAIMS), n, axis=axis, contents=contents)
+    return memory_per_worker(tuple(PAPER_CLAIMS), n, **options)
 
 
 def memory_per_worker(
-    models: Sequence[str | Path | Model], n: Sequence[int], *, axis: str = "flops", contents: str = "activations"
+    models: Sequence[str | Path | Model],
+    n: Sequence[int],
+    *,
+    axis: str = "flops",
+    contents: str = "activations",
+    by_layer: bool = False,
+    width: float | None = None,
 ) -> Figure:
     """Draw a panel for each model: one worker's memory (DP), the mean of a worker under CDP, half of DP's peak.
 
-    `axis` and `contents` are those of `cdpsim.studies.superpose.superpose`.
+    Where the picture is to be narrow, of so many inches, models stand below each other. `axis`, `contents` and
+    `by_layer` are those of `cdpsim.studies.superpose.superpose`.
     """
     if not 1 <= len(n) < len(COLOURS):
         raise RequestError("n", f"{len(n)} curves cannot be told apart; give one to {len(COLOURS) - 1}")
     if len(set(n)) < len(n):
         raise RequestError("n", "has one number twice; give each once")
-    figure = Figure(figsize=(_WIDTH, _HEIGHT + _LEGEND_LINE * (3 + len(n))), layout="constrained")
-    words = f"Memory per worker over one pass: {contents}, axis {axis}"
-    figure.suptitle(words, x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK)
-    parts = figure.subfigures(1, len(models), squeeze=False).flat
+    down = len(models) if width and width < _WIDTH * _NARROW else 1
+    size = _WIDTH / down, (_HEIGHT + _LEGEND_LINE * (3 + len(n))) * down
+    figure = Figure(figsize=size, layout="constrained")
+    kind, _, device = axis.partition(":")
+    clock = {"flops": "FLOP", "roofline": f"the roofline of {label(device, 34)}"}.get(kind, "measured times")
+    words = f"Memory per worker over one forward and backward: {contents}, by {clock}"
+    figure.suptitle(words, x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK, gid=TITLE)
+    parts = figure.subfigures(down, -(-len(models) // down), squeeze=False).flat
     for number, (model, part) in enumerate(zip(models, parts, strict=True)):
-        _model_panel(part, number, model, n, axis, contents)
+        _model_panel(part, number, model, n, {"axis": axis, "contents": contents, "by_layer": by_layer})
     return figure
 
 
 def _model_panel(
-    part: SubFigure, number: int, model: str | Path | Model, n: Sequence[int], axis: str, contents: str
+    part: SubFigure, number: int, model: str | Path | Model, n: Sequence[int], options: dict[str, Any]
 ) -> None:
     """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak."""
-    curve = worker_curve(model, axis=axis, contents=contents)
+    curve = worker_curve(model, **options)
+    results = [superpose(model, workers, **options) for workers in n]
     most = int(curve.size.max())
-    axes = part.subplots()
+    axes, enlarged = part.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     name = str(model) if not isinstance(model, Model) else model.name or "model"
-    plain(axes, label(_NAMES.get(name, name), 40))
-    axes.set(xlim=(0, 1), ylim=(0, 1.08 * most or 1), xlabel="share of the pass", ylabel="memory per worker")
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.yaxis.set_major_formatter(EngFormatter("B"))
-    ends = np.cumsum(curve.duration)
-    begins = (ends - curve.duration) / ends[-1]
-    entries = [
-        _draw(axes, begins, curve.size, f"dp-{number}", f"DP: {bytes_text(most)}", color=colour(3), linewidth=1.5)
-    ]
-    for k, workers in enumerate(n):
-        result = superpose(model, workers, axis=axis, contents=contents)
-        words = f"CDP, N = {workers}: {bytes_text(result.cdp)}, {short_text(float(result.reduction), '%')} less"
-        look = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.1, "linestyle": (0, (_DASH, _GAP))}
-        entries.append(_draw(axes, *_mean_over_pass(curve, workers), f"cdp-{workers}-{number}", words, **look))
-    words, look = f"optimal: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}
+    plain(axes, f"{label(_NAMES.get(name, name), 34)}, by {results[0].resolution}")
+    plain(enlarged, "CDP alone, enlarged", 8.5)
+    axes.set(xlim=(0, 1), ylim=(0, 1.08 * most or 1))
+    enlarged.set_xlabel("share of the pass")
+    enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    look: dict[str, Any] = {"color": colour(3), "linewidth": 1.2}
+    entries = [_draw(axes, *_mean_over_pass(curve, 1), f"dp-{number}", f"DP: {bytes_text(most)}", **look)]
+    entries += _draw_cyclic((axes, enlarged), curve, number, results)
+    for each in (axes, enlarged):
+        each.set_ylabel(f"memory per worker, {one_unit(each.yaxis, 'B', 1.08 * most)}", fontsize=8)
+    words, look = f"half of DP's peak: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}
     entries.append(_draw(axes, np.zeros(1), np.array([most / 2]), f"optimal-{number}", words, **look))
     if name in PAPER_CLAIMS:
         entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
     part.legend(handles=entries, loc="outside lower left", fontsize=8, frameon=False)
+
+
+def _draw_cyclic(
+    panels: tuple[Axes, Axes], curve: WorkerCurve, number: int, results: Sequence[Superposition]
+) -> list[Line2D]:
+    """Draw the curve of each number of workers in both panels, the second of which shows them alone."""
+    entries, drawn = [], []
+    for k, result in enumerate(results):
+        words = f"CDP, N = {result.n}: {bytes_text(result.cdp)}, {short_text(float(result.reduction), '%')} less"
+        look: dict[str, Any] = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.0}
+        drawn.append(_mean_over_pass(curve, result.n))
+        for axes, gid in zip(panels, ("cdp", "enlarged"), strict=True):
+            entry = _draw(axes, *drawn[-1], f"{gid}-{result.n}-{number}", words, **look)
+        entries.append(entry)
+    values = np.concatenate([value for _, value in drawn])
+    room = 0.08 * (values.max() - values.min()) or 0.5
+    panels[1].set_ylim(values.min() - room, values.max() + room)
+    return entries
 
 
 def _draw(axes: Axes, begins: Any, values: Any, gid: str, words: str, **look: Any) -> Line2D:
@@ -88,16 +114,18 @@ def _draw(axes: Axes, begins: Any, values: Any, gid: str, words: str, **look: An
     value: Any = np.asarray(values, dtype=np.float64)
     first = group_starts(value)  # where it does not change there is no step
     entry = Line2D([], [], label=words, **look)
-    if "linestyle" in look:  # dashes follow the line up and down; as long as they are seen from the side
-        stretch = 1 + _SLOPE * np.abs(np.diff(value)).sum() / axes.get_ylim()[1]
-        look["linestyle"] = (0, (_DASH * stretch, _GAP * stretch))
     steps(axes, np.asarray(begins, np.float64)[first], value[first], 1.0, gid, edgecolor=look.pop("color"), **look)
     return entry
 
 
 def _mean_over_pass(curve: WorkerCurve, n: int) -> tuple[Floats, Floats]:
-    """Return the steps of the mean memory of n workers over a whole pass: where each begins, and its value."""
-    position, total = fold(curve, n)
+    """Return the steps of the mean memory of n workers over a whole pass: where each begins, and its value.
+
+    A step without width is a moment at which operators that take no time hold more.
+    """
+    position, total, moment = fold(curve, n)
+    higher = np.flatnonzero(moment > total)
+    position, total = np.insert(position, higher, position[higher]), np.insert(total, higher, moment[higher])
     if len(position) * n > MOST_CURVE_STEPS:
         most = MOST_CURVE_STEPS // len(position)
         raise RequestError(
@@ -105,4 +133,5 @@ def _mean_over_pass(curve: WorkerCurve, n: int) -> tuple[Floats, Floats]:
         )
     share = np.asarray(position / curve.duration.sum(), dtype=np.float64)
     begins = (np.arange(n)[:, None] + share) / n
-    return begins.ravel(), np.tile(np.asarray(total / n, dtype=np.float64), n)
+    series = thinned(Series(begins.ravel(), np.tile(np.asarray(total / n, dtype=np.float64), n)[None]), 1.0)
+    return series.time, series.total

@@ -7,6 +7,7 @@ from cdpsim.program import Category, Content, Kind
 # Found by search: any two differ by at least 33 in CIELAB, for normal sight and for each of the three kinds of colour
 # blindness, and by at least 7 in lightness alone. tests/draw/test_palette.py measures it.
 COLOURS = ("#0d48f2", "#f7990d", "#0dad8f", "#712b63", "#b7bff7", "#d0342c", "#490d8c", "#f7d18b")
+COLOURINGS = ("kind", "micro-batch", "stage")  # what the colours of tasks may mean
 # Where parts lie on each other, as in a sum of memory, adjacent ones differ most.
 CATEGORY_COLOURS = {
     Category.PARAMETERS: COLOURS[0],
@@ -28,6 +29,16 @@ KIND_COLOURS = {Kind.F: COLOURS[0], Kind.B: COLOURS[1], Kind.W: COLOURS[2], Kind
 def colour(number: int) -> str:
     """Return the colour of a micro-batch, a stage or a curve; colours repeat after eight."""
     return COLOURS[number % len(COLOURS)]
+
+
+def tint(shade: str, share: float) -> str:
+    """Return a colour with a share of white in it.
+
+    >>> tint("#0d48f2", 0.5), tint("#0d48f2", 0)
+    ('#86a4f8', '#0d48f2')
+    """
+    parts = (int(shade[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 @cache

@@ -3,14 +3,19 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import Collection, PathCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.patches import Patch, PathPatch, Polygon
+from matplotlib.patches import FancyArrowPatch, Patch, PathPatch, Polygon
 from matplotlib.path import Path
+from matplotlib.text import Annotation, Text
 from matplotlib.textpath import text_to_path
 
 from cdpsim.draw.canvas import INK
+from cdpsim.draw.look import Look
+from cdpsim.errors import RequestError
 
 SheetPoint: TypeAlias = tuple[float, float]
 Box: TypeAlias = tuple[float, float, float, float]  # left, right, lower, upper
@@ -35,6 +40,74 @@ def new_sheet(width: float, height: float) -> tuple[Figure, Axes]:
     axes.set_ylim(0, height)
     axes.axis("off")
     return figure, axes
+
+
+def sheet_in(axes: Axes, width: float, height: float) -> tuple[Figure, Axes]:
+    """Return the figure of some axes, and these axes as a sheet of that size, as large as they have room for."""
+    axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
+    axes.axis("off")
+    return axes.get_figure(root=True), axes  # type: ignore[return-value]
+
+
+def scale_in(axes: Axes) -> Figure:
+    """Return the figure of axes that are a sheet, its letters and lines as much smaller as the sheet is in them."""
+    box, (_, width), (_, height) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
+    figure: Any = axes.get_figure(root=True)
+    factor = min(box.width / width, box.height / height) * 72 / figure.dpi
+    _enlarge_marks(axes, factor)
+    return figure  # type: ignore[no-any-return]
+
+
+def scale_sheet(figure: Figure, look: Look) -> Figure:
+    """Return a sheet enlarged or made smaller, letters and lines with it, to the width or letters asked for.
+
+    For a place it becomes no wider than that, and no larger than its letters are to be there.
+    """
+    if look.height is not None:
+        raise RequestError("height", "follows from the width, or from --font-size, in this picture; leave it out")
+    if look.font_size is not None and look.inches_wide is not None:
+        raise RequestError("font-size", "follows from the width in this picture; leave either out")
+    wide, high = figure.get_size_inches()
+    factor = look.inches_wide / wide if look.inches_wide else (look.letters or SMALL) / SMALL
+    if look.place:
+        factor = min(factor, (look.letters or SMALL) / SMALL, look.high(high * factor) / high)
+    texts: Any = figure.findobj(Text)
+    least = factor * min(text.get_fontsize() for text in texts if text.get_text())
+    if least < look.least_letters - 0.05:
+        problem = f"would have letters of {least:.1f} points, below {look.least_letters:g}"
+        raise RequestError("for", f"{look.place} {problem}; draw less, or for a wider place")
+    return enlarge(figure, factor)
+
+
+def enlarge(figure: Figure, factor: float) -> Figure:
+    """Return a figure enlarged or made smaller, with its letters, lines and marks."""
+    figure.set_size_inches(*(side * factor for side in figure.get_size_inches()))
+    if factor != 1:
+        _enlarge_marks(figure, factor)
+    for axis in (axis for axes in figure.axes if factor != 1 for axis in (axes.xaxis, axes.yaxis)):
+        sizes = axis.get_tick_params()
+        axis.set_tick_params(
+            **{name: sizes[name] * factor for name in ("labelsize", "length", "width", "pad") if name in sizes}
+        )
+    return figure
+
+
+def _enlarge_marks(part: Figure | Axes, factor: float) -> None:
+    """Make the letters, lines and marks of a part larger by a factor."""
+    artists: Any = part.findobj()
+    for artist in artists:
+        if isinstance(artist, Text):
+            artist.set(fontsize=float(artist.get_fontsize()) * factor)
+        elif isinstance(artist, Patch):
+            artist.set_linewidth(artist.get_linewidth() * factor)
+        elif isinstance(artist, Collection):
+            artist.set_linewidth([float(width) * factor for width in np.atleast_1d(artist.get_linewidth())])
+        if isinstance(artist, Annotation) and artist.anncoords == "offset points":
+            artist.xyann = (artist.xyann[0] * factor, artist.xyann[1] * factor)
+        if isinstance(artist, FancyArrowPatch):
+            artist.set_mutation_scale(artist.get_mutation_scale() * factor)
+        if isinstance(artist, PathCollection):
+            artist.set_sizes(artist.get_sizes() * factor**2)
 
 
 def put_patch(axes: Axes, patch: Patch, name: str = "") -> None:
@@ -100,12 +173,12 @@ def fitted(words: str, width: float, size: float = SMALL) -> str:
     return words + "…"
 
 
-def key_rows(entries: Iterable[KeyEntry], width: float) -> list[list[tuple[float, KeyEntry]]]:
+def key_rows(entries: Iterable[KeyEntry], width: float, size: float = SMALL) -> list[list[tuple[float, KeyEntry]]]:
     """Return a key's entries in rows that are no wider than `width`: where each begins, and the entry."""
     rows: list[list[tuple[float, KeyEntry]]] = []
     at = width
     for entry in entries:
-        needs = entry.width + _MARK_GAP + width_of(entry.meaning)
+        needs = entry.width + _MARK_GAP + width_of(entry.meaning, size)
         if at + needs > width:
             rows.append([])
             at = 0.0
@@ -114,10 +187,17 @@ def key_rows(entries: Iterable[KeyEntry], width: float) -> list[list[tuple[float
     return rows
 
 
-def draw_key(axes: Axes, left: float, top: float, rows: list[list[tuple[float, KeyEntry]]], pitch: float) -> None:
+def draw_key(
+    axes: Axes,
+    left: float,
+    top: float,
+    rows: list[list[tuple[float, KeyEntry]]],
+    pitch: float,
+    size: float = SMALL,
+) -> None:
     """Draw a key, its first row in the middle of the `pitch` below `top`."""
     for number, row in enumerate(rows):
         y = top - (number + 0.5) * pitch
         for at, entry in row:
             entry.draw(axes, left + at + entry.width / 2, y)
-            write_words(axes, left + at + entry.width + _MARK_GAP, y, entry.meaning)
+            write_words(axes, left + at + entry.width + _MARK_GAP, y, entry.meaning, size)

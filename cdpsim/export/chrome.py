@@ -1,7 +1,8 @@
 """A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open.
 
 A *slice* is a task or a message. A process is a device, the last one all links; a thread is a lane of a device, its
-updates, a link, or a group of collectives. Arrows go between slices; counters are what devices hold.
+updates, a link, or a group of collectives. Arrows go between slices: those of a micro-batch make one chain, from its
+first forward to its last backward. Counters are what devices hold.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
 SLICE_CATEGORIES = {**KIND_WORDS, "W": "weight backward"}  # by which readers of these files filter
+_MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of the tasks that made what messages carry
 _EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
 _LONGEST_RUN = 2**62
 _LONGEST_NAME = 60
@@ -118,21 +120,21 @@ class _Tracks(NamedTuple):
         return len(self.processes) + thread
 
     def tasks(self, rows: Ints) -> list[Slice]:
-        """Return tasks under the names of timetables: `F1.0` for micro-batch 1 on stage 0, with `/` if it is stale."""
+        """Return tasks under torch's names: `1F3` for stage 1 and micro-batch 3, with `/` if it is stale; `1U`."""
         tasks = {name: column[rows].tolist() for name, column in self.views.tasks.items()}
-        where = zip(tasks["kind"], tasks["micro_batch"], tasks["stage"], tasks["stale"], strict=True)
-        names = [f"{kind}{i}.{j}{'/' * stale}" if i >= 0 else f"{kind} {place(i, j)}" for kind, i, j, stale in where]
+        where = zip(tasks["stage"], tasks["kind"], tasks["micro_batch"], tasks["stale"], strict=True)
+        names = [f"{j}{kind}{i if i >= 0 else ''}{'/' * stale}" for j, kind, i, stale in where]
         indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
         arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
         return self._slices(rows, names, map(SLICE_CATEGORIES.__getitem__, tasks["kind"]), arguments)
 
     def messages(self, slices: Ints) -> list[Slice]:
-        """Return messages under the names of their contents: `activation 1.0`, `all_reduce gradient of stage 2`."""
+        """Return messages under the names of their contents: `activation 1F3`, `all_reduce gradient of stage 2`."""
         rows = slices - len(self.views.kind)
         columns = {name: column[rows].tolist() for name, column in self.views.messages.items()}
         op, content = columns["op"], columns["content"]
         where = zip(op, content, columns["micro_batch"], columns["stage"], strict=True)
-        names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(i, j)}" for o, c, i, j in where]
+        names = [f"{'' if o == 'p2p' else f'{o} '}{c} {place(c, i, j)}" for o, c, i, j in where]
         indices = (_present(columns[name], UNSET) for name in ("micro_batch", "stage"))
         dst, src = self.dst[rows].tolist(), _present(columns["src"], None)
         others = (columns["step"], src, columns["size"], columns["rounds"])
@@ -245,15 +247,16 @@ def _slices_and_arrows(tracks: _Tracks) -> Iterator[list[Any]]:
         yield part.tolist()
 
 
-def place(micro_batch: int, stage: int) -> str:
-    """Name a micro-batch and a stage, either of which may be -1, for none.
+def place(content: str, micro_batch: int, stage: int) -> str:
+    """Name where a message's content is from: a task, or a stage or micro-batch, either of which may be -1, for none.
 
-    >>> place(1, 0), place(-1, 2), place(3, -1), place(-1, -1)
-    ('1.0', 'of stage 2', 'of micro-batch 3', 'of all')
+    >>> place("activation", 3, 1), place("gradient", -1, 2), place("gradient", 3, -1), place("gradient", -1, -1)
+    ('1F3', 'of stage 2', 'of micro-batch 3', 'of all')
     """
-    if micro_batch >= 0:
-        return f"{micro_batch}.{stage}" if stage >= 0 else f"of micro-batch {micro_batch}"
-    return f"of stage {stage}" if stage >= 0 else "of all"
+    if content in _MAKERS and micro_batch >= 0 and stage >= 0:
+        return f"{stage}{_MAKERS[content]}{micro_batch}"
+    named = [f"{what} {k}" for what, k in (("stage", stage), ("micro-batch", micro_batch)) if k >= 0]
+    return f"of {', '.join(named) or 'all'}"
 
 
 def _present(numbers: list[int], missing: Any) -> list[Any]:
@@ -306,7 +309,7 @@ def nanoseconds(views: Views, times: Times) -> Ints:
 
 
 def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
-    """Return the arrows from tasks to messages and from messages to tasks.
+    """Return the arrows from tasks to messages, from messages to tasks, and between the tasks of a micro-batch.
 
     Viewers draw every arrow from the slice that starts first. A sum may come after the backward whose gradient is added
     to it has begun, and parameters may be passed on before the task that they came for begins; there the arrow goes
@@ -317,14 +320,17 @@ def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
     source = np.concatenate([made.task, used.message + count])
     target = np.concatenate([made.message + count, used.task])
     late = start[source] > start[target]
-    if late.any() and views.run:  # only a run has arrows
-        edges = views.run.program.edges
-        between = (edges.kind == EdgeKind.DATA) & (edges.before >= count) & (edges.after >= count)
-        first, second = views.row[edges.before[between]], views.row[edges.after[between]]
-        instead = np.isin(first, source[late]) | np.isin(second, target[late])
-        source = np.concatenate([source[~late], first[instead]])
-        target = np.concatenate([target[~late], second[instead]])
-    return source, target
+    if views.run is None:  # only a run has arrows
+        return source, target
+    edges, compute = views.run.program.edges, views.run.program.compute
+    data = edges.kind == EdgeKind.DATA
+    on_one_device = data & (edges.before < compute) & (edges.after < compute)
+    between = data & (edges.before >= count) & (edges.after >= count)
+    first, second = views.row[edges.before[between]], views.row[edges.after[between]]
+    instead = np.isin(first, source[late]) | np.isin(second, target[late])
+    sources = source[~late], first[instead], views.row[edges.before[on_one_device]]
+    targets = target[~late], second[instead], views.row[edges.after[on_one_device]]
+    return np.concatenate(sources), np.concatenate(targets)
 
 
 def _task_threads(views: Views, start: Ints, end: Ints) -> tuple[list[Thread], Ints]:

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdpsim.draw import canvas
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.progress import ticker
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import step_actions
+from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
-from cdpsim.studies.compare import Measured
+from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -26,55 +29,96 @@ TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
 PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURES = ("1", "2", "4")
-FIGURE_OPTIONS = {"steps": "1", "slot": "2", "axis": "4", "contents": "4"}  # and the one figure that takes each
+FIGURE_OPTIONS = {
+    "steps": "1",
+    "slot": "2",
+    "axis": "4",
+    "contents": "4",
+    "by_layer": "4",
+}  # and the one figure that takes each
 
 
 def write_timeline(
-    trace: Trace, path: str | Path, *, style: str | None = None, dependencies: bool = False, force: bool = False
+    traces: Trace | Sequence[Trace],
+    path: str | Path,
+    *,
+    style: str | None = None,
+    colour: str | None = None,
+    links: bool = False,
+    dependencies: bool = False,
+    steps: int | None = None,
+    look: Look = AS_DRAWN,
+    force: bool = False,
 ) -> None:
-    """Draw what a run does over time.
+    """Draw what a run does over time, or several below each other with one clock.
 
-    `style` (for .svg, .png and .pdf) is "paper", the default in the slot model, or "gantt", the default with real
-    costs; `dependencies` adds to a gantt what each task waits for. .html is a page to explore, .json opens in
-    Perfetto, and .csv is a pipeline's order as torch reads it.
+    `style` (of a picture) is "paper", the default of the paper's nine schedules in the slot model, or "gantt", that of
+    all others. A gantt is coloured by "kind", "micro-batch" or "stage" (`colour`), with `links` it has the rows of
+    messages, with `dependencies` what each task waits for, and as many training `steps` as are asked for, by default
+    one where steps are flushed. .html is a page to explore, of one run or of two; .json opens in Perfetto, and .csv is
+    a pipeline's order as torch reads it: each is of one run.
     """
+    several = [traces] if isinstance(traces, Trace) else list(traces)
+    options: dict[str, Any] = {"colour": colour, "links": links, "dependencies": dependencies}
 
     def draw() -> "Figure":
         from cdpsim.draw.gantt import gantt
         from cdpsim.draw.paper import paper
 
-        is_gantt = style == "gantt" or dependencies or not (style or trace.in_slots)
-        return gantt(trace, dependencies) if is_gantt else paper([trace])
+        if style == "paper" or (style is None and not any(options.values()) and all(map(_is_of_the_paper, several))):
+            return paper(several, look=look)
+        asked = options | {"colour": colour or "kind", "links": links or None}
+        return gantt(several, steps=steps, look=look, **asked)
 
-    check_timeline(path, style=style, dependencies=dependencies, force=force)
+    check_timeline(path, len(several), style=style, look=look, force=force, **options)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
-        write_actions(_order(trace), path, force=force)
+        write_actions(_order(several[0]), path, force=force)
     elif ending in EXPORTS:
-        write_file(path, _exported(trace, ending), force=force)
+        write_file(path, _exported(several, ending), force=force)
     else:
-        _write(draw, path, force)
+        _write(draw, path, look, force)
+
+
+def _is_of_the_paper(trace: Trace) -> bool:
+    return trace.in_slots and trace.request.get("schedule") in TABLE_1
 
 
 def check_timeline(
-    path: str | Path, *, style: str | None = None, dependencies: bool = False, force: bool = False
+    path: str | Path,
+    schedules: int = 1,
+    *,
+    style: str | None = None,
+    look: Look = AS_DRAWN,
+    force: bool = False,
+    **options: Any,
 ) -> None:
-    """Refuse early what `write_timeline` would refuse of any trace."""
+    """Refuse early what `write_timeline` would refuse of any traces."""
     if Path(path).suffix.lower() == ".pftrace":
         raise RequestError(str(path), "its form is not written; end its name in .json, which opens in Perfetto")
     ending = canvas.check_form(path, (*TIMELINES, ORDER))
     if style is not None:
         choose("style", style, STYLES)
-    if style is not None and ending not in canvas.PICTURE_FORMS:
-        raise RequestError("style", f"is of .svg, .png and .pdf, not of {ending}; leave it out")
-    if dependencies and (style == "paper" or ending not in canvas.PICTURE_FORMS):
-        raise RequestError("dependencies", "are drawn by --style gantt in .svg, .png and .pdf; leave them out")
+    if options.get("colour") is not None:
+        choose("colour", options["colour"], COLOURINGS)
+    given = [option for option, value in options.items() if value]
+    if ending not in canvas.PICTURE_FORMS:
+        if style is not None:
+            raise RequestError("style", f"is of {canvas.PICTURE_ENDINGS}, not of {ending}; leave it out")
+        if schedules > (2 if ending == ".html" else 1):
+            most = "two at most" if ending == ".html" else "one"
+            raise RequestError("schedules", f"are {schedules}, of which a {ending} has {most}; name fewer")
+    for option in given:
+        if style == "paper" or ending not in canvas.PICTURE_FORMS:
+            raise RequestError(option, f"is of --style gantt in {canvas.PICTURE_ENDINGS}; leave it out")
+    canvas.check_look(path, look)
     check_writable(path, force=force)
 
 
-def check_picture(path: str | Path, *, force: bool = False) -> None:
-    """Refuse early a file that is no picture or cannot be written."""
+def check_picture(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
+    """Refuse early a file that is no picture, does not take its look, or cannot be written."""
     canvas.check_form(path)
+    canvas.check_look(path, look)
     check_writable(path, force=force)
 
 
@@ -87,6 +131,8 @@ def write_figure(
     slot: int | None = None,
     axis: str | None = None,
     contents: str | None = None,
+    by_layer: bool | None = None,
+    look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
     """Draw the paper's Fig. 1 (timelines of DP, CDP-v1, CDP-v2), 2 (devices at one slot) or 4 (memory per worker).
@@ -94,7 +140,7 @@ def write_figure(
     `n` is 3 by default; for figure 4, several: 4, 8 and 32.
     """
     number = choose("figure", str(number), FIGURES)
-    options = {"steps": steps, "slot": slot, "axis": axis, "contents": contents}
+    options = {"steps": steps, "slot": slot, "axis": axis, "contents": contents, "by_layer": by_layer}
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
         if number != FIGURE_OPTIONS[option]:
@@ -102,83 +148,112 @@ def write_figure(
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    draw = partial(_figure, number, *([numbers] if numbers and number == "4" else numbers), **given)
+    draw = partial(_figure, number, *([numbers] if numbers and number == "4" else numbers), look=look, **given)
     canvas.check_form(path)
+    canvas.check_look(path, look)
     try:
         check_writable(path, force=force)
     except RequestError:
         with canvas.defaults():
             draw()  # a wrong n or slot is reported first, and takes no long run
         raise
-    _write(draw, path, force)
+    _write(draw, path, look, force)
 
 
-def _figure(number: str, *n: Any, **options: Any) -> "Figure":
+def _figure(number: str, *n: Any, look: Look, **options: Any) -> "Figure":
     """Draw a figure of the paper."""
     from cdpsim.draw.figure_4 import figure_4
+    from cdpsim.draw.fit import fit_figure
     from cdpsim.draw.paper import figure_1
     from cdpsim.draw.snapshot import figure_2
 
-    figures: dict[str, Callable[..., Figure]] = {"1": figure_1, "2": figure_2, "4": figure_4}
-    return figures[number](*n, **options)
+    if number == "4":
+        return fit_figure(figure_4(*n, width=look.inches_wide, **options), look)
+    return figure_1(*n, look=look, **options) if number == "1" else figure_2(*n, look=look, **options)
 
 
-def write_snapshot(trace: Trace, slot: float, path: str | Path, *, force: bool = False) -> None:
+def write_snapshot(trace: Trace, slot: float, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
     """Draw the devices at one slot, or at one moment in seconds: what they do, hold and exchange."""
 
     def draw() -> "Figure":
         from cdpsim.draw.snapshot import snapshot
 
-        return snapshot(trace, slot)
+        return snapshot(trace, slot, look=look)
 
-    check_picture(path, force=force)
-    _write(draw, path, force)
+    check_picture(path, look=look, force=force)
+    _write(draw, path, look, force)
 
 
 def write_plot(
-    what: str, traces: Sequence[Trace], path: str | Path, *, runs: int | None = None, force: bool = False
+    what: str,
+    traces: Sequence[Trace],
+    path: str | Path,
+    *,
+    runs: int | None = None,
+    sums: bool = False,
+    look: Look = AS_DRAWN,
+    force: bool = False,
 ) -> None:
     """Draw memory, traffic or versions over time, of one run in detail or of several on the same axes; or steps.
+
+    Memory of several is that of the fullest device of each, or with `sums` of all devices together.
 
     Steps are how long each training step takes, in each trace or in so many `runs` of its request.
     """
 
     def draw() -> "Figure":
         from cdpsim.draw import curves
+        from cdpsim.draw.fit import fit_figure
 
         plots: dict[str, Callable[[Sequence[Trace]], Figure]] = {
-            "memory": curves.memory_over_time,
+            "memory": partial(curves.memory_over_time, sums=sums),
             "traffic": curves.traffic_over_time,
             "versions": curves.versions_over_time,
             "steps": partial(curves.step_durations, runs=runs),
         }
-        return plots[what](traces)
+        return fit_figure(plots[what](traces), look)
 
-    check_plot(what, path, runs=runs, force=force)
-    _write(draw, path, force)
+    check_plot(what, path, runs=runs, sums=sums, look=look, force=force)
+    if sums and len(traces) == 1:
+        raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
+    _write(draw, path, look, force)
 
 
-def check_plot(what: str, path: str | Path, *, runs: int | None = None, force: bool = False) -> None:
+def check_plot(
+    what: str,
+    path: str | Path,
+    *,
+    runs: int | None = None,
+    sums: bool = False,
+    look: Look = AS_DRAWN,
+    force: bool = False,
+) -> None:
     """Refuse early what `write_plot` would refuse of any traces."""
     if choose("plot", what, PLOTS) != "steps" and runs is not None:
         raise RequestError("runs", f"are drawn by `plot steps`, not by `plot {what}`; leave them out")
-    check_picture(path, force=force)
+    if what != "memory" and sums:
+        raise RequestError("sum", f"is of `plot memory`, not of `plot {what}`; leave it out")
+    check_picture(path, look=look, force=force)
 
 
 def write_comparison(
-    measured: Sequence[Measured], path: str | Path, *, in_slots: bool, style: str = "bars", force: bool = False
+    comparison: Comparison,
+    path: str | Path,
+    *,
+    style: str = "bars",
+    look: Look = AS_DRAWN,
+    force: bool = False,
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
 
     def draw() -> "Figure":
         from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
 
-        picture = bubble_over_memory if style == "points" else comparison_bars
-        return picture(measured, in_slots=in_slots)
+        return (bubble_over_memory if style == "points" else comparison_bars)(comparison, look)
 
     choose("style", style, COMPARISONS)
-    check_picture(path, force=force)
-    _write(draw, path, force)
+    check_picture(path, look=look, force=force)
+    _write(draw, path, look, force)
 
 
 def write_breakeven(
@@ -188,17 +263,19 @@ def write_breakeven(
     path: str | Path,
     *,
     share: float,
+    look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
 
     def draw() -> "Figure":
         from cdpsim.draw.break_even_curves import break_even_curves
+        from cdpsim.draw.fit import fit_figure
 
-        return break_even_curves(results, factors, curves, share=share)
+        return fit_figure(break_even_curves(results, factors, curves, share=share), look)
 
-    check_picture(path, force=force)
-    _write(draw, path, force)
+    check_picture(path, look=look, force=force)
+    _write(draw, path, look, force)
 
 
 def _order(trace: Trace) -> Actions:
@@ -212,19 +289,23 @@ def _order(trace: Trace) -> Actions:
         raise RequestError("timeline", problem) from None
 
 
-def _exported(trace: Trace, ending: str) -> Iterable[bytes]:
+def _exported(traces: Sequence[Trace], ending: str) -> Iterable[bytes]:
     from cdpsim.export.chrome import chrome
     from cdpsim.export.page import page
 
-    return page(trace) if ending == ".html" else chrome(trace)
+    return page(*traces) if ending == ".html" else chrome(traces[0])
 
 
-def _write(draw: "Callable[[], Figure]", path: str | Path, force: bool) -> None:
+def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
     """Write what `draw` draws; it imports all that imports matplotlib, whose own settings do not count inside."""
     done: Any = ticker(2, "draw")
     with canvas.defaults():
         drawn = draw()
+        if look.dark:
+            from cdpsim.draw.dark import darken
+
+            darken(drawn)
         done(1)
-        content = canvas.rendered(drawn, path)
+        content = canvas.rendered(drawn, path, look)
     write_file(path, [content], force=force)
     done(0)

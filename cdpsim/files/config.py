@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from cdpsim.errors import RequestError, suggestion
+from cdpsim.errors import RequestError, one_line, short_repr, suggestion
 from cdpsim.files import units
 from cdpsim.files import writing as files
 
 _DEEPEST_KEY = 1000
+_INDENT = "    "
+_LONG_LIST = re.compile(r"\[\n((?: +\d+,\n){3,})\]")
 
 T = TypeVar("T")
 
@@ -70,6 +73,10 @@ class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _check(self) -> None:
         """Refuse fields that do not go together, in a table with such a rule."""
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={short_repr(value)}" for name, value in encode(self).items())
+        return one_line(f"{type(self).__name__}({', '.join(fields)})")
+
 
 def read_config(path: str | Path) -> object:
     """Return the content of a .toml or .json file as plain dicts and lists."""
@@ -93,7 +100,14 @@ def toml_text(content: Mapping[str, object]) -> str:
     """Return the text of a .toml file with that content."""
     import tomli_w
 
-    return tomli_w.dumps(content)
+    return _LONG_LIST.sub(_in_lines, tomli_w.dumps(content))
+
+
+def _in_lines(numbers: re.Match[str]) -> str:
+    """Return a list of many numbers in lines of many, which tomli-w writes in as many lines."""
+    return (
+        f"[\n{textwrap.fill(' '.join(numbers[1].split()), 116, initial_indent=_INDENT, subsequent_indent=_INDENT)}\n]"
+    )
 
 
 def json_text(content: Mapping[str, object]) -> str:

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Protocol, TypeVar
 
+from cdpsim.files.notes import is_quiet
+
 Item = TypeVar("Item", covariant=True)
 
 
@@ -11,8 +13,8 @@ class _Finite(Sized, Iterable[Item], Protocol[Item]): ...
 
 
 def _progress_bar(about: str, **settings: Any) -> Any:
-    """Return a progress bar where stderr is a terminal, else None."""
-    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+    """Return a progress bar where stderr is a terminal, and notes are wanted, else None."""
+    if is_quiet() or sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
         return None
     from tqdm import tqdm  # its import takes 40 ms, which only a terminal needs
 

@@ -7,15 +7,19 @@ SI units, to the last digit.
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from html import escape
 from io import StringIO
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cdpsim.errors import RequestError, one_line, suggestion
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TextRow = Sequence[str]
 DataRow = Sequence[object]  # of numbers, texts, truths and None
@@ -93,6 +97,40 @@ def latex_tabular(columns: str, header: Sequence[TextRow | str], rows: Sequence[
     return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
+def as_html(header: TextRow, rows: Sequence[TextRow], *notes: str) -> str:
+    """Return a table of HTML with lines below it, as notebooks show it; any text is shown as it is."""
+    head, *body = (
+        "".join(f"<{tag}>{escape(one_line(cell, LONGEST_CELL))}</{tag}>" for cell in row)
+        for tag, row in [("th", header), *(("td", row) for row in rows)]
+    )
+    lines = "".join(f"<tr>{row}</tr>" for row in body)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return table + "".join(f"<p>{escape(one_line(note, LONGEST_CELL))}</p>" for note in notes if note)
+
+
+def record_html(content: Mapping[str, object], note: str = "") -> str:
+    """Return nested tables as one of HTML, a row for each value; its name has those of its tables before it."""
+
+    def rows(part: object, name: str) -> Iterator[tuple[str, str]]:
+        if isinstance(part, Mapping):
+            for key, value in part.items():
+                yield from rows(value, f"{name}.{key}" if name else key)
+        else:
+            yield name, f"{len(part)} of them" if isinstance(part, list) else str(part)
+
+    return as_html(("", ""), list(rows(content, "")), note)
+
+
+def data_frame(columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return columns, or rows, as a DataFrame of pandas."""
+    try:
+        import pandas as pd
+    except ImportError:
+        problem = "is not installed, and a frame is one of its DataFrames; pip install 'cdpsim[pandas]'"
+        raise RequestError("pandas", problem) from None
+    return pd.DataFrame(columns)
+
+
 _LATEX_SPECIAL = {
     "[": "{[}",  # the end of the row above would take a bracket for its argument
     "*": "{*}",  # and a star, too
@@ -144,21 +182,25 @@ def format_table(form: str, records: object, header: TextRow, rows: Sequence[Dat
     return FORMATS[form](header, rows)
 
 
-def with_notes(table: str, form: str, notes: Sequence[str]) -> str:
-    """Return a table for people with lines added, in LaTeX as comments; a table for programs as it is."""
-    lines = [one_line(note) for note in notes]
+def with_notes(table: str, form: str, notes: Sequence[str], heads: Sequence[str] = ()) -> str:
+    """Return a table for people with lines above and below it, in LaTeX as comments; one for programs as it is."""
+    above, below = ([one_line(line) for line in lines] for lines in (heads, notes))
     if form == "latex":
-        return "".join(f"% {line}\n" for line in lines) + table
-    if form not in ("text", "markdown") or not lines:
+        return "".join(f"% {line}\n" for line in above + below) + table
+    if form == "markdown":
+        above, below = ([_markdown_text(line) for line in lines] for lines in (above, below))
+    if form not in ("text", "markdown"):
         return table
     ends = "\n" if form == "text" else "\n\n"
-    return f"{table}\n{ends.join(lines if form == 'text' else map(_markdown_text, lines))}\n"
+    parts = [f"{ends.join(above)}\n"] * bool(above) + [table] + [f"{ends.join(below)}\n"] * bool(below)
+    return "\n".join(parts)
 
 
 def check_format(name: str, known: Sequence[str] = tuple(FORMATS)) -> str:
     """Refuse a format that is none of the `known` ones; return the name of one that is."""
     if name in FORMATS and name not in known:
-        raise RequestError("format", f"{name!r} is for table1 and compare only; give {', '.join(known)}")
+        tables = "tables" if name in DATA_FORMATS else "table1 and compare"
+        raise RequestError("format", f"{name!r} is for {tables} only; give {', '.join(known)}")
     if name not in known:
         raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
     return name

@@ -110,12 +110,21 @@ def quantity_text(amount: float, unit: str) -> str:
     return shortest if float(reader(shortest)) == amount else exact
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "device"), counted(1024, "device")
+    ('1 device', '1,024 devices')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def short_text(value: float, unit: str, digits: int = 4) -> str:
     """Return a number for people: "25.3 GB/s", "1.5 %" for 0.015 of "%", "2.5" for 2.5 of "x"."""
     if unit == "%":
         return f"{100 * value:.{digits - 3}f} %"
     if unit in ("/s", "x"):
-        number = f"{value:.{digits}g}"
+        number = f"{value:.0f}" if 10**digits <= value < 10**15 else f"{value:.{digits}g}"
         return f"{number} /s" if unit == "/s" else number  # "m/s", a thousandth of it, would be metres
     from quantiphy import Quantity
 

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from cdpsim.errors import RequestError
+from cdpsim.files.notes import detail
 
 LARGEST_TEXT_BYTES = 16 * 2**20
 FileId = tuple[int, int]  # device and inode
@@ -67,6 +68,7 @@ def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewr
         touched = _TOUCHED.get()
         if not (rewritten or touched is None or _file_id(status) in touched.written):
             touched.read.add(_file_id(status))
+    detail(f"read {subject}: {len(content):,} bytes")
     if len(content) > largest_bytes:
         raise RequestError(subject, f"is larger than {largest_bytes >> 20} MiB; give a smaller file")
     if not content.strip():
@@ -90,8 +92,9 @@ def read_csv(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES) -> li
 def check_writable(path: str | Path, names: Iterable[str] | None = None, force: bool = False) -> Path:
     """Refuse what `write_file`, or `write_folder` with these names, would refuse; return the path."""
     target = _checked_path(path)
-    if names is not None and str(path) == "-":
-        raise RequestError("-", "is standard output elsewhere, and a folder is needed; give its name, or ./-")
+    if str(path) == "-":
+        kind = "file" if names is None else "folder"
+        raise RequestError("-", f"is standard output elsewhere, and a {kind} is needed; give its name, or ./-")
     with _refuse_system_errors(target):
         home, files = target.parent, [target]
         if names is not None and target.is_dir():
@@ -114,9 +117,10 @@ def write_file(path: str | Path, chunks: Iterable[str | bytes], *, force: bool =
     """
     target = check_writable(path, force=force)
     with _refuse_system_errors(target), _staging_folder(target.parent) as staging:
-        _write_chunks(staging / "file", chunks)
+        size = _write_chunks(staging / "file", chunks)
         _rename_file(staging / "file", target, force)
         _sync_folder(target.parent)
+    detail(f"wrote {target}: {size:,} bytes")
 
 
 def write_folder(
@@ -137,14 +141,15 @@ def write_folder(
     with _refuse_system_errors(target), _staging_folder(target if exists else target.parent) as staging:
         content = staging / "folder"
         content.mkdir()
-        for name, chunks in files.items():
-            _write_chunks(content / name, chunks)
+        sizes = {name: _write_chunks(content / name, chunks) for name, chunks in files.items()}
         if exists:
             _rename_files(content, [*files], target, force, obsolete)
         else:
             _sync_folder(content)
             _rename_folder(content, [*files], target, force)
             _sync_folder(target.parent)
+    for name, size in sizes.items():
+        detail(f"wrote {target / name}: {size:,} bytes")
 
 
 @contextlib.contextmanager
@@ -245,7 +250,8 @@ def _file_id(status: os.stat_result) -> FileId:
     return status.st_dev, status.st_ino
 
 
-def _write_chunks(file: Path, chunks: Iterable[str | bytes]) -> None:
+def _write_chunks(file: Path, chunks: Iterable[str | bytes]) -> int:
+    """Write a new file, to the disk, and return its bytes."""
     with file.open("xb") as opened:
         for chunk in chunks:
             # A text may quote a path that is not UTF-8; that must not lose the rest.
@@ -255,6 +261,7 @@ def _write_chunks(file: Path, chunks: Iterable[str | bytes]) -> None:
         if (touched := _TOUCHED.get()) is not None:
             touched.written.add(_file_id(os.fstat(opened.fileno())))
             touched.read.difference_update(touched.written)  # a new file may have the inode of a deleted one
+        return opened.tell()
 
 
 def _sync_folder(folder: Path) -> None:

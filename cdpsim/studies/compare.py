@@ -1,7 +1,7 @@
 """Comparison of schedules: time, bubble, memory, bytes, devices."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -10,12 +10,16 @@ from cdpsim.program import Category, EdgeKind
 from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
 from cdpsim.runs import Run, SteadyState
+from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
+from cdpsim.timing.costs import reached
 from cdpsim.trace.metrics import communication, memory, utilisation
 from cdpsim.trace.metrics.waiting import waiting_time
 
-_FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate"}  # by their columns, which have other names
+# By their columns, which have other names.
+_FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
+_LEFT_OUT_IF_EMPTY = ("steps", "setting", "untied", "asked")  # fields that records leave out where they are empty
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,18 @@ class Measured:
     steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their bytes on
     the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate` is the
     number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many samples a
-    micro-batch has. `steps` has the quantiles of `step` over many runs. `setting` describes the model, how it is
-    trained, and the cluster; it is empty in the slot model. `untied` are stages that the model ties and this schedule
-    does not.
+    micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model says how many
+    a sample has. `per_device` is the last of these rates that the model allows, for each device.
+
+    `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
+    in a training step, and `batch` their samples, or themselves if the model does not say how many samples they have.
+    `mfu` is the FLOP of the model's forwards and backwards over what the devices could compute in that time at the peak
+    of its precision; `hfu` counts recomputation, too. `imbalance` is by how much the longest forward and backward of a
+    stage exceeds the mean, where stages have devices of their own; `longest_stage` is its number, and then its name.
+
+    `steps` has the quantiles of `step` over many runs. `setting` describes the model, how it is trained, and the
+    cluster; it is empty in the slot model. `untied` are stages that the model ties and this schedule does not. `asked`
+    has the values of the options by which rows of a comparison differ.
     """
 
     schedule: str
@@ -58,16 +71,37 @@ class Measured:
     sent: Number
     micro_batch_rate: float
     sample_rate: float | None
+    sample_time: float | None
+    token_rate: float | None
+    per_device: float
+    n: int
+    m: int
+    chunks: int
+    replicas: int
+    micro_batches: int
+    batch: int
+    mfu: float | None
+    hfu: float | None
+    imbalance: float | None
+    longest_stage: int | None
+    longest_stage_name: str
     steps: dict[str, float] | None = None
     setting: str = ""
     untied: tuple[tuple[int, ...], ...] = ()
+    asked: dict[str, Any] = field(default_factory=dict)
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return all figures by the keys of files, but for those of the last three fields that are empty."""
-        columns = {field: column for column, field in _FIELDS.items()}
-        optional = ("steps", "setting", "untied")
+        """Return all figures by the keys of files, but for those of the last four fields that are empty."""
+        columns = {name: column for column, name in _FIELDS.items()}
         fields = asdict(self).items()
-        return {columns.get(name, name): value for name, value in fields if value or name not in optional}
+        return {columns.get(name, name): value for name, value in fields if value or name not in _LEFT_OUT_IF_EMPTY}
+
+    def __getitem__(self, column: str) -> Any:
+        """Return the figure in a column, or the value of an option by which rows differ."""
+        try:
+            return self.value(column)
+        except AttributeError:
+            return self.asked[column]
 
     def value(self, column: str) -> Any:
         """Return the figure in a column of a table; a quantile, such as `5%`, is that of the step, if there is one."""
@@ -76,7 +110,8 @@ class Measured:
 
 def table_notes(measured: Sequence[Measured]) -> list[str]:
     """Return the notes below a table: its setting, what memory leaves out, and which schedules untie tied stages."""
-    words = [f"{words}; {MEMORY_NOTE}" for words in dict.fromkeys(one.setting for one in measured) if words]
+    words = [words for words in dict.fromkeys(one.setting for one in measured) if words]
+    words[-1:] = [f"{last}; {MEMORY_NOTE}" for last in words[-1:]]
     apart = dict.fromkeys(stages for one in measured for stages in one.untied)
     return words + [
         describe_untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart
@@ -84,8 +119,9 @@ def table_notes(measured: Sequence[Measured]) -> list[str]:
 
 
 def rate_column(measured: Sequence[Measured]) -> str:
-    """Return the column of rates that a table shows: `samples` where any model says how many a micro-batch has."""
-    return "samples" if any(one.sample_rate for one in measured) else "rate"
+    """Return the column of rates that all runs have and a table shows: tokens, samples or micro-batches per time."""
+    known = ("tokens", "samples")
+    return next((column for column in known if all(one.value(column) for one in measured)), "rate")
 
 
 def rule_word(request: Request) -> str:
@@ -100,7 +136,6 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
-    samples = request.model.samples
     sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
     return Measured(
         schedule=request.schedule.name,
@@ -119,12 +154,45 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         messages=rest.per_step(len(rest.messages)),
         rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
         sent=sent if run.in_slots else float(sent),
-        micro_batch_rate=rate,
-        sample_rate=rate * samples if samples else None,
+        **_rates(request, rate, program.devices),
+        **_imbalance(request),
+        **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas", "micro_batches")},
+        batch=request.shape.micro_batches * (request.model.samples or 1),
         steps=None if runs is None else sample_runs(run, runs).summary()["period"],
-        setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster)),
+        setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster, request.runtime)),
         untied=program.untied,
     )
+
+
+def _rates(request: Request, rate: float, devices: int) -> dict[str, Any]:
+    """Return all rates of a run with this rate of micro-batches, and what share of the devices' peak they take."""
+    model = request.model
+    samples = rate * model.samples if model.samples else None
+    tokens = samples * model.tokens if samples and model.tokens else None
+    peak = request.cluster.peak_flops(devices, model.precision)
+    shares = [flop * rate / peak if flop and peak else None for flop in (model.flop, model.computed_flop)]
+    return {
+        "micro_batch_rate": rate,
+        "sample_rate": samples,
+        "sample_time": 1 / samples if samples else None,
+        "token_rate": tokens,
+        "per_device": (tokens or samples or rate) / devices,
+        "mfu": shares[0],
+        "hfu": shares[1],
+    }
+
+
+def _imbalance(request: Request) -> dict[str, Any]:
+    """Return by how much the longest stage exceeds the mean, and that stage; None where a device has all stages."""
+    placement = request.schedule.placement
+    if request.in_slots or placement.lanes or placement.name == BY_MICRO_BATCH.name:
+        return {"imbalance": None, "longest_stage": None, "longest_stage_name": ""}
+    model = request.timed_model
+    speed = reached(request.cluster, 1, model)[0]
+    times = model.forward_time(speed) + model.backward_time(speed)
+    longest = int(times.argmax())
+    share = float(times.max() / times.mean() - 1)
+    return {"imbalance": share, "longest_stage": longest, "longest_stage_name": model.stages[longest].name}
 
 
 def _exposed(rest: SteadyState) -> float:

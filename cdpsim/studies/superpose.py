@@ -5,23 +5,27 @@ max m(s) each; workers that go cyclically (CDP), each 1/N of a pass after the on
 m(s + i/N). The sum is exact: m is a step function of whole bytes over whole numbers (see `whole_ratios`), and because
 the sum repeats after 1/N of a pass, the steps of one curve, folded onto that share, are all of its steps.
 
-A layer counts with its whole memory during all of its forward and backward. Between the ends of layers m is therefore
-an upper bound, and the reduction a lower one; max m is the peak of the operators, traced one by one (see the tests).
+A stage with a curve counts operator by operator, as autograd frees in a model of one piece: the gradient of its output
+once its backward has read that, and an input that the stage before does not keep. An operator that takes no share of
+the pass, as by FLOP all but products do, counts at its moment. A stage without a curve counts with its whole memory
+during all of its forward and backward: m is then an upper bound, and the reduction a lower one.
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cdpsim import presets
 from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files.units import Work
-from cdpsim.model import Model
+from cdpsim.model import Model, Stage
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
@@ -48,10 +52,21 @@ PAPER_CLAIMS = MappingProxyType(
 
 
 class WorkerCurve(NamedTuple):
-    """One worker's memory over one pass, a step for each task: forwards, then backwards."""
+    """One worker's memory over one pass, a step for each operator or task: forwards, then backwards.
+
+    At the moment at which steps begin, it holds the most of them; a step may take no time.
+    """
 
     size: Exact  # bytes
-    duration: Exact  # whole numbers above 0, of any unit
+    duration: Exact  # whole numbers of any unit
+
+
+class FoldedCurve(NamedTuple):
+    """The memory of n workers together, 1/n of a pass apart, over that share of a pass, after which it repeats."""
+
+    position: Exact  # in 1/n of the curve's unit, from 0 up to the whole pass, which is 1/n of one
+    total: Exact  # from each position on
+    moment: Exact  # at each position itself: as much, or more in operators that take no time
 
 
 class Superposition(NamedTuple):
@@ -61,6 +76,7 @@ class Superposition(NamedTuple):
     n: int
     axis: str
     contents: str
+    resolution: str  # "operator", "layer", or "operator and layer" where only some stages have curves
     dp: int
     cdp: Fraction
 
@@ -72,46 +88,63 @@ class Superposition(NamedTuple):
     def row(self) -> dict[str, str | int | float]:
         """Return the outcome by the keys of JSON."""
         row = self._asdict()
-        dp, cdp = row.pop("dp"), row.pop("cdp")
+        dp, cdp, _ = row.pop("dp"), row.pop("cdp"), row.pop("resolution")
         mean = int(cdp) if cdp.denominator == 1 else float(cdp)
         return row | {"dp_bytes": dp, "cdp_bytes": mean, "reduction": float(self.reduction)}
 
 
 def superpose(
-    model: str | Path | Model, n: int, *, axis: str = "flops", contents: str = "activations"
+    model: str | Path | Model, n: int, *, axis: str = "flops", contents: str = "activations", by_layer: bool = False
 ) -> Superposition:
     """Extrapolate one worker's memory to n workers.
 
     `model` is one that ships with the package, a file, or a `Model` whose stages are the layers. `axis` is the measure
     of a layer's share of the pass: "flops", "roofline:DEVICE" (one of `ROOFLINE_DEVICES`) or "measured", for a model of
     times. `contents` is "activations" (with temporaries and gradients of activations), "gradients" (adds inputs and
-    gradients of parameters) or "constants" (adds a constant of the size of the parameters).
+    gradients of parameters) or "constants" (adds a constant of the size of the parameters). `by_layer` counts a stage
+    with the highest moment of its curve during all of its forward, and of its backward.
     """
     n = whole_number("n", n, at_least=1)
-    curve = worker_curve(model, axis=axis, contents=contents)
-    _, total = fold(curve, n)
+    layers = _layers(model)
+    curve = worker_curve(layers, axis=axis, contents=contents, by_layer=by_layer)
+    kinds = {"operator" if stage.curve and not by_layer else "layer" for stage in layers.stages}
+    resolution = " and ".join(sorted(kinds, reverse=True))
+    cdp = Fraction(int(fold(curve, n).moment.max()), n)
     name = (model.name or "model") if isinstance(model, Model) else str(model)
-    return Superposition(name, n, axis, contents, int(curve.size.max()), Fraction(int(total.max()), n))
+    return Superposition(name, n, axis, contents, resolution, int(curve.size.max()), cdp)
 
 
-def worker_curve(model: str | Path | Model, *, axis: str = "flops", contents: str = "activations") -> WorkerCurve:
+def worker_curve(
+    model: str | Path | Model, *, axis: str = "flops", contents: str = "activations", by_layer: bool = False
+) -> WorkerCurve:
     """Return one worker's memory over one pass; the parameters are those of `superpose`."""
     _check_options(axis, contents)
+    layers = _layers(model)
+    if not any(stage.curve for stage in layers.stages):
+        if by_layer:
+            problem = "no stage of the model has a curve, so all count by layer; leave by_layer out"
+            raise RequestError("by_layer", f"{problem}, or `profile` the model --by-operator")
+        return WorkerCurve(memory_by_task(layers, contents), whole_ratios(task_costs(layers, axis)))
+    tasks, costs = task_steps(layers, contents), task_costs(layers, axis)
+    if by_layer:
+        return WorkerCurve(np.array([task.max() for task in tasks]), whole_ratios(costs))
+    return WorkerCurve(np.concatenate(tasks), whole_ratios(step_costs(layers, axis, costs)))
+
+
+def _layers(model: str | Path | Model) -> Model:
+    """Return a model whose stages are layers with bytes."""
     layers = presets.find_model(model, beside=())
     if layers.is_unit:
         raise RequestError("model", "is of slots, which have no bytes; give stages with sizes")
-    return WorkerCurve(memory_by_task(layers, contents), whole_ratios(task_costs(layers, axis)))
+    return layers
 
 
-def fold(curve: WorkerCurve, n: int) -> tuple[Exact, Exact]:
-    """Sum n workers, each 1/n of a pass after the one before, over that share of a pass, after which it repeats.
-
-    Return (position, total): from each position on, n workers hold that total. Positions are in 1/n of the curve's
-    unit, from 0 up to the whole pass, which is 1/n of one.
-    """
+def fold(curve: WorkerCurve, n: int) -> FoldedCurve:
+    """Sum n workers, each 1/n of a pass after the one before."""
+    curve, most = _lasting(curve)
     ends = np.cumsum(curve.duration.astype(object))
     span = ends[-1]
-    kind: Any = np.int64 if n * max(span, int(curve.size.max())) < 2**63 else object
+    kind: Any = np.int64 if n * max(span, int(most.max())) < 2**63 else object
     size, begin = curve.size.astype(kind), (n * (ends - curve.duration)).astype(kind)
     # At first worker i is at i/n of the pass: count the workers in each task.
     first = -(-begin // span)
@@ -123,13 +156,28 @@ def fold(curve: WorkerCurve, n: int) -> tuple[Exact, Exact]:
     position = np.append(place[:1] * 0, place[order])
     sums = np.cumsum(np.append(np.array([total], dtype=kind), change[order]))
     last = np.append(position[1:] != position[:-1], True).astype(bool)
-    return position[last], sums[last]
+    position, sums = position[last], sums[last]
+    moment = sums.copy()
+    np.add.at(moment, np.searchsorted(position, place), most.astype(kind) - size)
+    return FoldedCurve(position, sums, moment)
 
 
-def whole_ratios(costs: Sequence[float]) -> Exact:
-    """Return whole numbers in exactly the ratios of the costs, every one of which is a fraction of a power of two."""
-    ratios = [cost.as_integer_ratio() for cost in map(float, costs)]
-    scale = max(denominator for _, denominator in ratios)
+def _lasting(curve: WorkerCurve) -> tuple[WorkerCurve, Exact]:
+    """Return the steps that take time, and the most that is held at the moment at which each of them begins.
+
+    Steps that take none are at the moment at which the next one that takes time begins; after the last, the first.
+    """
+    lasting = np.flatnonzero(curve.duration)
+    following = np.searchsorted(lasting, np.arange(len(curve.size))) % len(lasting)
+    most = curve.size[lasting]
+    np.maximum.at(most, following, curve.size)
+    return WorkerCurve(curve.size[lasting], curve.duration[lasting]), most
+
+
+def whole_ratios(costs: Sequence[float | Fraction]) -> Exact:
+    """Return whole numbers in exactly the ratios of the costs."""
+    ratios = [cost.as_integer_ratio() for cost in costs]
+    scale = lcm(*(denominator for _, denominator in ratios))
     return np.array([numerator * (scale // denominator) for numerator, denominator in ratios], dtype=object)
 
 
@@ -158,6 +206,62 @@ def memory_by_task(model: Model, contents: str) -> Ints:
         return size - model.stages[0].data
     size = size + in_slots(Category.GRADIENTS)
     return size if contents == "gradients" else size + model.size("parameters").sum()
+
+
+def task_steps(model: Model, contents: str) -> list[Ints]:
+    """Return the bytes that one worker holds during each step of each task; a task without a curve is one step.
+
+    A step counts what the other stages hold during its task, and what its own stage still needs.
+    """
+    unread = [
+        stage.curve.unread_input(model.fresh_input(j)) if stage.curve else 0 for j, stage in enumerate(model.stages)
+    ]
+    lean = replace(model, stages=tuple(map(_lean, model.stages, unread)))
+    tasks = []
+    for k, size in enumerate(memory_by_task(lean, contents)):
+        j = min(k, 2 * model.n - 1 - k)
+        stage, gradient = model.stages[j], model.output_gradient(j)
+        if stage.curve is None:
+            tasks.append(np.array([size]))
+        elif k < model.n:
+            others = size - stage.activation - stage.forward_transient
+            tasks.append(others + stage.curve.forward.needed(unread[j]))
+        else:
+            others = size - (stage.activation - unread[j]) - gradient - stage.backward_transient
+            needed = stage.curve.backward.needed(model.fresh_input(j), gradient)
+            complete = np.array(stage.curve.backward.gradients or 0) * (contents != "activations")
+            tasks.append(others + needed + complete)
+    return tasks
+
+
+def _lean(stage: Stage, unread: int) -> Stage:
+    """Return a stage without its curve, an input that ends with its forward, and gradients that its backward makes."""
+    if stage.curve is None:
+        return stage
+    kept = {"activation": stage.activation - unread, "forward_transient": stage.forward_transient + unread}
+    first = 0 if stage.curve.backward.gradients else stage.first_gradients
+    return replace(stage, curve=None, unused_input=0, first_gradients=first, **kept)
+
+
+def step_costs(model: Model, axis: str, costs: Sequence[float]) -> list[float | Fraction]:
+    """Return how far each step brings a micro-batch on its way; `costs` are those of tasks, one for each without steps.
+
+    On a roofline a step takes the time of its operations or of the bytes that it moves, whichever is longer.
+    """
+    found: list[float | Fraction] = []
+    for k, cost in enumerate(costs):
+        stage = model.stages[min(k, 2 * model.n - 1 - k)]
+        if stage.curve is None:
+            found.append(cost)
+            continue
+        steps = stage.curve.forward if k < model.n else stage.curve.backward
+        if axis.startswith("roofline"):
+            speed, bandwidth = roofline(axis.partition(":")[2])
+            pairs = zip(steps.cost, steps.moved, strict=True)
+            found += [max(work / speed, moved / bandwidth) for work, moved in pairs]
+        else:
+            found += [Fraction(part, 10**9 if axis == "measured" else 1) for part in steps.cost]
+    return found
 
 
 def task_costs(model: Model, axis: str) -> list[float]:

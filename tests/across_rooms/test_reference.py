@@ -1,7 +1,7 @@
 """The package against an independent evaluation of the specification, row by row, and against its facts."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import cdpsim
 from cdpsim import Cluster, Trace
 from cdpsim.cluster import Devices
+from cdpsim.trace.table import Table
 from tests.helpers.reference_slot_model import CYCLIC, SCHEDULES, Matrix, Reference, Row, Task, constant, largest
 
 CATEGORIES = ("activations", "gradients", "parameters")
@@ -49,7 +50,7 @@ def run(reference: Reference, folder: Path) -> Trace:
     return cdpsim.simulate(reference.schedule, reference.n, steps=reference.steps, rule=rule)
 
 
-def rows_of(columns: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def rows_of(columns: Table[Any]) -> list[tuple[Any, ...]]:
     cells = [map(str, column) if name == "dst" else column.tolist() for name, column in columns.items()]
     return list(zip(*cells, strict=True))
 
@@ -247,7 +248,7 @@ def test_the_dp_rule_is_refused_where_it_is_not_causal() -> None:
 
 
 def messages(trace: Trace) -> list[dict[str, Any]]:
-    names = list(trace.messages)
+    names = list(trace.messages.keys())
     return [dict(zip(names, row, strict=True)) for row in rows_of(trace.messages)]
 
 

@@ -45,6 +45,7 @@ SERVED = {
     "superpose": "vit-b16 -n 4",
     "models": "",
     "clusters": "",
+    "completion": "bash",
 }
 TEXTS = [
     "--",
@@ -84,7 +85,7 @@ def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are built, but not rendered: that takes longest, and no option is read there."""
-    monkeypatch.setattr(canvas, "rendered", lambda figure, path: b"a picture")
+    monkeypatch.setattr(canvas, "rendered", lambda figure, path, look: b"a picture")
 
 
 def test_every_command_is_tried() -> None:

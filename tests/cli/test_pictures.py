@@ -24,6 +24,7 @@ BEGINNINGS = {
     ".png": b"\x89PNG",
     ".svg": b"<?xml",
     ".pdf": b"%PDF",
+    ".pgf": b"%% In a LaTeX document",
     ".html": b"<!doctype html>",
     ".json": b"{",
 }
@@ -49,6 +50,31 @@ def test_every_kind_of_picture_is_written(line: str, command: Command, here: Pat
     for path in here.glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     assert len(list(here.glob("*.svg"))) == 3 + len(PLOTS)
+
+
+def test_several_schedules_share_a_clock(command: Command, here: Path) -> None:
+    """In slots all backwards take as long as split ones; the paper's schedules are drawn as its Fig. 1."""
+    done = command("timeline", "1f1b", "gpipe", "zb-h1", "-n", 3, "-o", "x.svg")
+    assert (done.code, done.out) == (0, "")
+    assert "a backward takes two slots" in done.err
+    drawn = (here / "x.svg").read_text()
+    assert all(f">{name}<" in drawn for name in ("1f1b", "gpipe", "zb-h1"))
+    assert command("timeline", "multi-dp", "multi-cdp", "-n", 3, "-o", "y.svg") == (0, "", "")
+    assert "synchronisation" in (here / "y.svg").read_text()
+    assert command("timeline", "1f1b", "-n", 3, "--steps", 2, "-o", "z.svg") == (0, "", "")
+
+
+def test_a_page_has_two_schedules(command: Command, here: Path) -> None:
+    """In slots all backwards take as long as split ones."""
+    done = command("timeline", "1f1b", "zb-h1", "-n", 3, "-m", 6, "-o", "x.html")
+    assert (done.code, done.out) == (0, "")
+    shown = (here / "x.html").read_text()
+    assert "<title>1f1b, n = 3, m = 6" in shown
+    facts = json.loads(re.findall(r'<script type="application/json" id="facts">(.*?)</script>', shown)[0])
+    assert [(run["name"].split(",")[0], run["devices"]) for run in facts["runs"]] == [("1f1b", 3), ("zb-h1", 3)]
+    for name in ("1f1b", "gpipe"):
+        assert command("simulate", name, "-n", 3, "-o", name).code == 0
+    assert command("timeline", "./1f1b", "./gpipe", "-o", "y.html") == (0, "", "")
 
 
 def test_several_schedules_share_axes(command: Command, here: Path) -> None:
@@ -100,19 +126,29 @@ def test_an_option_is_for_those_of_several_that_take_it(command: Command, here: 
 
 REFUSALS = {
     "timeline multi-cdp -n 3": ["-o: is missing"],
-    "timeline -n 3 -o x.svg": ["NAME: is missing"],
-    "timeline multi-cdp -n 3 -o x.txt": ["x.txt: its form is unknown; end its name in .png, .svg, .pdf, .html, .json"],
+    "timeline -n 3 -o x.svg": ["NAME|FILE: is missing"],
+    "timeline multi-cdp -n 3 -o x.txt": ["x.txt: its form is unknown; end its name in .png, .svg, .pdf, .pgf, .html"],
     "timeline multi-cdp -n 3 -o x": ["x: its form is unknown"],
     "timeline multi-cdp -n 3 -o lost/x.svg": ["there is no folder 'lost'; create it first"],
     "timeline multi-cdp -n 3 -o toy.toml": ["its form is unknown"],
     "timeline multi-cdp -n 3 -o old.svg": ["old.svg: already exists; --force overwrites"],
     "timeline multi-cdp -n 3 -o old.html": ["old.html: already exists; --force overwrites"],
-    "timeline multi-cdp -o x.svg": ["-n: is missing"],
+    "timeline multi-cdp -o x.svg": ["n: is missing"],
     "timeline multi-cpd -n 3 -o x.svg": ["did you mean 'multi-cdp'?"],
     "timeline multi-cdp -n 3 --style papre -o x.svg": ["unknown style 'papre'; did you mean 'paper'?"],
-    "timeline multi-cdp -n 3 --style paper -o x.html": ["style: is of .svg, .png and .pdf, not of .html"],
-    "timeline multi-cdp -n 3 --dependencies -o x.json": ["dependencies: are drawn by --style gantt"],
-    "timeline multi-cdp -n 3 --dependencies --style paper -o x.svg": ["dependencies: are drawn by --style gantt"],
+    "timeline multi-cdp -n 3 --style paper -o x.html": ["style: is of .png, .svg, .pdf or .pgf, not of .html"],
+    "timeline multi-cdp -n 3 --dependencies -o x.json": ["dependencies: is of --style gantt in .png, .svg"],
+    "timeline multi-cdp -n 3 --dependencies --style paper -o x.svg": [
+        "dependencies: is of --style gantt in .png, .svg"
+    ],
+    "timeline multi-cdp -n 3 --colour stage -o x.json": ["colour: is of --style gantt in .png"],
+    "timeline multi-cdp -n 3 --colour stage --style paper -o x.svg": ["colour: is of --style gantt in .png"],
+    "timeline multi-cdp -n 3 --colour red -o x.svg": ["unknown colour 'red'; known are kind, micro-batch, stage"],
+    "timeline single-cdp -n 3 --links -o x.svg": ["links: have no rows, as nothing is sent; leave them out"],
+    "timeline multi-cdp -n 3 --links -o x.html": ["links: is of --style gantt in .png"],
+    "timeline multi-cdp multi-dp -n 3 -o x.json": ["schedules: are 2, of which a .json has one; name fewer"],
+    "timeline multi-cdp multi-dp mp-dp -n 3 -o x.html": ["schedules: are 3, of which a .html has two at most"],
+    "timeline multi-cdp -n 32 -o x.svg": ["--style gantt, an .html file, or fewer --steps"],
     "timeline multi-cdp -n 200 -o x.svg": ["--style gantt", ".html"],
     "timeline multi-cdp -n 200 --style gantt -o x.svg": [".html"],
     "timeline ./lost -o x.svg": ["no such file"],
@@ -141,7 +177,7 @@ REFUSALS = {
     "snapshot mp-dp -n 60 --slot 2 -o x.svg": ["devices"],
     "snapshot multi-cdp --model toy.toml --slot fast -o x.svg": ["fast"],
     "plot memroy multi-dp -n 3 -o x.svg": ["unknown plot 'memroy'; did you mean 'memory'?"],
-    "plot memory -n 3 -o x.svg": ["NAME: is missing"],
+    "plot memory -n 3 -o x.svg": ["NAME|FILE: is missing"],
     "plot memory multi-dp lost -n 3 -o x.svg": ["unknown schedule 'lost'"],
     "plot memory multi-dp -n 3 -o x.json": ["its form is unknown; end its name in .png, .svg, .pdf"],
     "plot memory multi-dp -n 3 -o empty": ["its form is unknown"],
@@ -253,7 +289,7 @@ def test_exports_do_not_need_a_run(here: Path) -> None:
     """Loaded traces are written, too."""
     simulate("multi-dp", 2).save(here / "traces")
     loaded = load(here / "traces")
-    for ending in EXPORTS[:2]:
+    for ending in EXPORTS:
         write_timeline(loaded, here / f"x{ending}")
         assert (here / f"x{ending}").stat().st_size > 1000
 

@@ -76,7 +76,7 @@ def test_rounding_holds_nothing_twice() -> None:
 
 @pytest.mark.parametrize("n", range(1, 7))
 def test_activations_are_what_the_paper_says(n: int) -> None:
-    figure = memory_over_time([simulate("multi-dp", n), simulate("multi-cdp", n)])
+    figure = memory_over_time([simulate("multi-dp", n), simulate("multi-cdp", n)], sums=True)
     dp, cdp = one(figure, "activations-0"), one(figure, "activations-1")
     for step in range(3):
         assert [at(dp, 2 * n * step + slot) for slot in (n - 1, n)] == [n * n] * 2
@@ -104,7 +104,7 @@ def test_the_papers_lines_stand_where_they_apply(tmp_path: Path) -> None:
 def test_the_picture_itself_shows_them() -> None:
     """Read from the SVG: the flat part of CDP lies on the line (N+1)/2·BΨA, and DP's peak on N·BΨA."""
     tree = ElementTree.fromstring(
-        rendered(memory_over_time([simulate("multi-dp", 4), simulate("multi-cdp", 4)]), "a.svg")
+        rendered(memory_over_time([simulate("multi-dp", 4), simulate("multi-cdp", 4)], sums=True), "a.svg")
     )
 
     def heights(gid: str) -> list[float]:
@@ -116,6 +116,26 @@ def test_the_picture_itself_shows_them() -> None:
     assert min(heights("activations-1")) == pytest.approx(heights("level-10")[0])
     shown = ["".join(text.itertext()) for text in tree.iter(f"{SVG}text")]
     assert "multi-dp, dp: activations peak 16 at slot 3; everything peak 36 at slot 4" in shown
+
+
+def test_of_several_runs_the_fullest_device_is_drawn() -> None:
+    """1F1B holds 4, 3, 2, 1 stage-activations on its devices, GPipe m on each, multi-DP n."""
+    runs = [simulate("1f1b", 4, m=8), simulate("gpipe", 4, m=8), simulate("multi-dp", 4)]
+    figure = memory_over_time(runs)
+    assert [spot(one(figure, f"activations-{k}-peak"))[1] for k in range(3)] == [4, 8, 4]
+    peaks = [max(row["total"] for row in run.summary()["peak_memory"]) for run in runs]
+    assert [spot(one(figure, f"everything-{k}-peak"))[1] for k in range(3)] == peaks
+    assert any(
+        text.startswith("1f1b") and "activations peak 4 at slot 3 on device 0;" in text for text in words(figure)
+    )
+
+
+def test_the_end_of_a_run_is_pale_from_where_a_device_lets_go_of_its_parameters() -> None:
+    """Device k of cyclic training ends its third step 2 k slots after the first device, which ends at 6 n."""
+    figure = memory_over_time([simulate("multi-cdp", 4)])
+    assert one(figure, "pale").get_x() == one(figure, "pale-0").get_x() == 24
+    assert [one(figure, f"pale-{device}").get_x() for device in range(3)] == [24, 26, 28]
+    assert not marked(figure, "pale-3"), "the last one ends with the run"
 
 
 def test_many_devices_are_a_band() -> None:
@@ -158,7 +178,7 @@ def test_a_hostile_name_stays_text() -> None:
 def test_one_device_has_one_panel_and_words_name_what_differs() -> None:
     assert len(memory_over_time([simulate("single-cdp", 1)]).findobj(lambda artist: artist.get_gid() == "peak")) == 1
     assert not marked(memory_over_time([simulate("single-cdp", 2)]), "device-0-total")
-    shown = words(memory_over_time([simulate("multi-cdp", 2, rule="cdp-v1"), simulate("multi-cdp", 2)]))
+    shown = words(memory_over_time([simulate("multi-cdp", 2, rule="cdp-v1"), simulate("multi-cdp", 2)], sums=True))
     assert "multi-cdp, n = 2" in shown
     assert any(text.startswith("cdp-v1: activations peak 3 at slot 2;") for text in shown)
 

@@ -15,7 +15,7 @@ from cdpsim.draw.paper import figure_1, paper
 from cdpsim.draw.paper.content import synchronisations
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import matrix_rule
-from cdpsim.trace import MESSAGES, Trace, load
+from cdpsim.trace import TABLES, Trace, load
 from tests.helpers.made_traces import empty
 from tests.helpers.reference_slot_model import CYCLIC, SCHEDULES, Reference
 from tests.helpers.svg import Picture, Shape, drawn, read
@@ -36,7 +36,7 @@ def handmade(rows: list[tuple[Any, ...]], **summary: Any) -> Trace:
     """A trace without its run, of (kind, stage, micro_batch, step, device, start, end, version, stale)."""
     names = ("kind", "stage", "micro_batch", "step", "device", "start", "end", "version", "stale")
     tasks = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in MESSAGES}
+    nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in TABLES["messages"]}
     return Trace(tasks, nothing, {}, summary)
 
 
@@ -295,7 +295,7 @@ def test_many_stages_lose_numbers_and_then_arrows() -> None:
     few, more, many = (drawn(paper([simulate("multi-cdp", n, steps=1)])) for n in (8, 29, 40))
     assert [sum(text.size == 6 for text in picture.texts) for picture in (few, more, many)] == [2 * 8 * 8, 0, 0]
     assert [bool(picture.named("gradient.*")) for picture in (few, more, many)] == [True, True, False]
-    assert "micro-batch 1" in few.said() and "micro-batch 1, 9, …" in more.said()
+    assert "micro-batch 0" in few.said() and "micro-batch 0, 8, …" in more.said()
 
 
 @pytest.mark.parametrize(("n", "steps"), [(10**6, 2), (14, 2), (3, 10**6)])

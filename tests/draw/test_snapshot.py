@@ -17,11 +17,11 @@ from cdpsim.draw.snapshot.devices import arrange
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, stages_served
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
-from cdpsim.trace import MESSAGES, Trace, load
+from cdpsim.trace import TABLES, Trace, load
 from tests.helpers.made_traces import empty
 from tests.helpers.reference_slot_model import CYCLIC, SCHEDULES, Reference, Task
 from tests.helpers.strategies import fitting
-from tests.helpers.svg import Picture, drawn
+from tests.helpers.svg import Picture, drawn, read
 
 STEPS = 3
 TOY = Model(
@@ -335,7 +335,7 @@ def handmade(**summary: Any) -> Trace:
     rows = [("F", j, 0, 0, j % 2, j, j + 1) for j in range(4)]
     names = ("kind", "stage", "micro_batch", "step", "device", "start", "end")
     tasks = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in MESSAGES}
+    nothing: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype=np.int64) for name in TABLES["messages"]}
     held = {
         "device": np.array([2]),
         "category": np.array(["activations"]),
@@ -460,3 +460,17 @@ def test_hostile_names_come_out_escaped_and_short() -> None:
     assert title.endswith("…, time step 2") and len(title) < 100 and title.isprintable()
     assert b"<script" not in canvas.rendered(figure, "picture.svg")
     assert canvas.rendered(figure, "picture.pdf") and canvas.rendered(figure, "picture.png")
+
+
+def test_devices_of_a_pipeline_stand_side_by_side_with_their_tasks() -> None:
+    """In slot 9 of 1F1B with four stages the devices run, from the left, these tasks."""
+    picture = read(canvas.rendered(snapshot(simulate("1f1b", 4, m=8), 9), "a.svg"))
+    boxes = [picture.shapes[f"device-d{device}"] for device in range(4)]
+    assert [box.middle[0] for box in boxes] == sorted(box.middle[0] for box in boxes)
+    assert len({round(box.middle[1], 3) for box in boxes}) == 1
+    trace = simulate("1f1b", 4, m=8)
+    now = (trace.tasks["start"] <= 9) & (trace.tasks["end"] > 9) & (trace.tasks["kind"] != "U")
+    tasks = zip(*(trace.tasks[name][now].tolist() for name in ("stage", "kind", "micro_batch")), strict=True)
+    labels = {f"{stage}{kind}{i}" for stage, kind, i in tasks}
+    assert len(labels) == 4
+    assert labels <= set(picture.said())

@@ -189,3 +189,24 @@ def test_the_same_request_gives_the_same_bytes_also_from_files(real: bool, tmp_p
 def test_what_is_empty_is_refused() -> None:
     with pytest.raises(RequestError, match="no tasks"):
         traffic_over_time([empty()])
+
+
+@pytest.mark.parametrize("name", ["multi-dp", "multi-cdp", "zero-dp"])
+def test_what_has_been_sent_so_far_is_the_sum_of_messages_that_have_begun(name: str) -> None:
+    trace = simulate(name, 3)
+    line = one(traffic_over_time([trace, trace]), "sum-1")
+    messages = trace.messages
+    sent = [
+        copies(op, dst) * size for op, dst, size in zip(messages["op"], messages["dst"], messages["size"], strict=True)
+    ]
+    time, value = line.get_data()
+    for slot in range(int(trace.tasks["end"].max())):
+        expected = sum(size for size, start in zip(sent, messages["start"], strict=True) if start <= slot)
+        assert value[np.searchsorted(time, slot, side="right") - 1] == expected
+
+
+def test_where_messages_take_time_the_sum_ends_with_all_bytes() -> None:
+    trace = simulate("multi-cdp", model=model(3), cluster=BOX)
+    time, value = one(traffic_over_time([trace]), "sum-0").get_data()
+    assert value[-1] == pytest.approx(trace.messages["size"].sum(), rel=1e-9)
+    assert (np.diff(value) >= 0).all() and (np.diff(time) >= 0).all()

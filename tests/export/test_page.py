@@ -22,12 +22,13 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate, tra
 from cdpsim.cluster import Devices, Link
 from cdpsim.export import page as module
 from cdpsim.export.page import page
+from cdpsim.runs import Run
 from cdpsim.trace import TABLES, Trace
 from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import changed, empty, some_rows
 from tests.helpers.strategies import fitting, requests
 
-SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}
+SIZES: dict[str, Any] = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}
 FOUR = tuple(Stage(forward=0.01 + 0.003 * k, backward=0.02, weight_backward=0.01, **SIZES) for k in range(4))
 TOY = Model(name="toy", stages=FOUR[:3])
 BOX = Cluster(name="box", devices=(Devices(),), link=Link(latency=5e-6, bandwidth=1e9))
@@ -71,13 +72,13 @@ class Read(NamedTuple):
     end: list[Any]
 
 
-def parts_of(run: Trace) -> Parts:
-    return Parts(b"".join(page(run)).decode())
+def parts_of(*runs: Trace) -> Parts:
+    return Parts(b"".join(page(*runs)).decode())
 
 
-def read(run: Trace) -> Read:
+def read(*runs: Trace) -> Read:
     """Unpack a page with nothing of what packed it."""
-    parts = parts_of(run)
+    parts = parts_of(*runs)
     facts = json.loads(parts.text("script", id="facts"))
     raw = zlib.decompress(b64decode(parts.text("script", id="columns"), validate=True))
     columns, place = {}, 0
@@ -186,9 +187,21 @@ def check_memory(run: Trace, said: Read) -> None:
 
 
 def check_waits(run: Trace, said: Read) -> None:
-    """Check that the cause given for a bar's start ends as the bar starts."""
-    for k, away in enumerate(said.columns["waits"].tolist()):
-        assert not away or near([said.end[k + away]], [said.start[k]], float(run.tasks["end"].max()))
+    """Check that a bar's cause has ended when it starts, and that a task's cause ended last of all it waited for."""
+    assert isinstance(run, Run)
+    whole, waits = float(run.tasks["end"].max()), said.columns["waits"].tolist()
+    for k, away in enumerate(waits):
+        assert said.end[k + away] <= said.start[k] + 1e-11 * whole or not away
+    latest: dict[int, float] = {}
+    for before, after in zip(*(nodes.tolist() for nodes in run.program.waits()), strict=True):
+        latest[after] = max(latest.get(after, 0), float(run.end[before]))
+    names = ("kind", "stage", "micro_batch", "step", "device")
+    tasks = zip(*(run.tasks[name].tolist() for name in names), strict=True)
+    node = dict(zip(tasks, run.task_nodes.tolist(), strict=True))
+    if not len(run.program.parts):
+        for k, (kind, stage, micro_batch, step, _, _, device, _, _) in enumerate(said_tasks(said)):
+            ended = [said.end[k + waits[k]]] if waits[k] else [0]
+            assert near(ended, [latest.get(node[kind, stage, micro_batch, step, device], 0)], whole)
 
 
 def test_what_a_bar_waited_for_is_what_the_program_says() -> None:
@@ -202,6 +215,64 @@ def test_what_a_bar_waited_for_is_what_the_program_says() -> None:
     gradient = names["activation gradient", 0, 0, 1]
     assert backward + waits[backward] == gradient
     assert gradient + waits[gradient] == names["B", 0, 0, 1]
+
+
+def test_idle_time_has_its_reasons() -> None:
+    """Two stages and one micro-batch: forwards of 1 s, backwards of 2 s, messages of 1 s.
+
+    Device 1 waits 1 s for the forward and 1 s for its output; device 0 waits 4 s from its forward on until the gradient
+    is sent, and 1 s for the message.
+    """
+    stage = Stage(forward=1, backward=2, activation=1, boundary=10**9, parameters=0)
+    link = Link(latency=0, bandwidth=1e9)
+    run = simulate(
+        "1f1b", m=1, steps=1, model=Model(stages=(stage,) * 2), cluster=Cluster(devices=(Devices(),), link=link)
+    )
+    said = read(run)
+    c, spans = said.columns, []
+    for device, (low, high) in enumerate(pairwise(c["idle_first"].tolist())):
+        at = 0
+        for k in range(low, high):
+            begin = at + int(c["idle_gap"][k])
+            at = begin + int(c["idle_length"][k])
+            spans.append((device, *c["times"][[begin, at]].tolist(), said.facts["reasons"][c["idle_reason"][k]]))
+    assert spans == [(0, 1, 5, "dependency"), (0, 5, 6, "message"), (1, 0, 1, "dependency"), (1, 1, 2, "message")]
+
+
+def test_two_runs_stand_one_behind_the_other() -> None:
+    first, second = simulate("mp-dp", 2, steps=2), simulate("1f1b", 3, m=4, steps=1)
+    said = read(first, second)
+    devices = 1 + int(first.tasks["device"].max())
+    assert [run["devices"] for run in said.facts["runs"]] == [devices, 3]
+    assert [run["name"] for run in said.facts["runs"]] == ["mp-dp, n = 2", "1f1b, n = 3, m = 4"]
+    assert said.facts["title"] == "mp-dp, n = 2, dp and 1f1b, n = 3, m = 4, dp"
+    moved = [(*row[:6], row[6] + devices, *row[7:]) for row in true_tasks(second)]
+    same_rows(said_tasks(said), true_tasks(first) + moved, 100)
+
+    def shift(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        members = "|".join(str(int(one) + devices) for one in row[6].split("|"))
+        return (*row[:5], row[5] + devices if row[5] >= 0 else -1, members, *row[7:])
+
+    same_rows(said_messages(said), true_messages(first) + [shift(row) for row in true_messages(second)], 100)
+    alone, categories = [read(first), read(second)], len(said.facts["categories"])
+    waiting = [np.count_nonzero(each.columns["waits"]) for each in (said, *alone)]
+    assert waiting[0] == sum(waiting[1:]) > 0
+
+    def held(page: Read, curve: int) -> list[Any]:
+        low, high = page.columns["held_first"][curve * categories : (curve + 1) * categories + 1][[0, -1]]
+        return list(page.columns["held_sizes"][page.columns["held_size"][low:high]].tolist())
+
+    for curve, (each, its) in enumerate([(alone[0], k) for k in range(devices)] + [(alone[1], k) for k in range(3)]):
+        assert held(said, curve) == held(each, its)
+    assert [held(said, devices + 3), held(said, devices + 4)] == [held(alone[0], devices), held(alone[1], 3)]
+
+
+def test_runs_that_share_no_clock_are_refused() -> None:
+    slots, seconds = simulate("multi-dp", 3), simulate("multi-dp", model=TOY, cluster=BOX)
+    with pytest.raises(RequestError, match=r"^page: one run is in slots, the other in seconds; give both a model"):
+        page(slots, seconds)
+    with pytest.raises(RequestError, match=r"^page: has room for 2 runs, not for 3; give two$"):
+        page(slots, slots, slots)
 
 
 def test_same_run_same_bytes() -> None:
@@ -226,7 +297,7 @@ def test_a_micro_batch_keeps_its_lane() -> None:
 def test_a_summary_that_somebody_else_wrote() -> None:
     summary = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
     said = read(changed(simulate("multi-dp", 2), summary))
-    assert (said.facts["title"], said.facts["summary"]) == ("trace", {})
+    assert (said.facts["title"], said.facts["runs"][0]["summary"]) == ("trace", {})
 
 
 def test_a_device_of_an_absurd_number_is_refused() -> None:

@@ -36,7 +36,7 @@ SLICES = """select p.name as process, t.name as thread, s.name as name, s.ts as 
     join thread t using (utid) join process p using (upid)"""
 COUNTERS = """select p.name as process, t.name as name, c.ts as ts, c.value as value
     from counter c join process_counter_track t on c.track_id = t.id join process p using (upid)"""
-SIZES = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8, "optimizer": 2 * 10**8}
+SIZES: dict[str, Any] = {"activation": 10**9, "boundary": 10**7, "parameters": 10**8, "optimizer": 2 * 10**8}
 FOUR = tuple(
     Stage(forward=f, backward=b, weight_backward=b / 3, **SIZES)
     for f, b in ((0.01, 0.02), (0.0123456789, 0.031), (0.005, 0.005), (0.007, 0.013))
@@ -58,7 +58,8 @@ def whole(trace: Trace, time: Any) -> int:
 
 
 def rows(columns: Any) -> list[dict[str, Any]]:
-    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    names, columns = list(columns.keys()), [column.tolist() for column in columns.values()]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def link_name(src: int, dst: str, op: str) -> str:
@@ -68,7 +69,8 @@ def link_name(src: int, dst: str, op: str) -> str:
     members = list(map(int, dst.split("|")))
     if len(members) > 2 and members[-1] - members[0] == len(members) - 1:
         return f"devices {members[0]}–{members[-1]}"
-    return f"devices {', '.join(map(str, members))}"
+    name = f"devices {', '.join(map(str, members))}"
+    return name if len(name) <= 60 else f"{name[:48]}…"  # and then their number, which `without_lane` takes off
 
 
 def expected_slices(trace: Trace) -> list[tuple[str, str, str, int, int]]:
@@ -76,15 +78,16 @@ def expected_slices(trace: Trace) -> list[tuple[str, str, str, int, int]]:
     result = []
     for task in rows(trace.tasks):
         start, end = whole(trace, task["start"]), whole(trace, task["end"])
-        place = f"{task['micro_batch']}.{task['stage']}" if task["kind"] != "U" else f" of stage {task['stage']}"
-        name = f"{task['kind']}{place}{'/' if task['stale'] else ''}"
+        micro_batch = task["micro_batch"] if task["kind"] != "U" else ""
+        name = f"{task['stage']}{task['kind']}{micro_batch}{'/' if task['stale'] else ''}"
         thread = "updates" if task["kind"] == "U" else "tasks"
         result.append((f"device {task['device']}", thread, name, start, end - start))
     for message in rows(trace.messages):
         start, end = whole(trace, message["start"]), whole(trace, message["end"])
         name = message["content"] if message["op"] == "p2p" else f"{message['op']} {message['content']}"
         i, j = message["micro_batch"], message["stage"]
-        name += f" {i}.{j}" if i >= 0 else f" of stage {j}" if j >= 0 else " of all"
+        maker = {"activation": "F", "activation_gradient": "B"}.get(message["content"])
+        name += f" {j}{maker}{i}" if maker else f" of stage {j}" if j >= 0 else " of all"
         link = link_name(message["src"], str(message["dst"]), message["op"])
         result.append(("links", link, name, start, end - start))
     return result
@@ -98,7 +101,7 @@ def without_lane(thread: str) -> str:
 def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     """From which slice to which: from what made it to a message, and from it to what needs it.
 
-    Where that began before, from the message to the one that goes on with it.
+    Where that began before, from the message to the one that goes on with it. Between two tasks of one micro-batch.
     """
     if not isinstance(trace, Run):
         return set()
@@ -110,12 +113,15 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     result = {(a, b) for a, b in pairs if slices[a][3] <= slices[b][3]}
     no_source, no_target = {b for a, b in pairs if (a, b) not in result}, {a for a, b in pairs if (a, b) not in result}
     node = {int(n): k + count for k, n in enumerate(trace.message_nodes)}
+    task = {int(n): k for k, n in enumerate(trace.task_nodes) if trace.tasks["kind"][k] != "U"}
     edges = trace.program.edges
     for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
         if kind == EdgeKind.DATA and before in node and after in node:
             a, b = node[before], node[after]
             if a in no_target or b in no_source:
                 result.add((a, b))
+        if kind == EdgeKind.DATA and before in task and after in task:
+            result.add((task[before], task[after]))
     return result
 
 
@@ -161,6 +167,33 @@ def test_real_costs_arrive_to_the_nanosecond(name: str, processor: TraceProcesso
     check(simulate(**wanted, steps=2, model=Model(stages=FOUR[: wanted["n"]]), cluster=SLOW), processor)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zbv", "multi-cdp", "mp-cdp"])
+def test_arrows_lead_a_micro_batch_through_all_its_stages(name: str, processor: TraceProcessor) -> None:
+    """From its first forward to its last backward, by way of all tasks of its step: F to F, F to B, B to B."""
+    run = simulate(**fitting(name, 4), steps=2)
+    processor.load(b"".join(chrome(run)))
+    slices = {
+        number: (name, step)
+        for number, name, step in processor.query(
+            "select s.id as id, s.name as name, a.int_value as step from slice s join args a using (arg_set_id) "
+            "where a.key = 'args.step'"
+        )
+    }
+    after: dict[int, list[int]] = {}
+    for a, b in processor.query("select slice_out, slice_in from flow"):
+        after.setdefault(a, []).append(b)
+    stages = 1 + int(run.tasks["stage"].max())
+    wanted = {f"{j}{kind}2" for j in range(stages) for kind in "FB"}
+    (first,) = (number for number, (name, step) in slices.items() if name == "0F2" and step == 1)
+    reached, waiting = {first}, [first]
+    while waiting:
+        for one in after.get(waiting.pop(), ()):
+            if one not in reached and slices[one][1] == 1 and "U" not in slices[one][0]:
+                reached.add(one)
+                waiting.append(one)
+    assert wanted <= {slices[one][0].rstrip("/") for one in reached}
+
+
 def test_a_sum_that_comes_late_goes_on_in_the_next_one(processor: TraceProcessor) -> None:
     """The backward whose gradient is added to it began before, and no arrow leads back."""
     trace = simulate("multi-cdp", steps=2, model=UNEVEN, cluster=SLOW)
@@ -202,7 +235,7 @@ def test_what_is_longer_than_104_days_has_whole_microseconds(times: int, process
     assert np.abs(starts / 1e9 - trace.tasks["start"]).max() < 1e-6
     processor.load(b"".join(chrome(trace)))
     assert processor.query(FAULTS) == []
-    found = processor.query("select ts, dur from slice where name glob '[FB]*'")
+    found = processor.query("select ts, dur from slice where name glob '[0-9]*[FB]*'")
     ends = nanoseconds(Views(trace), trace.tasks["end"])
     expected = [
         (a, b - a) for a, b, k in zip(starts.tolist(), ends.tolist(), trace.tasks["kind"], strict=True) if k != "U"
@@ -359,7 +392,7 @@ def test_the_check_finds_what_is_wrong(processor: TraceProcessor) -> None:
 def test_a_file_is_queried_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_bytes(b"".join(chrome(simulate("single-dp", 2, steps=1))))
-    assert query(file, "select count() from slice where name = 'F1.0'") == [(1,)]
+    assert query(file, "select count() from slice where name = '0F1'") == [(1,)]
 
 
 def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:

@@ -539,3 +539,11 @@ def chunks():
         assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "target").exists()
     assert [file.name[:8] for file in tmp_path.iterdir()] == [".cdpsim-"]
+
+
+def test_a_file_named_as_standard_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=r"-: is standard output elsewhere, and a file is needed; give its name"):
+        write_file("-", ["text"])
+    write_file("./-", ["text"])
+    assert [path.name for path in tmp_path.iterdir()] == ["-"]

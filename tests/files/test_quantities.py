@@ -33,7 +33,19 @@ FORMS: dict[str, Callable[[Quantity], object]] = {
 }
 AMOUNTS = {"s": (1, 9), "B": (0, 10**6), "FLOPS": (1, 10**12), "B/s": (1, 10**11)}
 # The bound of a field, or the word with which it may be left out.
-MORE = {"activation": 10**6, "boundary": 10**6, "backward": 10, "memory": 10**15 - 10**6}
+MORE = {
+    "activation": 2 * 10**6,
+    "weight_activation": 2 * 10**6,
+    "boundary": 10**6,
+    "backward": 10,
+    "memory": 10**15 - 10**6,
+}
+# What is a part of what.
+PARTS = {
+    "first_gradients": "gradients",
+    "freed_output": "kept_output",
+    "retained_gradients": "retained_input_transient",
+}
 ON_HOST = ("host_optimizer", "host_update")
 ON_DEVICE = ("optimizer", "update")
 
@@ -56,7 +68,12 @@ def quantities(table: type[Any], without: tuple[str, ...] = ()) -> st.SearchStra
             for name, unit in units(table).items()
             if name not in without
         }
-    )
+    ).map(bounded)
+
+
+def bounded(table: dict[str, Quantity]) -> dict[str, Quantity]:
+    """A table whose parts are at most what they are parts of."""
+    return {name: min(size, table.get(PARTS.get(name, name), size)) for name, size in table.items()}
 
 
 def written(content: Any, form: Callable[[Quantity], object]) -> Any:

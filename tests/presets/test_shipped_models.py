@@ -56,6 +56,12 @@ def test_a_file_says_how_many_samples_a_micro_batch_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_language_model_says_how_many_tokens_a_sample_has(name: str) -> None:
+    lengths = [int(word.removeprefix("length=")) for word in command(name) if word.startswith("length=")]
+    assert presets.model(name).tokens == (lengths[0] if lengths else None)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> None:
     model = presets.model(name)
     layers, parameters = KNOWN[name]

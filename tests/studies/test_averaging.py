@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from cdpsim import Model, presets, simulate
+from cdpsim.model import Runtime
 from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
 
@@ -53,7 +54,7 @@ def test_the_batch_fills_the_memory() -> None:
     assert one.fits
     assert (one.parameters, one.gradients) == (2 * PARAMETERS, 2 * PARAMETERS)
     assert one.memory + one.activations / 2 > 80e9 > one.memory
-    assert one.memory == pytest.approx(77.75e9, rel=1e-3)
+    assert one.memory == pytest.approx(64.28e9, rel=1e-3)  # its first backward has no gradients yet
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
     [
         # Attention that keeps what it computes leaves room for a single sequence of 2,048 tokens: 3.40 passes.
         ({"dtype": "bfloat16", "attention": "eager"}, "bf16", 2, 312e12, 3),
-        # So do weights and gradients of four bytes, with products in tf32 and fused attention: 3.36 passes.
+        # So do weights and gradients of four bytes, kept from step to step, with products in tf32 and fused attention:
+        # 3.36 passes.
         ({"dtype": "float32"}, "tf32", 4, 156e12, 3.5),
     ],
     ids=["eager", "tf32"],
@@ -112,7 +114,7 @@ def test_with_other_assumptions_devices_are_idle_most_of_the_time(
     from validation.profile.command import profile
 
     found = profile("llama2-7b", batch=1, length=2048, **asked).model  # type: ignore[arg-type]
-    model = msgspec.structs.replace(found, precision=precision)
+    model = msgspec.structs.replace(found, precision=precision, runtime=Runtime(gradients="zeroed"))
     alone = replicas(model, 1).step or 0
     for k in (16, 24, 32):
         one = replicas(model, k)

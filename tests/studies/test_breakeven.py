@@ -376,7 +376,7 @@ def test_prefetch_is_for_those_who_take_it(command: Command, here: Path) -> None
 
 REFUSALS = {
     "breakeven -n 3": ["--cluster: is missing; its bandwidths are what is varied"],
-    "breakeven --cluster box.toml": ["-n: is missing"],
+    "breakeven --cluster box.toml": ["n: is missing"],
     "breakeven lost -n 3 --cluster box.toml": ["unknown schedule 'lost'"],
     "breakeven -n 3 3 --cluster box.toml": ["n: has one number twice"],
     "breakeven -n 3 --cluster box.toml --share 0": ["--share: '0' is not a number between 0.000001 and 100"],

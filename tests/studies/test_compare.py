@@ -5,21 +5,30 @@ import io
 import json
 import re
 import statistics
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
+from cdpsim.draw.look import Look
 from cdpsim.front import reopen
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.compare import measure
+from cdpsim.studies.comparison import compare
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
+from tests.helpers.figures import one as artist_of
 from tests.helpers.strategies import in_seconds, requests
 from tests.helpers.svg import read
 
@@ -123,7 +132,7 @@ def test_measuring_sorts_no_columns(model: str) -> None:
 
 
 def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) -> None:
-    """But those that cannot be asked for that; the least idle first."""
+    """But those that cannot be asked for that; most micro-batches per slot and device first."""
     done = command("compare", "-n", 4, "--format", "json")
     found = json.loads(done.out)
     assert {one["schedule"] for one in found} == set(SCHEDULES) - {"dualpipe"}
@@ -131,9 +140,15 @@ def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) 
         "cdpsim: a backward takes two slots, because some of these schedules split it (--model unit-split)",
         "cdpsim: left out because of m: dualpipe (by its name each says why)",
     ]
-    assert [one["bubble"] for one in found] == sorted(one["bubble"] for one in found)
+    rates = [round(one["rate"] * one["n"] / one["devices"], 9) for one in found]
+    assert rates == sorted(rates, reverse=True)
+    head, _, table = command("compare", "-n", 4).out.partition("\n\n")
+    assert head == "a backward takes two slots, because some of these schedules split it (--model unit-split)"
+    assert table.startswith("schedule ")
     assert len({one["makespan"] / one["step"] for one in found if one["schedule"].startswith("multi")}) == 2
-    rows = list(csv.DictReader(io.StringIO(command("compare", *TABLE_1, "-n", 3, "--format", "csv").out)))
+    rows = list(
+        csv.DictReader(io.StringIO(command("compare", *TABLE_1, "-n", 3, "--sort", "given", "--format", "csv").out))
+    )
     assert [row["devices"] for row in rows] == ["1", "1", "3", "3", "9", "6", "3", "3", "3"]
     for form in ("text", "markdown", "latex"):
         assert "mp-cdp" in command("compare", "-n", 3, "--format", form).out
@@ -166,7 +181,7 @@ NAMED: dict[str, dict[str, str]] = {
 def test_an_option_is_for_those_of_the_named_that_take_it(asked: str, command: Command, here: Path) -> None:
     """The others run without the option, and one line names them."""
     names, given = ("single-dp", "multi-dp", "multi-cdp", "zero-cdp", "pp-cdp"), "--model toy.toml --cluster box.toml"
-    done = command("compare", *names, *given.split(), *asked.split(), "--format", "json")
+    done = command("compare", *names, *given.split(), *asked.split(), "--sort", "given", "--format", "json")
     assert done.code == 0
     for row, name in zip(json.loads(done.out), names, strict=True):
         own = NAMED[asked].get(name, "")
@@ -222,13 +237,65 @@ def test_points_show_bubble_over_memory(command: Command, here: Path) -> None:
     )
     assert [int(k) for k, *_ in drawn] == list(range(len(pairs)))
     points = [(float(x), -float(y)) for _, x, y in drawn]  # upwards
-    assert [x for x, _ in points] == sorted(x for x, _ in points)
-    down = sorted(range(len(pairs)), key=lambda k: pairs[k][1])
-    assert [points[k][1] for k in down] == sorted(y for _, y in points)
+    for axis in (0, 1):  # linear, so that distances are in proportion
+        values, places = ([pair[axis] for pair in pairs], [point[axis] for point in points])
+        low, high = np.argmin(values), np.argmax(values)
+        shares = [(value - values[low]) / (values[high] - values[low]) for value in values]
+        assert [(place - places[low]) / (places[high] - places[low]) for place in places] == pytest.approx(shares)
     said = picture.said()
     for one in found:
         assert any(one["schedule"] in words for words in said)
-    assert "best" in picture.shapes
+    assert "best-of-4" in picture.shapes
+
+
+def test_names_of_points_lie_on_no_other_and_fronts_are_of_equal_devices() -> None:
+    comparison = compare(n=4)
+    figure = bubble_over_memory(comparison)
+    figure.canvas.draw()
+    names = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert not [(a, b) for k, a in enumerate(names) for b in names[:k] if a.overlaps(b)]
+    for devices in {one.devices for one in comparison.measured}:
+        front = list(zip(*artist_of(figure, f"best-of-{devices}").get_data(), strict=True))
+        own = {(run.memory, run.bubble) for run in comparison.measured if run.devices == devices}
+        best = {point for point in own if not any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in own)}
+        assert set(front) == best
+
+
+@pytest.mark.parametrize("picture", [bubble_over_memory, comparison_bars])
+@pytest.mark.parametrize("place", ["column", "page"])
+def test_pictures_of_comparisons_fit_their_place(picture: Callable[..., Figure], place: str) -> None:
+    """No word of a picture for a paper is cut by its edge, or stands on another; bars take a quarter of a panel."""
+    comparison = compare(devices=8, batch=256, model="llama2-7b", cluster="a100-nodes")
+    figure = picture(comparison, Look(place=place))
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    unseen = [
+        tick
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for at, tick in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)  # columns have none
+        if not min(axis.get_view_interval()) <= at <= max(axis.get_view_interval())
+    ]
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in unseen]
+    boxes = [Text.get_window_extent(text) for text in texts]  # of the words, without a line to them
+    for box in boxes:
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1 and box.y0 >= -1 and box.y1 <= figure.bbox.height + 1
+    pairs = [(a, b) for k, a in enumerate(boxes) for b in boxes[:k]]
+    over = [(a, b) for a, b in pairs if min(a.x1, b.x1) - max(a.x0, b.x0) > 2 and min(a.y1, b.y1) - max(a.y0, b.y0) > 3]
+    assert not over
+    for axes in figure.axes:
+        bars = [patch.get_window_extent().width for patch in axes.patches]
+        assert not bars or max(bars) > 0.25 * axes.get_window_extent().width
+
+
+def test_points_are_refused_where_their_names_have_no_room(command: Command, here: Path) -> None:
+    line = "compare -n 8 -q --style points --width 2 --font-size 12 -o x.png"
+    refuse(command, here, line, "width: leaves no room for the names of points; compare fewer")
+
+
+def test_letters_that_no_font_has_are_drawn_without_a_warning(command: Command, here: Path) -> None:
+    (here / "m.toml").write_text((here / "toy.toml").read_text().replace('"toy"', '"\u6f22\u5b57"'))
+    drawn = command("timeline", "1f1b", "--model", "m.toml", "--cluster", "box.toml", "-o", "x.png")
+    assert (drawn.code, drawn.err) == (0, "")
 
 
 def test_an_order_from_a_file_is_timed_and_measured(command: Command, here: Path) -> None:
@@ -259,7 +326,7 @@ def test_the_least_comes_first(command: Command, here: Path) -> None:
 
 
 def test_numbers_have_units(command: Command, here: Path) -> None:
-    out = command("compare", "multi-dp", "--model", "toy.toml", "--cluster", "box.toml").out
+    out = command("compare", "multi-dp", "--model", "toy.toml", "--cluster", "box.toml", "--columns", "all").out
     assert "GB" in out
     assert " s " in out
 
@@ -271,12 +338,15 @@ def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path)
     asked = ["compare", "multi-dp", "pp-cdp", "--cluster", "box.toml", "--model"]
     plain, known = (json.loads(command(*asked, name, "--format", "json").out) for name in ("toy.toml", "known.toml"))
     assert [one["samples"] for one in plain] == [None, None]
+    of_samples = ("samples", "sample_time", "per_device", "batch")
     for one, same in zip(known, plain, strict=True):
         assert one.pop("setting") == "toy, 24 samples a micro-batch, box"
         assert same.pop("setting") == "toy, box"
-        assert one | {"samples": None} == same
+        assert one | {name: same[name] for name in of_samples} == same
         assert one["samples"] == pytest.approx(24 * 3 / one["step"])
-    for form in ("text", "csv", "markdown", "latex"):
+        assert (one["batch"], one["sample_time"]) == (24 * 3, pytest.approx(one["step"] / 24 / 3))
+        assert one["per_device"] == pytest.approx(24 * 3 / one["step"] / one["devices"])
+    for form in ("text", "markdown", "latex"):
         for name, own, other in (("toy.toml", "micro-batches", "samples"), ("known.toml", "samples", "micro-batches")):
             header = command(*asked, name, "--format", form).out
             assert own in header
@@ -289,7 +359,7 @@ def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path)
     picture = read((here / "known.svg").read_bytes())
     assert "samples-1" in picture.shapes
     assert "rate-0" not in picture.shapes
-    assert f"{known[0]['samples']:.3g} /s" in picture.said()
+    assert {"samples per second", f"{known[0]['samples']:.3g}"} <= {*picture.said()}
 
 
 def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path) -> None:
@@ -306,9 +376,9 @@ def test_what_does_not_fit_is_compared_all_the_same(command: Command, here: Path
 
 
 REFUSALS = {
-    "compare": ["-n: is missing"],
+    "compare": ["n: is missing"],
     "compare multi-dp lost -n 3": ["unknown schedule 'lost'"],
-    "compare -n 3 --sort colour": ["unknown sort 'colour'; known are devices, makespan, step"],
+    "compare -n 3 --sort colour": ["unknown sort 'colour'; known are throughput, given, devices, n, m"],
     "compare -n 3 -m 0": ["m=0 must be at least 1"],
     "compare -n 3 --chunks no": ["chunks=no must be a whole number"],
     "compare -n 3 --style pie": ["unknown style 'pie'; known are bars, points"],

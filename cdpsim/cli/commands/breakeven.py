@@ -9,11 +9,13 @@ from cdpsim.cli.commands.options import (
     FORMAT,
     RUN_OPTIONS,
     format_of,
+    look_arguments,
+    look_of,
     option_arguments,
     output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import PartialRequests, check_output, given_options, in_slots
+from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
@@ -24,7 +26,9 @@ from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
+from cdpsim.studies.partial_requests import PartialRequests
 
+_OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
 _COLUMN_UNITS = {
     "free": "s",
@@ -39,21 +43,28 @@ _COLUMN_UNITS = {
 
 @command(
     "breakeven",
-    argument("schedules", nargs="*", metavar="NAME", help="schedules (default: all that send anything)"),
+    argument(
+        "schedules", nargs="*", metavar="NAME", choices=SCHEDULES, help="schedules (default: all that send anything)"
+    ),
     argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)"),
     argument("--share", default="0.01", metavar="S", help="share of a step that may stay exposed (default 0.01)"),
     argument(
-        "--over", default="n", metavar="WHAT", help="rows of the table: n (default), or bandwidth, points of the curve"
+        "--over",
+        default="n",
+        metavar="WHAT",
+        choices=_OVER,
+        help="rows of the table: n (default), or bandwidth, points of the curve",
     ),
-    *output_arguments("draw the curves: .svg, .png or .pdf", required=False),
+    *output_arguments("draw the curves: .svg, .png, .pdf or .pgf", required=False),
+    look_arguments,
     option_arguments(RUN_OPTIONS),
     request_arguments(must_fit=False, prefetch=_PREFETCH),
     FORMAT,
 )
 def breakeven_command(args: argparse.Namespace) -> int:
-    """Find the bandwidth from which on communication is hidden, by schedule."""
+    """Find the bandwidth from which on messages are hidden."""
     form = format_of(args)
-    over_bandwidth = choose("over", args.over, ("n", "bandwidth")) == "bandwidth"
+    over_bandwidth = choose("over", args.over, _OVER) == "bandwidth"
     for name in args.schedules:
         choose("schedule", name, SCHEDULES)
     options = given_options(args)
@@ -63,12 +74,13 @@ def breakeven_command(args: argparse.Namespace) -> int:
     share = _read_share(args.share)
     requests = PartialRequests()
     every = _options_of_requests(args, options)
-    check = partial(pictures.check_picture, args.output, force=args.force)
+    look = look_of(args)
+    check = partial(pictures.check_picture, args.output, look=look, force=args.force)
     check_output(args.output, check, [partial(requests.serve, own, simulate) for own in every])
     silent = () if "prefetch" in options else ("prefetch",)
     runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
     results = [find_break_even(run, cluster, share) for run in runs]
-    requests.report()
+    report_untaken(requests)
     factors, last = bandwidth_factors(results), results[-1].n
     curves: list[StepCurve] = [
         (result, step_times_at(run, cluster, factors))
@@ -77,7 +89,7 @@ def breakeven_command(args: argparse.Namespace) -> int:
     ]
     if args.output is not None:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
-        pictures.write_breakeven(results, factors, drawn, args.output, share=share, force=args.force)
+        pictures.write_breakeven(results, factors, drawn, args.output, share=share, look=look, force=args.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
     cells = [[value if form == "csv" else _cell_text(name, value) for name, value in row.items()] for row in rows]
     write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))

@@ -2,16 +2,23 @@
 
 import argparse
 import tomllib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
+from cdpsim import presets
 from cdpsim.cli.parser import Argument, argument, argument_group, help_text
+from cdpsim.draw.look import PLACES, Look
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.tables import DATA_FORMATS, FORMATS, check_format
-from cdpsim.request.options import DEFAULTS, MEGATRON, DisorderOptions, ScheduleOptions, TrainingOptions
+from cdpsim.model import UNIT_MODELS
+from cdpsim.model.runtime import RUNTIMES
+from cdpsim.request.options import DEFAULTS, MEGATRON, DisorderOptions, Options, ScheduleOptions, TrainingOptions
+from cdpsim.schedules.rule import RULES
 
 RUN_OPTIONS = ("steps", "engine", "collective", "max_memory")
-_PLATFORM_OPTIONS = ("model", "cluster", "expand_collectives", "contention")
+_USUAL_OPTIONS = ("m", "model", "cluster")  # which short help explains
+_PLATFORM_OPTIONS = ("expand_collectives", "contention", "runtime")
 _GROUPS = {
     "how a --model is trained (default: as its file says)": TrainingOptions,
     "what disturbs a run (default: as the --cluster file says)": DisorderOptions,
@@ -19,6 +26,14 @@ _GROUPS = {
 }
 # The value, help and default of each option of a request, as help shows them.
 _OPTION_TEXTS: dict[str, dict[str, str]] = tomllib.loads(help_text("options.toml"))
+
+# The names that options take beside files or objects.
+_KNOWN_NAMES = {
+    "model": (*UNIT_MODELS, *presets.models()),
+    "cluster": ("unit", *presets.clusters()),
+    "rule": (*RULES,),
+    "runtime": RUNTIMES,
+}
 
 STAGES = argument("-n", metavar="N", help="stages (default: as many as the model has)")
 FORCE = argument("--force", action="store_true", help="overwrite a file that exists")
@@ -35,7 +50,7 @@ def format_argument(known: Iterable[str] = DATA_FORMATS) -> Argument:
     about = f"{', '.join([f'{first} (default)', *others])} or {last}"
 
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--format", default=first, metavar="FORM", help=about)
+        parser.add_argument("--format", default=first, metavar="FORM", choices=(first, *others, last), help=about)
         parser.set_defaults(known_formats=(first, *others, last))
 
     return add
@@ -72,14 +87,21 @@ def add_options(parser: argparse._ActionsContainer, options: Iterable[str], **de
         if "value" not in text:
             settings["action"] = "store_true" if DEFAULTS[option] is False else argparse.BooleanOptionalAction
         else:
-            settings["metavar"] = text["value"]
+            settings |= {"metavar": text["value"], "choices": _known_values(option)}
         about = text["help"].strip() + (f" (default: {default})" if default else "")
         parser.add_argument(flag_of(option), default=None, help=about, **settings)
 
 
-def option_arguments(options: Iterable[str], **defaults: str) -> Argument:
-    """Return arguments for these options of a request, as `add_options` adds them."""
-    return lambda parser: add_options(parser, options, **defaults)
+def _known_values(option: str) -> Sequence[str]:
+    """Return the names that a value of an option of a request may have."""
+    kind = Options.__annotations__[option]
+    literals = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
+    return literals or _KNOWN_NAMES.get(option, ())
+
+
+def option_arguments(options: Iterable[str], title: str = "how a run is computed", **defaults: str) -> Argument:
+    """Return a group of arguments for these options of a request, as `add_options` adds them."""
+    return argument_group(title, lambda group: add_options(group, options, **defaults))
 
 
 def request_arguments(*, must_fit: bool = True, **defaults: str) -> Argument:
@@ -89,20 +111,51 @@ def request_arguments(*, must_fit: bool = True, **defaults: str) -> Argument:
     """
 
     def add(parser: argparse.ArgumentParser) -> None:
-        add_options(parser, _PLATFORM_OPTIONS)
-        if must_fit:
-            add_options(parser, ["ignore_memory"])
-        else:
-            parser.set_defaults(ignore_memory=True)
-        rendezvous = parser.add_mutually_exclusive_group()
-        add_options(rendezvous, ["rendezvous"])
-        old_name = {"action": "store_const", "const": MEGATRON, "dest": "rendezvous"}
-        rendezvous.add_argument("--defer-receives", help=f"the old name of --rendezvous {MEGATRON}", **old_name)
+        add_options(parser, _USUAL_OPTIONS)
+        parser.set_defaults(ignore_memory=None if must_fit else True)
+        platform = (*_PLATFORM_OPTIONS, "ignore_memory") if must_fit else _PLATFORM_OPTIONS
+        argument_group("what it runs on", lambda group: add_options(group, platform), _add_rendezvous)(parser)
         for title, options in _GROUPS.items():
-            known = [option for option in options.__annotations__ if option in _OPTION_TEXTS]
-            argument_group(title, option_arguments(known, **defaults))(parser)
+            known = [option for option in options.__annotations__ if option in _OPTION_TEXTS.keys() - _USUAL_OPTIONS]
+            option_arguments(known, title, **defaults)(parser)
 
     return add
+
+
+def look_arguments(parser: Any) -> None:
+    """Add arguments for how a picture looks."""
+    argument_group(
+        "how a picture looks",
+        argument("--title", metavar="WORDS", help="its title (default: what was run); '' leaves it out"),
+        argument(
+            "--for",
+            dest="place",
+            metavar="PLACE",
+            choices=PLACES,
+            help="as large as a column or a page of a paper, or a slide",
+        ),
+        argument("--width", metavar="SIZE", help="in inches, or '17.5 cm' (default: what the picture needs)"),
+        argument("--height", metavar="SIZE", help="likewise"),
+        argument("--font-size", metavar="POINTS", help="of its ordinary letters"),
+        argument("--dpi", metavar="DOTS", help="of a .png, per inch (default 150, for paper 300)"),
+        argument("--no-legend", dest="legend", action="store_false", help="leave out what its marks mean"),
+        argument("--dark", action="store_true", help="on black"),
+    )(parser)
+
+
+def look_of(args: argparse.Namespace) -> Look:
+    """Return how a picture is to look; refuse it where no picture is written."""
+    look = Look(**{field.name: getattr(args, field.name) for field in fields(Look)})
+    if look.given and args.output is None:
+        raise RequestError(look.given[0], "is of a picture; give its file with -o, or leave it out")
+    return look
+
+
+def _add_rendezvous(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    add_options(either, ["rendezvous"])
+    old_name = {"action": "store_const", "const": MEGATRON, "dest": "rendezvous"}
+    either.add_argument("--defer-receives", help=f"the old name of --rendezvous {MEGATRON}", **old_name)
 
 
 def runs_argument(purpose: str) -> Argument:

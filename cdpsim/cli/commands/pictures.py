@@ -7,6 +7,8 @@ from pathlib import Path
 from cdpsim.cli.commands.options import (
     RUN_OPTIONS,
     STAGES,
+    look_arguments,
+    look_of,
     number_of_runs,
     option_arguments,
     output_arguments,
@@ -16,49 +18,65 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, in_slots, options_of, trace_of, traces_of
 from cdpsim.cli.commands.superpose import curve_arguments
 from cdpsim.cli.parser import argument, command
+from cdpsim.draw.canvas import PICTURE_ENDINGS
+from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
+from cdpsim.schedules import SCHEDULES
 
-_FILE = output_arguments("the picture to write: .svg, .png or .pdf")
-_RUN = (option_arguments(RUN_OPTIONS), request_arguments())
+_FILE = output_arguments(f"the picture to write: {PICTURE_ENDINGS}")
+_RUN = (look_arguments, option_arguments(RUN_OPTIONS), request_arguments())
 _TRACE = partial(
     argument,
     "schedule",
-    metavar="NAME",
+    metavar="NAME|FILE",
+    choices=SCHEDULES,
     help="a schedule (`cdpsim schedules` lists them), an experiment file, or a folder that `cdpsim simulate` wrote",
 )
 
 
 @command(
     "timeline",
-    *(_TRACE(), STAGES),
+    *(_TRACE(nargs="+"), STAGES),
     *output_arguments(
-        "the file to write: a picture .svg .png .pdf, a page to explore .html, a Perfetto trace .json, "
+        "the file to write: a picture .svg .png .pdf .pgf, a page to explore .html, a Perfetto trace .json, "
         "torch's order .csv"
     ),
     argument(
         "--style",
         metavar="STYLE",
-        help="of a picture: paper, as the paper's Fig. 1 (default in slots), or gantt, a lane per device and link "
-        "(default with a model or cluster)",
+        choices=pictures.STYLES,
+        help="of a picture: paper, as the paper's Fig. 1 (default of its nine schedules in slots), or gantt, a lane "
+        "per device (default of all others)",
     ),
+    argument(
+        "--colour", metavar="WHAT", choices=COLOURINGS, help="of a gantt's blocks: kind (default), micro-batch or stage"
+    ),
+    argument("--links", action="store_true", help="show in a gantt the messages of every link"),
     argument("--dependencies", action="store_true", help="show in a gantt who waits for whom"),
     *_RUN,
 )
 def timeline_command(args: argparse.Namespace) -> int:
-    """Draw when every task runs, or write it for a browser or Perfetto."""
-    settings = {"style": args.style, "dependencies": args.dependencies, "force": args.force}
-    trace = partial(trace_of, args, args.schedule)
-    check_output(args.output, partial(pictures.check_timeline, args.output, **settings), [trace])
-    pictures.write_timeline(trace(), args.output, **settings)
+    """Draw when every task runs: a picture, of several schedules too, a page, a trace."""
+    settings = {option: getattr(args, option) for option in ("style", "colour", "links", "dependencies", "force")}
+    settings["look"] = look_of(args)
+    check = partial(pictures.check_timeline, args.output, len(args.schedule), **settings)
+    check_output(args.output, check, [partial(trace_of, args, name) for name in args.schedule])
+    one = len(args.schedule) == 1
+    traces = [trace_of(args, args.schedule[0])] if one else traces_of(args, args.schedule)
+    steps = None if args.steps is None else whole_number("steps", args.steps, at_least=1)
+    pictures.write_timeline(traces, args.output, steps=steps, **settings)
     return 0
 
 
 @command(
     "figure",
     argument(
-        "number", metavar="K", help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot; 4: memory per worker"
+        "number",
+        metavar="K",
+        choices=pictures.FIGURES,
+        help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot; 4: memory per worker",
     ),
     *_FILE,
     argument(
@@ -71,6 +89,7 @@ def timeline_command(args: argparse.Namespace) -> int:
     argument("--steps", metavar="T", help="training steps shown in figure 1 (default: as in the paper)"),
     argument("--slot", metavar="S", help="the slot of figure 2 (default: one in which most is held)"),
     *curve_arguments("of figure 4: ", axis=None, contents=None),
+    look_arguments,
 )
 def figure_command(args: argparse.Namespace) -> int:
     """Draw the paper's figure K for any N."""
@@ -82,6 +101,8 @@ def figure_command(args: argparse.Namespace) -> int:
         slot=None if args.slot is None else whole_number("slot", args.slot, at_least=0),
         axis=args.axis,
         contents=args.contents,
+        by_layer=args.by_layer or None,
+        look=look_of(args),
         force=args.force,
     )
     return 0
@@ -97,14 +118,15 @@ def figure_command(args: argparse.Namespace) -> int:
     *_RUN,
 )
 def snapshot_command(args: argparse.Namespace) -> int:
-    """Draw the devices at one slot: what they do, hold and exchange."""
+    """Draw what devices do, hold and send at one slot."""
     if not Path(args.schedule).is_dir():  # in a folder, times may be slots or seconds
         options = options_of(args, args.schedule)
         _read_moment(args.slot, slots=in_slots(options) and options.get("cluster", "unit") == "unit")
     run = partial(trace_of, args, args.schedule)
-    check_output(args.output, partial(pictures.check_picture, args.output, force=args.force), [run])
+    settings = {"look": look_of(args), "force": args.force}
+    check_output(args.output, partial(pictures.check_picture, args.output, **settings), [run])
     trace = run()
-    pictures.write_snapshot(trace, _read_moment(args.slot, slots=trace.in_slots), args.output, force=args.force)
+    pictures.write_snapshot(trace, _read_moment(args.slot, slots=trace.in_slots), args.output, **settings)
     return 0
 
 
@@ -115,18 +137,19 @@ def _read_moment(text: str, *, slots: bool) -> float:
 
 @command(
     "plot",
-    argument("what", metavar="WHAT", help="memory, traffic, versions or steps"),
+    argument("what", metavar="WHAT", choices=pictures.PLOTS, help="memory, traffic, versions or steps"),
     *(_TRACE(nargs="+"), STAGES),
     runs_argument("draw steps between their quantiles"),
+    argument("--sum", action="store_true", help="memory of several: all devices together (default: the fullest one)"),
     *_FILE,
     *_RUN,
 )
 def plot_command(args: argparse.Namespace) -> int:
-    """Draw memory, traffic, versions or steps over time, of one schedule or of several."""
+    """Draw memory, traffic, versions or steps over time."""
     choose("plot", args.what, pictures.PLOTS)
-    runs = number_of_runs(args)
-    check = partial(pictures.check_plot, args.what, args.output, runs=runs, force=args.force)
+    settings = {"runs": number_of_runs(args), "sums": args.sum, "look": look_of(args), "force": args.force}
+    check = partial(pictures.check_plot, args.what, args.output, **settings)
     check_output(args.output, check, [partial(trace_of, args, name) for name in args.schedule])
     traces = traces_of(args, args.schedule)
-    pictures.write_plot(args.what, traces, args.output, runs=runs, force=args.force)
+    pictures.write_plot(args.what, traces, args.output, **settings)
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,20 @@ Record = dict[str, Any]  # what JSON says of a model or cluster
 
 _SPEEDS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 _FIELD_UNITS = {"bytes": "B", "flop": "FLOP"}  # by the last word of a field's name
-_PRESET_NAME = argument(
-    "name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: list all)"
+_PRESET_NAME = partial(
+    argument, "name", nargs="?", metavar="NAME", help="print its file, to copy and change (default: list all)"
 )
 
 
-@command("models", _PRESET_NAME, FORMAT)
+@command("models", _PRESET_NAME(choices=presets.models()), FORMAT)
 def models_command(args: argparse.Namespace) -> int:
-    """List the models that ship with the package, or print the file of one."""
+    """List the models that ship, or print the file of one."""
     return _print(args, "models", _model_record)
 
 
-@command("clusters", _PRESET_NAME, FORMAT)
+@command("clusters", _PRESET_NAME(choices=presets.clusters()), FORMAT)
 def clusters_command(args: argparse.Namespace) -> int:
-    """List the clusters that ship with the package, or print the file of one."""
+    """List the clusters that ship, or print the file of one."""
     return _print(args, "clusters", _cluster_record)
 
 

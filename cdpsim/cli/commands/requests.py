@@ -2,26 +2,23 @@
 
 import argparse
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cdpsim.cli.commands.options import flag_of
-from cdpsim.cli.console import say
 from cdpsim.errors import RequestError
+from cdpsim.files.notes import say
 from cdpsim.front import CheckEnded, check_until, reopen, simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
-from cdpsim.request.options import OPTION_NAMES, InapplicableOption
+from cdpsim.request.options import OPTION_NAMES
 from cdpsim.runs import Run
-from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.studies.comparison_columns import SPLIT_NOTE
+from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
-
-Outcome = TypeVar("Outcome")
-
-# Why a time is not that of the schedule alone.
-SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,64 +52,18 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
     return options | given
 
 
-def request_of(options: Mapping[str, Any]) -> Request:
-    """Return the request of these options; where its size is missing, refuse it by the name of the argument."""
-    if options.get("n") is None and in_slots(options) and find_schedule(options["schedule"]).shape is None:
-        raise RequestError("-n", "is missing; give the number of stages, or a --model file that says it")
-    return Request.from_builtins(options)
-
-
 def run_of(options: Mapping[str, Any]) -> Run:
     """Simulate the request of these options, and return the run."""
-    return simulate(request_of(options))
+    return simulate(Request.from_builtins(options))
 
 
-class PartialRequests:
-    """Requests of several schedules, each with those of the options only that its schedule takes."""
-
-    def __init__(self) -> None:
-        self._schedules: set[str] = set()
-        self._untaken: dict[str, dict[str, RequestError]] = {}  # by option and schedule
-
-    def serve(
-        self,
-        options: Mapping[str, Any],
-        action: Callable[[Request], Outcome],
-        *,
-        needed: Collection[str] = (),
-        silent: Collection[str] = (),
-    ) -> Outcome:
-        """Return the outcome of an action on the request of those options that its schedule takes.
-
-        A schedule that does not take a `needed` option is refused. A dropped option that is `silent`, because it is a
-        default of the command, is not reported.
-        """
-        options, dropped = dict(options), {}
-        while True:
-            try:
-                outcome = action(request := request_of(options))
-            except InapplicableOption as error:
-                option = error.subject.replace("-", "_")
-                if error.subject in needed or option not in options:
-                    raise
-                del options[option]
-                if option not in silent:
-                    dropped[error.subject] = error
-            else:
-                self._schedules.add(request.schedule.name)
-                for option, refusal in dropped.items():
-                    self._untaken.setdefault(option, {})[request.schedule.name] = refusal
-                return outcome
-
-    def report(self, *notes: str) -> None:
-        """Print notes, and which schedules ran without which option; refuse an option that no schedule takes."""
-        for refusals in self._untaken.values():
-            if len(refusals) == len(self._schedules):
-                raise next(iter(refusals.values()))
-        for note in notes:
-            say(note)
-        for option, refusals in self._untaken.items():
-            say(f"{flag_of(option)}: not taken by {', '.join(refusals)}")
+def report_untaken(requests: PartialRequests, *notes: str) -> None:
+    """Print notes, and which schedules ran without which option; refuse an option that no schedule takes."""
+    untaken = requests.untaken()
+    for note in notes:
+        say(note)
+    for option, schedules in untaken.items():
+        say(f"{flag_of(option)}: not taken by {', '.join(schedules)}")
 
 
 def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
@@ -132,7 +83,7 @@ def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
     traces = [trace_of(args, name, requests) for name in names]
     models = [trace.request.get("model") for trace in traces]
     if not all(model in models for model in UNIT_MODELS):
-        requests.report()
+        report_untaken(requests)
         return traces
     traces = [
         requests.serve(options_of(args, name) | {"model": UNIT_MODELS[1]}, simulate)
@@ -140,7 +91,7 @@ def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
         else trace
         for name, model, trace in zip(names, models, traces, strict=True)
     ]
-    requests.report(SPLIT_NOTE)
+    report_untaken(requests, SPLIT_NOTE)
     return traces
 
 

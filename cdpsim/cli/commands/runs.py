@@ -1,14 +1,15 @@
 """Commands that write the traces of a run."""
 
 import argparse
+import textwrap
 from collections.abc import Iterable
 from functools import partial
 
-from cdpsim.cli.commands.compare import MEASURED_COLUMNS, measured_cell
 from cdpsim.cli.commands.options import (
     FORMAT,
     RUN_OPTIONS,
     STAGES,
+    format_argument,
     format_of,
     number_of_runs,
     option_arguments,
@@ -17,16 +18,20 @@ from cdpsim.cli.commands.options import (
     runs_argument,
 )
 from cdpsim.cli.commands.requests import check_output, options_of, run_of
-from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
+from cdpsim.errors import RequestError
+from cdpsim.files.notes import explain, say
 from cdpsim.files.tables import format_table, with_notes
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
-from cdpsim.schedules import schedule_from_csv
+from cdpsim.schedules import SCHEDULES, schedule_from_csv
 from cdpsim.studies.compare import measure, table_notes
+from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, measured_cell
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.trace import FILES, RUNS
+from cdpsim.studies.overview import overview
+from cdpsim.trace import FILES, RUNS, summary_text
 
 
 @command(
@@ -35,12 +40,13 @@ from cdpsim.trace import FILES, RUNS
         "schedule",
         nargs="?",
         metavar="NAME|FILE",
+        choices=SCHEDULES,
         help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
     ),
     STAGES,
-    *output_arguments("the folder to write into", "DIR"),
+    *output_arguments("the folder to write the traces into (default: print a summary)", "DIR", required=False),
     option_arguments(RUN_OPTIONS),
-    runs_argument("write runs.csv, too: run, makespan, period; quantiles into summary.json"),
+    runs_argument("add quantiles to the summary; with -o write runs.csv, too"),
     argument(
         "--check", action="store_true", help="check every invariant of the run before writing; exit 1 if one fails"
     ),
@@ -51,18 +57,22 @@ from cdpsim.trace import FILES, RUNS
         help="ask for what a summary.json records, or an experiment file says; options that are given win",
     ),
     request_arguments(),
+    format_argument(("text", "json")),
 )
 def simulate_command(args: argparse.Namespace) -> int:
-    """Run one schedule and write its traces."""
+    """Run one schedule: its summary, or with -o its traces."""
+    form = format_of(args)
     options = options_of(args, args.schedule)
     runs = number_of_runs(args, options.get("run"))
+    if args.output is not None and form != "text":
+        raise RequestError("format", "is of the summary that is printed without -o; leave either out")
     names = (*FILES, *[RUNS] * (runs is not None))
     check_output(args.output, partial(check_writable, args.output, names, args.force), [partial(run_of, options)])
     run = run_of(options)
     if args.check:
         problems = violations(run)
         for name, problem in problems.items():
-            say(f"{name.replace('_', ' ')}: {problem}")
+            explain(f"{name.replace('_', ' ')}: {problem}")
         if problems:
             return 1
         say(f"{len(INVARIANTS)} invariants hold")
@@ -73,8 +83,18 @@ def simulate_command(args: argparse.Namespace) -> int:
         several = sample_runs(run, runs)
         run.summary()["runs"] = several.summary()
         more[RUNS] = several.lines()
-    run.save(args.output, force=args.force, more=more)
+    if args.output is not None:
+        run.save(args.output, force=args.force, more=more)
+    elif form == "json":
+        write_stdout(summary_text(run.summary()))
+    else:
+        write_stdout("".join(_overview_line(name, text) for name, text in overview(run, runs).items()))
     return 0
+
+
+def _overview_line(name: str, text: str) -> str:
+    """Return a fact of a summary as a line of at most 100 characters."""
+    return f"{name:11}  {textwrap.shorten(text, 87, placeholder=' …')}\n"
 
 
 @command(
@@ -87,7 +107,7 @@ def simulate_command(args: argparse.Namespace) -> int:
     FORMAT,
 )
 def import_command(args: argparse.Namespace) -> int:
-    """Run an order from a CSV file of torch.distributed.pipelining."""
+    """Run an order from a CSV file of torch's pipelining."""
     form = format_of(args)
     options = options_of(args, schedule_from_csv(args.schedule))
     check = partial(check_writable, args.output, FILES, args.force)

@@ -12,8 +12,9 @@ from cdpsim.cli.commands.options import (
     request_arguments,
 )
 from cdpsim.cli.commands.requests import given_options, options_of, run_of
-from cdpsim.cli.console import say, write_stdout
+from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
+from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
 from cdpsim.schedules import SCHEDULES
 from cdpsim.studies import table1_forms
@@ -49,21 +50,26 @@ def schedules_command(args: argparse.Namespace) -> int:
     FORMAT_OF_PAPERS,
 )
 def table1_command(args: argparse.Namespace) -> int:
-    """Print the paper's Table 1 for any N: paper | exact | simulated."""
+    """Print the paper's Table 1: paper | exact | simulated."""
     form = format_of(args)
     options = given_options(args)
     table = compute_table1(**options, shared_parameters=args.shared_parameters, formulas_alone=args.exact)
     write_stdout(table1_forms.TABLE1_FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
-        say(f"exact and simulated disagree: {', '.join(disagreeing)}")
+        explain(f"exact and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
 
 
 @command(
     "pyramid",
     argument(
-        "schedule", nargs="?", default="mp-cdp", metavar="NAME", help="whose timing (default mp-cdp: the paper's)"
+        "schedule",
+        nargs="?",
+        default="mp-cdp",
+        metavar="NAME|FILE",
+        choices=SCHEDULES,
+        help="whose timing (default mp-cdp: the paper's)",
     ),
     STAGES,
     option_arguments(RUN_OPTIONS),
@@ -71,7 +77,7 @@ def table1_command(args: argparse.Namespace) -> int:
     FORMAT,
 )
 def pyramid_command(args: argparse.Namespace) -> int:
-    """Count the devices that each stage needs: count, bound, certificate."""
+    """Count the devices that each stage needs, with a proof."""
     form = format_of(args)
     result = pyramid(run_of(options_of(args, args.schedule)))
     keys = ("stage", "devices", "bound", "overlap", "path_cover")

@@ -1,13 +1,14 @@
 """Memory over time: of one trace by category and device, of several on the same axes."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
-from cdpsim.draw.curves.step_functions import Series, memory_of_devices, total_memory
+from cdpsim.draw.curves.step_functions import Series, end_of_run, ends_of_devices, memory_of_devices, total_memory
 from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.program import Category
 from cdpsim.request.description import MEMORY_LEAVES_OUT
@@ -21,44 +22,70 @@ _MEMORY_LAYERS = panels.layers_of(
 )
 
 
-def memory_over_time(traces: Sequence[Trace]) -> Figure:
+def memory_over_time(traces: Sequence[Trace], *, sums: bool = False) -> Figure:
     """Draw the memory of devices over time.
 
-    Of one trace the total by category, and each device; of several the totals of activations, and of everything.
+    Of one trace the total by category, and each device; of several the activations of the fullest device of each, and
+    all that the fullest device holds, or with `sums` all devices together.
     """
     panels.refuse_undrawable(traces)
-    return _memory_of_one(traces[0]) if len(traces) == 1 else _memory_of_several(traces)
+    return _memory_of_one(traces[0]) if len(traces) == 1 else _memory_of_several(traces, sums=sums)
 
 
 def _memory_of_one(trace: Trace) -> Figure:
     """Draw the total by category with the paper's levels, and each device."""
     scale, total, each = panels.scale_of([trace]), total_memory(trace), memory_of_devices(trace)
-    figure, axes = panels.stacked_figure(panels.titles([trace])[0], scale, total, each, _MEMORY_LAYERS, "held", "")
+    ends = ends_of_devices(each, scale.end)
+    title = panels.titles([trace])[0]
+    figure, (axes,) = panels.stacked_figure(title, scale, total, each, _MEMORY_LAYERS, "held", "", ends)
     heading = "Held by all devices together" if len(each) > 1 else "Held"
     _memory_panel(axes, _with_omissions(heading, scale), scale, [total], paper_levels([trace]))
     panels.mark_peak(axes, panels.peak(total), scale.peak(total), "peak")
+    panels.fade(axes, min(ends.values(), default=scale.end), scale, "pale", "pale: devices have ended")
     return figure
 
 
-def _memory_of_several(traces: Sequence[Trace]) -> Figure:
+class Holder(NamedTuple):
+    """What a device holds over time, or all devices together, and its name in a legend."""
+
+    series: Series
+    end: float
+    name: str
+
+
+def _memory_of_several(traces: Sequence[Trace], *, sums: bool) -> Figure:
     """Draw a curve for each trace, of activations in one panel and of everything in another."""
     title, names = panels.titles(traces)
-    scale, everything = panels.scale_of(traces), list(map(total_memory, traces))
-    activations = [Series(total.time, total.value[[Category.ACTIVATIONS]]) for total in everything]
+    scale = panels.scale_of(traces)
     figure, parts = panels.figure_of(title, [5.0 + 0.18 * len(traces)])
     above, below = parts[0].subplots(2, 1, sharex=True)
-    _memory_panel(above, "Activations of all devices together", scale, activations, paper_levels(traces))
-    panels.draw_curves(above, activations, scale, "activations")
-    heading = _with_omissions("Everything that all devices hold together", scale)
-    _memory_panel(below, heading, scale, everything, {})
-    panels.draw_curves(below, everything, scale, "everything")
-    above.set_xlabel("")
-    texts = [
-        f"{name}: activations {scale.peak(part)}; everything {scale.peak(total)}"
-        for name, part, total in zip(names, activations, everything, strict=True)
-    ]
-    panels.curve_legend(figure, scale, texts)
+    whose, hold = ("all devices together", "hold") if sums else ("the fullest device", "holds")
+    drawn = []
+    for axes, gid, heading, rows, levels in (
+        (above, "activations", f"Activations of {whose}", [Category.ACTIVATIONS], paper_levels(traces) if sums else {}),
+        (below, "everything", _with_omissions(f"Everything that {whose} {hold}", scale), None, {}),
+    ):
+        holders = [holder_of(trace, rows, sums=sums) for trace in traces]
+        _memory_panel(axes, heading, scale, [one.series for one in holders], levels)
+        panels.draw_curves(axes, [one.series for one in holders], scale, gid, [one.end for one in holders])
+        drawn.append([f"{gid} {scale.peak(one.series)}{one.name}" for one in holders])
+    above.xaxis.label.set_visible(False)
+    panels.curve_legend(
+        figure, scale, [f"{name}: {'; '.join(words)}" for name, *words in zip(names, *drawn, strict=True)]
+    )
     return figure
+
+
+def holder_of(trace: Trace, rows: Sequence[int] | None = None, *, sums: bool = False) -> Holder:
+    """Return the fullest device of a trace, by these categories or by all, or all of its devices together."""
+    chosen = slice(None) if rows is None else list(rows)
+    if sums:
+        total = total_memory(trace)
+        return Holder(total._replace(value=total.value[chosen]), end_of_run(trace), "")
+    ends = ends_of_devices(memory_of_devices(trace), end_of_run(trace))
+    each = {device: held._replace(value=held.value[chosen]) for device, held in memory_of_devices(trace).items()}
+    fullest = max(each, key=lambda device: panels.peak(each[device])[1])
+    return Holder(each[fullest], ends[fullest], f" on device {fullest}" if len(each) > 1 else "")
 
 
 def _memory_panel(axes: Axes, heading: str, scale: Scale, totals: Sequence[Series], levels: Mapping[str, int]) -> None:

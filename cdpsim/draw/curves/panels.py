@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,10 +14,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETDOWN
 from matplotlib.patches import Patch, StepPatch
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw import views
-from cdpsim.draw.canvas import GREY, INK, amount_text, label, plain
+from cdpsim.draw.canvas import GREY, INK, TITLE, amount_text, label, one_unit, plain
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, end_of_run, thinned
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.views import word_of
@@ -98,14 +99,17 @@ def panel(axes: Axes, heading: str, scale: Scale, most: float, ylabel: str = "",
     small = room < 1.2
     plain(axes, heading, 8 if small else 9.5)
     axes.tick_params(labelsize=6.5 if small else 7.5)
-    axes.set(xlim=(0, scale.end), ylim=(0, room * most if most else 1), ylabel=ylabel)
+    top = room * most if most else 1
+    axes.set(xlim=(0, scale.end), ylim=(0, top), xlabel="time, slots", ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(4 if small else 9, integer=scale.in_slots))
     axes.yaxis.set_major_locator(MaxNLocator(3 if small else 5, integer=scale.in_slots))
     if not scale.in_slots:
-        axes.xaxis.set_major_formatter(EngFormatter("s"))
-        axes.yaxis.set_major_formatter(EngFormatter(scale.unit))
-    if not small:
-        axes.set_xlabel("time, slots" if scale.in_slots else "time")
+        axes.set_xlabel(f"time, {one_unit(axes.xaxis, 's', scale.end)}")
+        unit = one_unit(axes.yaxis, scale.unit, top)
+        axes.set_ylabel(f"{ylabel}, {unit}" if ylabel else unit)
+    if small:
+        axes.set_xlabel("")
+        axes.yaxis.label.set_fontsize(7)
 
 
 def steps(
@@ -154,7 +158,7 @@ def figure_of(heading: str, heights: Sequence[float]) -> tuple[Figure, list[SubF
     """Return a figure of a page's width with a title, and its parts below each other."""
     lines = wrap(heading, _TITLE)
     figure = Figure(figsize=(PAGE_WIDTH, sum(heights) + 0.4 + 0.2 * len(lines)), layout="constrained")
-    figure.suptitle("\n".join(lines), x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+    figure.suptitle("\n".join(lines), x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK, gid=TITLE)
     return figure, list(figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat)
 
 
@@ -181,6 +185,16 @@ def layers_of(order: Iterable[Member], colours: Mapping[Member, str]) -> dict[in
     return {int(member): Layer(word_of(member), colours[member], _HATCHES[colours[member]]) for member in order}
 
 
+def fade(axes: Axes, begin: float, scale: Scale, gid: str, text: str = "") -> None:
+    """Make a panel pale from a time on, and say why where there is room."""
+    if begin >= scale.end:
+        return
+    axes.axvspan(begin, scale.end, color="white", alpha=0.65, linewidth=0, zorder=4, gid=gid)
+    if text:
+        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": GREY, "zorder": 6}
+        axes.annotate(text, (1, 1), (-2, -2), "axes fraction", "offset points", **style)
+
+
 def stacked_figure(
     title: str,
     scale: Scale,
@@ -189,19 +203,25 @@ def stacked_figure(
     layers: Mapping[int, Layer],
     verb: str,
     how: str,
-) -> tuple[Figure, Axes]:
-    """Draw the layers of all devices together, of each device, and their legend; return the former's axes to set up."""
+    ends: Mapping[int, float] = MappingProxyType({}),
+    more: Sequence[float] = (),
+) -> tuple[Figure, list[Axes]]:
+    """Draw the layers of all devices together, of each device, and their legend; return the former's axes to set up.
+
+    A device is pale from its end on, if `ends` has one. Between both are empty axes of the heights in `more`.
+    """
     several = len(each) > 1
-    figure, parts = figure_of(title, [2.7, *[_height_of(len(each))] * several])
-    axes = parts[0].subplots()
+    heights = [2.7, *more]
+    figure, parts = figure_of(title, [sum(heights), *[_height_of(len(each))] * several])
+    axes, *others = parts[0].subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).flat
     _stack(axes, total, layers, scale, verb, PIXEL_COLUMNS)
     if len(each) > MOST_DEVICE_PANELS:
         _band(parts[1].subplots(), each, scale, f"{verb.capitalize()} by one of {len(each)} devices{how}")
     elif several:
         parts[1].suptitle(f"{verb.capitalize()} by each device{how}", x=0.012, ha="left", fontsize=9.5, color=INK)
-        _panels_of_devices(parts[1], each, layers, scale)
+        _panels_of_devices(parts[1], each, layers, scale, ends)
     legend(figure, _layer_entries(layers, total))
-    return figure, axes
+    return figure, [axes, *others]
 
 
 def _height_of(devices: int) -> float:
@@ -248,7 +268,9 @@ def _layer_entries(layers: Mapping[int, Layer], series: Series) -> list[Artist]:
     return patches
 
 
-def _panels_of_devices(part: SubFigure, each: Mapping[int, Series], layers: Mapping[int, Layer], scale: Scale) -> None:
+def _panels_of_devices(
+    part: SubFigure, each: Mapping[int, Series], layers: Mapping[int, Layer], scale: Scale, ends: Mapping[int, float]
+) -> None:
     """Draw a small panel for each device."""
     down, across = -(-len(each) // _ACROSS), min(_ACROSS, len(each))
     grid = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
@@ -260,7 +282,10 @@ def _panels_of_devices(part: SubFigure, each: Mapping[int, Series], layers: Mapp
         _stack(axes, series, layers, scale, f"device-{device}", PIXEL_COLUMNS // _ACROSS)
         if peak(series)[1]:
             mark_peak(axes, peak(series), "", f"peak-{device}")
+        fade(axes, ends.get(device, scale.end), scale, f"pale-{device}")
         axes.tick_params(labelbottom=k + across >= len(each))
+        if k % across:
+            axes.set_ylabel("")
 
 
 def _band(axes: Axes, each: Mapping[int, Series], scale: Scale, heading: str) -> None:
@@ -281,12 +306,14 @@ def _band(axes: Axes, each: Mapping[int, Series], scale: Scale, heading: str) ->
     mark_peak(axes, peak(each[highest]), f"{scale.peak(each[highest])}, device {highest}", "peak-of-devices")
 
 
-def draw_curves(axes: Axes, totals: Sequence[Series], scale: Scale, gid: str) -> None:
-    """Draw the totals of several series that are not empty, each with its peak marked: as lines, or as stems."""
+def draw_curves(axes: Axes, totals: Sequence[Series], scale: Scale, gid: str, ends: Sequence[float]) -> None:
+    """Draw the totals of several series that are not empty, each until its own end, with its peak marked."""
     draw = _stems if scale.at_once else _line
-    for k, series in enumerate(totals):
-        if len(series.time):
-            shift = draw(axes, thinned(series, scale.end), scale, k, len(totals), f"{gid}-{k}")
+    for k, (series, end) in enumerate(zip(totals, ends, strict=True)):
+        before = series.time <= end if scale.at_once else series.time < end
+        if before.any():
+            few = thinned(Series(series.time[before], series.value[:, before]), scale.end)
+            shift = draw(axes, few, scale._replace(end=end), k, len(totals), f"{gid}-{k}")
             time, most = peak(series)
             mark_peak(axes, (time + shift, most), "", f"{gid}-{k}-peak")
 
@@ -296,11 +323,18 @@ def _line(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: s
 
     Later curves are thinner, so that of those which coincide all can be seen.
     """
-    wide = 1.3 + min(0.45, 2.4 / among) * (among - 1 - number)
-    for name, width, dashes in ((f"{gid}-under", 0.6, "-"), (gid, wide, _distinct(_DASHES, number))):
-        style = {"edgecolor": colour(number), "linewidth": width, "linestyle": dashes, "zorder": 3 + 0.01 * number}
-        steps(axes, few.time, few.total, scale.end, name, **style)
+    look = look_of_curve(number, among)
+    ink, order = look.pop("color"), look.pop("zorder")
+    for name, style in ((f"{gid}-under", {"linewidth": 0.6}), (gid, look)):
+        steps(axes, few.time, few.total, scale.end, name, edgecolor=ink, zorder=order, **style)
     return 0
+
+
+def look_of_curve(number: int, among: int) -> dict[str, Any]:
+    """Return the look of one of several lines; later ones are thinner."""
+    wide = 1.3 + min(0.45, 2.4 / among) * (among - 1 - number)
+    dashes = _distinct(_DASHES, number)
+    return {"color": colour(number), "linewidth": wide, "linestyle": dashes, "zorder": 3 + 0.01 * number}
 
 
 def _stems(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: str) -> float:

@@ -1,5 +1,6 @@
 """Step functions of a trace on common times: summed exactly, and thinned where a page could not show all of them."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,19 @@ def total_memory(trace: Trace) -> Series:
     if len(used_devices(trace)) > 1:
         time = merge_close_times(time, end_of_run(trace))
     return sum_changes(category, time, change, len(Category))
+
+
+def ends_of_devices(each: Mapping[int, Series], end: float) -> dict[int, float]:
+    """Return when each device, by its memory, lets go of its parameters for good; the end of the run if it keeps some.
+
+    Training would go on there: in a longer run they stay, or others come.
+    """
+    ends = {}
+    for device, (time, value) in each.items():
+        held = np.flatnonzero(value[Category.PARAMETERS])
+        after = held[-1] + 1 if len(held) else len(time)
+        ends[device] = time[after].item() if after < len(time) else end
+    return ends
 
 
 def memory_of_devices(trace: Trace) -> dict[int, Series]:

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from cdpsim.draw.canvas import GREY, INK, plain
+from cdpsim.draw.canvas import GREY, INK, one_unit, plain
 from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.palette import COLOURS
@@ -123,11 +123,11 @@ def _set_up(axes: Axes, words: str, scale: Scale, limits: tuple[float, float], *
     plain(axes, words, 8.5)
     axes.autoscale(enable=False)
     last = max(patch.get_data().edges[-1] for patch in axes.patches if hasattr(patch, "get_data"))
-    axes.set(xlim=(-0.5, last), ylim=limits, ylabel="slots" if scale.in_slots else "time of a step")
+    axes.set(xlim=(-0.5, last), ylim=limits, ylabel="slots")
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     if not scale.in_slots:
-        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_ylabel(f"time of a step, {one_unit(axes.yaxis, 's', limits[1])}")
     if is_last:
         axes.set_xlabel("training step")
 

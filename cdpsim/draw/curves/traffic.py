@@ -6,18 +6,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdpsim.draw.canvas import GREY, label
+from cdpsim.draw.canvas import GREY, INK, label
 from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, rates, sum_at_times, used_devices
 from cdpsim.draw.palette import CONTENT_COLOURS
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 
+_SUM_HEIGHT = 1.6  # inches
 _TRAFFIC_LAYERS = panels.layers_of(
     (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),
     CONTENT_COLOURS,
@@ -30,12 +31,12 @@ def traffic_over_time(traces: Sequence[Trace]) -> Figure:
     Of one trace the total by content, and the bytes that each device sends; of several the totals.
     """
     panels.refuse_undrawable(traces)
-    at_once = not any(_take_time(trace).any() for trace in traces)
+    at_once = not any(take_time(trace).any() for trace in traces)
     scale = panels.scale_of(traces, "B" if at_once else "B/s", at_once=at_once)
     return _traffic_of_one(traces[0], scale) if len(traces) == 1 else _traffic_of_several(traces, scale)
 
 
-def _take_time(trace: Trace) -> np.ndarray:
+def take_time(trace: Trace) -> np.ndarray:
     """Return whether each message takes time."""
     takes_time: np.ndarray = trace.messages["end"] - trace.messages["start"] > CLOSE_TIMES * end_of_run(trace)
     return takes_time
@@ -44,7 +45,7 @@ def _take_time(trace: Trace) -> np.ndarray:
 def _sizes_over_time(trace: Trace, message: Ints, size: np.ndarray, scale: Scale) -> Series:
     """Return sizes, each of a row of messages, over time and by content."""
     messages = trace.messages
-    drawn = (size > 0) & (scale.at_once | _take_time(trace)[message])
+    drawn = (size > 0) & (scale.at_once | take_time(trace)[message])
     message, size = message[drawn], size[drawn]
     content = np.searchsorted(names_of(Content), messages["content"][message])
     start, end = messages["start"][message], messages["end"][message]
@@ -76,10 +77,14 @@ def _traffic_of_one(trace: Trace, scale: Scale) -> Figure:
     """Draw the total by content, and the bytes that each device sends."""
     total = traffic_by_content(trace, scale)
     each = traffic_by_sender(trace, scale) if len(total.time) else {}
-    figure, axes = panels.stacked_figure(
-        panels.titles([trace])[0], scale, total, each, _TRAFFIC_LAYERS, "sent", _algorithm_note(trace)
+    title, how = panels.titles([trace])[0], _algorithm_note(trace)
+    figure, (axes, *below) = panels.stacked_figure(
+        title, scale, total, each, _TRAFFIC_LAYERS, "sent", how, more=[_SUM_HEIGHT] * bool(each)
     )
     _traffic_panel(axes, [trace], [total], scale)
+    for sums in below:
+        axes.set_xlabel("")
+        _draw_sums(sums, [trace], [total], scale)
     if len(total.time):
         panels.mark_peak(axes, panels.peak(total), f"{scale.peak(total)}, {_sum_and_mean(trace, scale)}", "peak")
     return figure
@@ -89,16 +94,39 @@ def _traffic_of_several(traces: Sequence[Trace], scale: Scale) -> Figure:
     """Draw a curve for each trace; the legend says of which traces nothing is sent."""
     title, names = panels.titles(traces)
     totals = [traffic_by_content(trace, scale) for trace in traces]
-    figure, parts = panels.figure_of(title, [2.9 + 0.18 * len(traces)])
-    axes = parts[0].subplots()
+    figure, parts = panels.figure_of(title, [2.9 + _SUM_HEIGHT + 0.18 * len(traces)])
+    axes, below = parts[0].subplots(2, 1, sharex=True, height_ratios=[2.9, _SUM_HEIGHT])
     _traffic_panel(axes, traces, totals, scale)
-    panels.draw_curves(axes, totals, scale, "sent")
+    axes.set_xlabel("")
+    panels.draw_curves(axes, totals, scale, "sent", list(map(end_of_run, traces)))
+    _draw_sums(below, traces, totals, scale)
     texts = [
         f"{name}: {f'{scale.peak(total)}, {_sum_and_mean(trace, scale)}' if len(total.time) else 'nothing is sent'}"
         for name, trace, total in zip(names, traces, totals, strict=True)
     ]
     panels.curve_legend(figure, scale, texts)
     return figure
+
+
+def sent_so_far(total: Series, end: float, *, at_once: bool) -> tuple[Times, np.ndarray]:
+    """Return the sum of all that is sent until each time: it jumps if messages take no time, else it grows evenly."""
+    time = np.concatenate([[0], total.time, [end]])
+    if at_once:
+        return time, np.concatenate([[0], total.total.cumsum(), [total.total.sum()]])
+    rate = np.concatenate([[0], total.total])
+    return time, np.concatenate([[0], (rate * np.diff(time)).cumsum()])
+
+
+def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
+    """Draw what has been sent so far, a line for each trace: level while nothing is sent."""
+    ends = list(map(end_of_run, traces))
+    lines = [sent_so_far(total, end, at_once=scale.at_once) for total, end in zip(totals, ends, strict=True)]
+    unit = "stages' worth" if scale.in_slots else "sent"
+    panels.panel(axes, "Sent so far", scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
+    for k, (time, value) in enumerate(lines):
+        look = panels.look_of_curve(k, len(lines)) if len(lines) > 1 else {"color": INK, "linewidth": 1.2}
+        drawstyle = "steps-post" if scale.at_once else "default"
+        axes.plot(time, value, drawstyle=drawstyle, gid=f"sum-{k}", solid_joinstyle="miter", **look)
 
 
 def _traffic_panel(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
@@ -110,7 +138,7 @@ def _traffic_panel(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series]
     panels.panel(axes, heading, scale, max(panels.peak(total)[1] for total in totals), unit)
     if not any(len(total.time) for total in totals):
         axes.text(0.5, 0.5, "nothing is sent", transform=axes.transAxes, ha="center", color=GREY, fontsize=9)
-    instant = 0 if scale.at_once else sum(int(copied_bytes(each.messages)[~_take_time(each)].sum()) for each in traces)
+    instant = 0 if scale.at_once else sum(int(copied_bytes(each.messages)[~take_time(each)].sum()) for each in traces)
     if instant:
         text = f"without {scale.amount(instant, 'B')} that take no time"
         axes.annotate(text, (1, 1), (0, -9), "axes fraction", "offset points", ha="right", fontsize=7.5, color=GREY)

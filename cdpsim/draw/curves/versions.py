@@ -43,10 +43,22 @@ def versions_over_time(traces: Sequence[Trace]) -> Figure:
     most that a device keeps of a stage.
     """
     panels.refuse_undrawable(traces)
+    runs = _as_runs(traces)
+    return _versions_of_one(runs[0]) if len(runs) == 1 else _versions_of_several(runs)
+
+
+def _as_runs(traces: Sequence[Trace]) -> list[Run]:
+    """Return traces as the runs that they are; refuse saved ones."""
     runs = [trace for trace in traces if isinstance(trace, Run)]
     if len(runs) < len(traces):
         raise RequestError("versions", "a saved trace does not say which versions live; simulate the schedule again")
-    return _versions_of_one(runs[0]) if len(runs) == 1 else _versions_of_several(runs)
+    return runs
+
+
+def draw_strips(trace: Trace, axes: Axes) -> None:
+    """Draw the versions of each stage on each device in axes of another figure, without their ages and a legend."""
+    (run,) = _as_runs([trace])
+    _strips(axes, *_rows_of_one(run), panels.scale_of([run]))
 
 
 def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
@@ -102,16 +114,8 @@ def mean_age(trace: Trace) -> Series:
 
 def _versions_of_one(run: Run) -> Figure:
     """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
-    spans, device, stage = version_spans(run)
+    heading, spans, labels = _rows_of_one(run)
     scale = panels.scale_of([run])
-    labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
-    heading = "Versions kept of each stage on each device"
-    if len(labels) > MOST_VERSION_ROWS:
-        spans, labels = most_versions(spans, stage), [f"stage {j}" for j in range(int(stage.max()) + 1)]
-        heading = "Versions kept of each stage: the most on any device"
-    if len(labels) > MOST_VERSION_ROWS:
-        problem = f"{len(labels)} stages are more than the {MOST_VERSION_ROWS} rows of a picture"
-        raise RequestError("versions", f"{problem}; give fewer stages (-n)")
     row_height = max(0.055, min(0.24, 6.4 / len(labels)))
     heights = 0.9 + len(labels) * row_height, 1.3
     figure, (part,) = panels.figure_of(panels.titles([run])[0], [sum(heights)])
@@ -121,6 +125,20 @@ def _versions_of_one(run: Run) -> Figure:
     _draw_ages(below, run, scale)
     _legend_of_counts(figure, spans)
     return figure
+
+
+def _rows_of_one(run: Run) -> tuple[str, Spans, list[str]]:
+    """Return the heading, the spans and the names of the rows of one run's picture."""
+    spans, device, stage = version_spans(run)
+    labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
+    heading = "Versions kept of each stage on each device"
+    if len(labels) > MOST_VERSION_ROWS:
+        spans, labels = most_versions(spans, stage), [f"stage {j}" for j in range(int(stage.max()) + 1)]
+        heading = "Versions kept of each stage: the most on any device"
+    if len(labels) > MOST_VERSION_ROWS:
+        problem = f"{len(labels)} stages are more than the {MOST_VERSION_ROWS} rows of a picture"
+        raise RequestError("versions", f"{problem}; give fewer stages (-n)")
+    return heading, spans, labels
 
 
 def _versions_of_several(runs: Sequence[Run]) -> Figure:

@@ -1,148 +1,245 @@
-"""A run in real time: the tasks of every device, the messages of every link, and why devices are idle."""
+"""Runs in real time: the tasks of every device, the bubbles between them, and the messages of links."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from cdpsim.draw.canvas import INK, PALE, plain
-from cdpsim.draw.gantt import bars
-from cdpsim.draw.gantt.bars import Drawing, draw_legend, group_width, legend_entries, legend_height
-from cdpsim.draw.gantt.rows import LANE, LINK, Rows, arrange_rows, idle_times
-from cdpsim.draw.palette import COLOURS
+from cdpsim.draw import sheet
+from cdpsim.draw.canvas import INK, PALE, TITLE, label, one_unit, plain
+from cdpsim.draw.curves.panels import titles
+from cdpsim.draw.gantt.bars import BUBBLE, Drawing, draw_bars, draw_messages, fitted_names, idle_boxes
+from cdpsim.draw.gantt.blocks import Blocks, Panel, read_blocks
+from cdpsim.draw.gantt.key import key_entries
+from cdpsim.draw.gantt.rows import LINK, arrange_rows, idle_times, link_names
+from cdpsim.draw.gantt.waits import draw_waits
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.palette import COLOURS, KIND_COLOURS
 from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Floats, Ints
-from cdpsim.program import Content, EdgeKind, Kind, Op
-from cdpsim.runs import Run
+from cdpsim.program import Kind
 from cdpsim.trace import Trace
-from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
 MOST_BARS = 20_000
+MOST_SCHEDULES = 12
 NARROW, WIDE, TASK, MARK = 6.0, 18.0, 0.32, 0.09  # inches: all time at least and at most, a short task, a mark
 THIN = 1.0  # points: narrower bars cannot be seen
+LEAST_ROW = 0.4  # of a row's own height
+LETTERS = 7.5  # points: of ordinary words
+_TITLE_ROW, _NAME_ROW, _AXIS_ROW, _RIGHT = 0.3, 0.2, 0.42, 0.2  # inches
+_KEY_ROW = 12.0  # points
 
 
-def gantt(trace: Trace, dependencies: bool = False) -> Figure:
-    """Draw a row for each lane of a device and for each link; with `dependencies`, lines from what was waited for."""
-    views = Views(trace)
-    _refuse_large(len(views.start))
-    if dependencies and views.run is None:
+class Clock(NamedTuple):
+    """The time that all panels show, the inches of it, and those left of it."""
+
+    span: float
+    width: float
+    left: float
+    in_slots: bool
+
+    @property
+    def scale(self) -> float:
+        """The points of a unit of time."""
+        return self.width * 72 / self.span
+
+
+def gantt(
+    traces: Trace | Sequence[Trace],
+    *,
+    colour: str = "kind",
+    links: bool | None = None,
+    dependencies: bool = False,
+    steps: int | None = None,
+    look: Look = AS_DRAWN,
+    axes: Axes | None = None,
+) -> Figure:
+    """Draw a row for each lane of a device; several runs one below the other, with one clock.
+
+    A run is drawn for as many training `steps` as are asked for, else for one if every task reads what the step before
+    it made, else for all. Blocks have the `colour` of their kind, micro-batch or stage. `links` adds rows for messages;
+    if None, where these take time and the links are few. `dependencies` adds them, and lines from what was waited for.
+    With `axes`, one run is drawn into them.
+    """
+    several = [traces] if isinstance(traces, Trace) else list(traces)
+    _refuse_apart(several, dependencies=dependencies, axes=axes)
+    every = [Views(trace) for trace in several]
+    blocks = [read_blocks(views, colour, steps) for views in every]
+    names = [
+        link_names(views, each.until, True if dependencies else links)
+        for views, each in zip(every, blocks, strict=True)
+    ]
+    if links and not any(names):
+        raise RequestError("links", "have no rows, as nothing is sent; leave them out")
+    clock = _clock_of(every, blocks, names, look, axes)
+    mark = clock.span * MARK * _fineness(every, blocks, names, clock) / clock.width
+    panels = []
+    for views, each, own in zip(every, blocks, names, strict=True):
+        rows = arrange_rows(views, mark, own)
+        panels.append(Panel(views, rows, each, idle_times(views, rows, each.until), "", own))
+    if axes is not None:
+        return _draw_into(axes, panels[0], clock)
+    if len(panels) > 1:
+        panels = [panel._replace(name=name) for panel, name in zip(panels, titles(several)[1], strict=True)]
+    return _new_figure(panels, titles(several)[0] if len(panels) > 1 else title(several[0]), clock, look, dependencies)
+
+
+def _refuse_apart(traces: Sequence[Trace], *, dependencies: bool, axes: Axes | None) -> None:
+    if not 0 < len(traces) <= MOST_SCHEDULES:
+        raise RequestError("gantt", f"has {len(traces)} schedules; a picture shows 1 to {MOST_SCHEDULES}")
+    if axes is not None and len(traces) > 1:
+        raise RequestError("axes", f"have room for one schedule, not for {len(traces)}; draw each into its own")
+    if len({trace.in_slots for trace in traces}) > 1:
+        raise RequestError("traces", "need one unit of time, slots or seconds; draw them apart")
+    if dependencies and any(Views(trace).run is None for trace in traces):
         raise RequestError("dependencies", "are not in a trace's files; draw the run itself")
-    span, width, fine = _measure_picture(views)
-    rows = arrange_rows(views, span * MARK * fine / width)
-    idle = idle_times(views, rows, span)
-    legend = legend_entries(views, idle.reason, dependencies)
-    left = 0.3 + 0.07 * max(len(name) for _, name in rows.names)
-    right = max(width, sum(group_width(*group) for group in legend.items())) - width + 0.3
-    below = legend_height(legend)
-    size = left + width + right, rows.height + 0.95 + below
-    figure = Figure(figsize=size)
-    axes = figure.add_axes((left / size[0], (below + 0.55) / size[1], width / size[0], rows.height / size[1]))
-    drawing = Drawing(axes, width * 72 / span, fine)
-    _draw_axes(axes, trace, rows, span, width)
-    for reason in IdleReason:
-        chosen = idle.reason == reason
-        bars.idle_boxes(axes, reason, rows.lane_top[idle.lane[chosen]], idle.begin[chosen], idle.end[chosen])
-    _draw_tasks(drawing, views, rows)
-    for content in Content:
-        chosen = views.content == content
-        times = (views.messages[name][chosen] for name in ("start", "end"))
-        bars.message_bars(drawing, content, rows.message_top[chosen], *times)
-    if dependencies and views.run:
-        _draw_waits(axes, views, views.run, rows)
-    foot = figure.add_axes((0, 0, 1, below / size[1]))
-    foot.set(xlim=(0, size[0]), ylim=(below, 0))
-    foot.axis("off")
-    draw_legend(Drawing(foot, 72, fine), left, legend)
-    return figure
 
 
-def _refuse_large(count: int) -> None:
+def _clock_of(
+    every: Sequence[Views], blocks: Sequence[Blocks], links: Sequence[Sequence[str]], look: Look, axes: Axes | None
+) -> Clock:
+    """Return the clock of a picture that is as wide as asked, or as its short tasks need."""
+    span, short = max(each.until for each in blocks), min(each.short for each in blocks)
+    names = [f"device {views.devices}" for views in every] + [name for own in links for name in own]
+    left = 0.15 + 0.062 * max(map(len, names))
+    width = min(max(span / short * TASK, NARROW), WIDE)
+    if axes is not None:
+        box = axes.get_position()
+        width = box.width * axes.get_figure(root=True).get_figwidth()  # type: ignore[union-attr]
+    elif look.inches_wide:
+        width = max(1.0, look.inches_wide / _enlargement(look) - left - _RIGHT)
+    return Clock(span, width, left, every[0].in_slots)
+
+
+def _enlargement(look: Look) -> float:
+    """Return by how much the finished picture is enlarged, so that its letters are as large as asked."""
+    return (look.letters or LETTERS) / LETTERS
+
+
+def _fineness(every: Sequence[Views], blocks: Sequence[Blocks], links: Sequence[Sequence[str]], clock: Clock) -> float:
+    """Return the fineness of lines, up to 1; refuse what is too much, or would be too narrow."""
+    count = sum(len(each.chosen) for each in blocks)
+    count += sum(len(views.op) for views, own in zip(every, links, strict=True) if own)
     if count > MOST_BARS:
         problem = f"has {count:,} tasks and messages; a picture shows at most {MOST_BARS:,}, an .html file any number"
         raise RequestError("gantt", f"{problem}; or take fewer --steps")
-
-
-def _measure_picture(views: Views) -> tuple[float, float, float]:
-    """Return the length of the run, the width of its picture in inches, and the fineness of lines in it, up to 1."""
-    span = float(views.end.max()) or 1.0
-    took = views.tasks["end"] - views.tasks["start"]
-    short, half = np.quantile(took[took > 0], [0.25, 0.5]).tolist() if took.any() else (span, span)
-    width = min(max(span / short * TASK, NARROW), WIDE)
-    scale = width * 72 / span
-    if half * scale < THIN:
+    if min(each.half for each in blocks) * clock.scale < THIN:
         problem = f"would show most tasks less than {THIN:g} point wide; take fewer --steps, or an .html file"
         raise RequestError("gantt", problem)
-    return span, width, min(max(short * scale / 8, 0.35), 1.0)
+    return min(max(min(each.short for each in blocks) * clock.scale / 8, 0.35), 1.0)
 
 
-def _draw_axes(axes: Axes, trace: Trace, rows: Rows, span: float, width: float) -> None:
-    words = title(trace)
-    plain(axes, words, size=min(9.5, width * 72 / (0.65 * len(words))))
-    axes.grid(visible=False, axis="y")
-    links = np.unique(rows.message_top) + LINK / 2
-    axes.hlines(links, 0, span, color=PALE, linewidth=0.5, zorder=0.5)
-    axes.set(xlim=(0, span), ylim=(rows.height, 0))
-    axes.spines["left"].set_visible(False)
-    axes.set_yticks([middle for middle, _ in rows.names], [name for _, name in rows.names])
-    axes.tick_params(axis="y", length=0)
-    axes.patch.set_gid("frame")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 4, 5, 10], integer=trace.in_slots))
-    if not trace.in_slots:
-        axes.xaxis.set_major_formatter(EngFormatter(unit="s"))
-    axes.set_xlabel("time step (slot)" if trace.in_slots else "time")
-
-
-def _draw_tasks(drawing: Drawing, views: Views, rows: Rows) -> None:
-    """Draw a bar for each task in the colour of its micro-batch, and a mark where updates take no time."""
-    tasks = {name: column[views.bars] for name, column in views.tasks.items()}
-    shade = np.where(tasks["kind"] == "U", len(COLOURS), tasks["micro_batch"] % len(COLOURS))
-    top, colours = rows.lane_top[rows.lane], np.array([*COLOURS, INK])[shade]
-    for kind in KIND_WORDS:
-        chosen = tasks["kind"] == kind
-        columns = tasks["start"][chosen], tasks["end"][chosen], colours[chosen], tasks["stale"][chosen]
-        bars.task_bars(drawing, kind, top[chosen], *columns)
-    bars.write_names(drawing, tasks, top, bars.inks_on(colours))
-    free = np.setdiff1d(np.arange(len(views.kind)), views.bars)
-    device, time = np.unique(np.stack([views.tasks[name][free] for name in ("device", "start")]), axis=1)
-    first, last = (rows.device_lane[device.astype(int) + k] - k for k in (0, 1))
-    bars.update_marks(drawing, time, rows.lane_top[first], rows.lane_top[last] + LANE)
-
-
-def _draw_waits(axes: Axes, views: Views, run: Run, rows: Rows) -> None:
-    """Draw a line from the end of what was waited for to the start of what waited, thicker if that idled for it."""
-    program, edges, waited = run.program, run.program.edges, waiting.waits_for(run.program, run.start, run.end)
-    waiter = np.flatnonzero(waited >= 0)
-    device, y = _places_of_nodes(views, run, rows)
-    # Nodes on one row need no line, nor does an update, which is drawn on all rows of its device.
-    seen = (y[edges.before] != y[edges.after]) & np.isin(edges.kind, (EdgeKind.DATA, EdgeKind.BARRIER))
-    update = np.append(program.tasks.kind == Kind.U, np.zeros(program.nodes - len(program.tasks), dtype=bool))
-    seen &= ~(update[edges.before] | update[edges.after]) | (device[edges.before] != device[edges.after])
-    for gid, width, size, before, after in (
-        ("needed", 0.4, 1.5, edges.before[seen], edges.after[seen]),
-        ("waited", 1.2, 6, waited[waiter], waiter),
-    ):
-        edge = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
-        style = {"colors": INK, "alpha": 0.6, "zorder": 0.9, "linewidths": width}
-        bars.straight_lines(
-            axes, (run.end[before], run.start[after]), (y[before] + edge, y[after] - edge), gid, **style
+def _new_figure(panels: Sequence[Panel], words: str, clock: Clock, look: Look, dependencies: bool) -> Figure:
+    """Draw panels below each other, and the key below all."""
+    words = words if look.title is None else label(look.title, 300)
+    factor, several = _enlargement(look), len(panels) > 1
+    wide = clock.left + clock.width + _RIGHT
+    entries = _key_of(panels, clock, look, dependencies) if look.legend else []
+    key = sheet.key_rows(entries, (wide - 0.2) * 72, LETTERS)
+    foot = _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05
+    fixed = _TITLE_ROW * bool(words) + foot + len(panels) * (_NAME_ROW if several else 0.02)
+    rows = sum(panel.rows.height for panel in panels)
+    stretch = _stretch(look.high((fixed + rows) * factor) / factor - fixed, rows)
+    high = fixed + rows * stretch
+    figure, page = sheet.new_sheet(wide * 72, high * 72)
+    page.set_zorder(-1)
+    top = high
+    if words:
+        top -= _TITLE_ROW
+        fitting = sheet.fitted(words, (wide - 0.45) * 72, LETTERS + 1.5)
+        sheet.write_words(page, 6, (top + 0.12) * 72, fitting, LETTERS + 1.5, gid=TITLE)
+    for number, panel in enumerate(panels):
+        if several:
+            top -= _NAME_ROW
+            sheet.write_words(page, clock.left * 72, (top + 0.06) * 72, panel.name, LETTERS + 0.5, gid=f"name-{number}")
+        else:
+            top -= 0.02
+        top -= panel.rows.height * stretch
+        place = clock.left / wide, top / high, clock.width / wide, panel.rows.height * stretch / high
+        least = max(5.5, look.least_letters / factor)
+        drawing = Drawing(
+            figure.add_axes(place), clock.scale, _panel_fineness(panel, clock), f"{chr(97 + number)}-" * several, least
         )
-        bars.marks(axes, "o", run.start[after], y[after] - edge, f"{gid}-mark", color=INK, s=size)
+        _draw_panel(drawing, panel, clock, is_last=number == len(panels) - 1)
+        if dependencies and panel.views.run:
+            draw_waits(drawing.axes, panel.views, panel.views.run, panel.rows, panel.blocks.until, drawing.prefix)
+    sheet.draw_key(page, 0.1 * 72, (top - _AXIS_ROW) * 72, key, _KEY_ROW, LETTERS)
+    return sheet.enlarge(figure, factor)
 
 
-def _places_of_nodes(views: Views, run: Run, rows: Rows) -> tuple[Ints, Floats]:
-    """Return each node's device (-1: none), and the middle of its row."""
-    device, y = np.full(run.program.nodes, -1), np.zeros(run.program.nodes)
-    first, last = rows.device_lane[:-1], rows.device_lane[1:] - 1
-    middle = (rows.lane_top[first] + rows.lane_top[last] + LANE) / 2
-    device[run.task_nodes] = views.tasks["device"]
-    y[run.task_nodes] = middle[views.tasks["device"]]
-    y[run.task_nodes[views.bars]] = rows.lane_top[rows.lane] + LANE / 2
-    y[run.message_nodes] = rows.message_top + LINK / 2
-    # A message that takes no time stands with its sender: lines to its mark and back would be one line.
-    free = np.flatnonzero((views.messages["end"] == views.messages["start"]) & (views.op == Op.P2P))
-    device[run.message_nodes[free]] = views.messages["src"][free]
-    y[run.message_nodes[free]] = middle[views.messages["src"][free]]
-    return device, y
+def _key_of(panels: Sequence[Panel], clock: Clock, look: Look, dependencies: bool) -> list[sheet.KeyEntry]:
+    reasons = {int(reason) for panel in panels for reason in np.unique(panel.idle.reason)}
+    least = max(5.5, look.least_letters / _enlargement(look))
+    names = [name for each in panels for name in fitted_names(each.blocks, each.blocks.room(clock.scale), least)[0]]
+    example = "1F3" if any(not name.isdigit() for name in names if name) else "3" if any(names) else ""
+    return key_entries(panels, reasons, example, dependencies=dependencies)
+
+
+def _stretch(room: float, rows: float) -> float:
+    """Return by how much rows are higher than they would be; refuse a height without room for them."""
+    if room < LEAST_ROW * rows:
+        raise RequestError(
+            "height", f"leaves no room for the rows; give at least {LEAST_ROW * rows - room:.1f} inches more"
+        )
+    return room / rows
+
+
+def _panel_fineness(panel: Panel, clock: Clock) -> float:
+    return min(max(panel.blocks.short * clock.scale / 8, 0.35), 1.0)
+
+
+def _draw_panel(drawing: Drawing, panel: Panel, clock: Clock, *, is_last: bool) -> None:
+    axes, rows, blocks = drawing.axes, panel.rows, panel.blocks
+    _prepare_axes(axes, panel, clock, is_last=is_last)
+    for reason in IdleReason:
+        chosen = panel.idle.reason == reason
+        idle_boxes(
+            drawing, reason, rows.lane_top[panel.idle.lane[chosen]], panel.idle.begin[chosen], panel.idle.end[chosen]
+        )
+    draw_bars(drawing, panel.views, rows, blocks)
+    if panel.links:
+        draw_messages(drawing, panel.views, rows, blocks.until)
+    axes.patch.set_gid(f"{drawing.prefix}frame")
+
+
+def _prepare_axes(axes: Axes, panel: Panel, clock: Clock, *, is_last: bool) -> None:
+    rows = panel.rows
+    plain(axes, "")
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.spines["bottom"].set_visible(is_last)
+    if panel.links:
+        lines = np.unique(rows.message_top) + LINK / 2
+        axes.hlines(lines, 0, panel.blocks.until, color=PALE, linewidth=0.5, zorder=0.5)
+    axes.set(xlim=(0, clock.span), ylim=(rows.height, 0))
+    axes.set_yticks([middle for middle, _ in rows.names], [name for _, name in rows.names])
+    axes.tick_params(axis="y", length=0, labelsize=LETTERS)
+    axes.tick_params(axis="x", labelsize=LETTERS, labelbottom=is_last, bottom=is_last, length=3, pad=2)
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=max(2, int(clock.width / 0.5)), steps=[1, 2, 4, 5, 10], integer=clock.in_slots)
+    )
+    unit = "slots" if clock.in_slots else one_unit(axes.xaxis, "s", clock.span)
+    if is_last:
+        axes.set_xlabel(f"time ({unit})", fontsize=LETTERS, labelpad=1)
+
+
+def _draw_into(axes: Axes, panel: Panel, clock: Clock) -> Figure:
+    """Draw a run into axes of somebody's figure, with a legend of their own below them."""
+    _draw_panel(Drawing(axes, clock.scale, _panel_fineness(panel, clock)), panel, clock, is_last=True)
+    if panel.blocks.colour == "kind":
+        kinds = [kind for kind in KIND_WORDS if kind in panel.blocks.tasks["kind"]]
+        fills = [INK if kind == "U" else KIND_COLOURS[Kind[kind]] for kind in kinds]
+        handles = [Patch(color=fill, label=KIND_WORDS[kind]) for kind, fill in zip(kinds, fills, strict=True)]
+    else:
+        column = panel.blocks.number if panel.blocks.colour == "micro-batch" else panel.blocks.tasks["stage"]
+        most = min(int(column.max()) + 1, len(COLOURS))
+        handles = [Patch(color=COLOURS[k], label=f"{panel.blocks.colour} {k}") for k in range(most)]
+    handles.append(Patch(color=BUBBLE, label="bubble"))
+    style: dict[str, Any] = {"frameon": False, "fontsize": LETTERS, "borderaxespad": 0}
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=5, **style)
+    return axes.get_figure(root=True)  # type: ignore[return-value]

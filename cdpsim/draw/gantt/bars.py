@@ -1,11 +1,8 @@
-"""Parts of a gantt picture: bars of tasks and messages, textures of idle time, marks, names, and the legend to them.
+"""Parts of a gantt picture: bars of tasks and messages, idle time, marks of updates, and names.
 
 Every function draws many at once; x is time, y is inches downwards.
 """
 
-from collections.abc import Callable
-from functools import partial
-from math import ceil
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -14,37 +11,62 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
 from cdpsim.draw.canvas import GREY, INK
-from cdpsim.draw.gantt.rows import LANE, LINK
-from cdpsim.draw.palette import COLOURS, CONTENT_COLOURS, ink_on
-from cdpsim.draw.views import KIND_WORDS, Views, word_of
-from cdpsim.numeric.columns import Columns, Floats, Ints
-from cdpsim.program import Content, Kind
+from cdpsim.draw.gantt.blocks import Blocks
+from cdpsim.draw.gantt.rows import LANE, LINK, Rows
+from cdpsim.draw.palette import ink_on
+from cdpsim.draw.views import KIND_WORDS, Views
+from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.program import Content
 from cdpsim.trace.metrics.waiting import IdleReason
 
-HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height
-NAMED_AT = {"F": 0.5, "B": 0.36, "W": 0.66, "U": 0.5}
+HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height, where colours are not of kinds
 MARKS = dict(zip(Content, "^vosD", strict=True))
+# Messages are grey: colours are of tasks.
+MESSAGE_GREYS = dict(zip(Content, ("#4d4d4d", "#a3a3a3", "#6b6b6b", "#c4c4c4", "#868686"), strict=True))
 IDLE = {
     IdleReason.MESSAGE: ("waiting for a message", "....."),
     IdleReason.STREAM: ("waiting for a stream", "-----"),
-    IdleReason.DEPENDENCY: ("waiting for a dependency", "\\\\\\\\\\"),
+    IdleReason.DEPENDENCY: ("waiting for a dependency", ""),
     IdleReason.NOTHING: ("nothing to do", ""),
 }
-NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5)  # of names in bars
+BUBBLE, IDLE_INK, NOTHING_FILL = "#d4d4d4", "#9a9a9a", "#efefef"
+NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5, 8.0)  # of names in bars
 SLASH = 4.5  # points: its width
-LEGEND_ROWS = 5  # entries below each other
-NEUTRAL = "#c8c8c8"
+LEAST_SEEN = 0.8  # points: the width of the narrowest message
 
 
 class Drawing(NamedTuple):
-    """Axes, the points of a unit of time on them, and the fineness of lines: 1 unless tasks are narrow."""
+    """Axes, the points of a unit of time on them, the fineness of lines, and what begins all ids."""
 
     axes: Axes
     scale: float
-    fine: float = 1.0
+    fine: float = 1.0  # 1 unless tasks are narrow
+    prefix: str = ""
+    least: float = NAME_SIZES[0]  # points: names no smaller than these
 
 
-LegendEntry = tuple[Callable[[Drawing, Floats, Floats], None], str]  # draws itself at x and y; its meaning
+def draw_bars(drawing: Drawing, views: Views, rows: Rows, blocks: Blocks) -> None:
+    """Draw the blocks with their names, and a mark where updates take no time."""
+    tasks, lane = blocks.tasks, rows.lane[blocks.chosen]
+    top = rows.lane_top[lane]
+    for kind in KIND_WORDS:
+        chosen = tasks["kind"] == kind
+        columns = tasks["start"][chosen], tasks["end"][chosen], blocks.colours[chosen], tasks["stale"][chosen]
+        _task_bars(drawing, kind, top[chosen], *columns, hatched=blocks.colour != "kind")
+    _write_names(drawing, blocks, top)
+    free = np.setdiff1d(np.arange(len(views.kind)), views.bars)
+    free = free[views.tasks["start"][free] <= blocks.until]
+    device, time = np.unique(np.stack([views.tasks[name][free] for name in ("device", "start")]), axis=1)
+    first, last = (rows.device_lane[device.astype(int) + k] - k for k in (0, 1))
+    _update_marks(drawing, time, rows.lane_top[first], rows.lane_top[last] + LANE)
+
+
+def draw_messages(drawing: Drawing, views: Views, rows: Rows, until: float) -> None:
+    """Draw a bar for each message that starts before a time, with the mark of its content."""
+    for content in Content:
+        chosen = (views.content == content) & (views.messages["start"] <= until)
+        times = (views.messages[name][chosen] for name in ("start", "end"))
+        _message_bars(drawing, content, rows.message_top[chosen], *times)
 
 
 def boxes(axes: Axes, left: Floats, right: Floats, top: Floats, bottom: Floats, gid: str, **style: Any) -> None:
@@ -67,14 +89,19 @@ def marks(axes: Axes, mark: str, x: Floats, y: Floats, gid: str, **style: Any) -
         axes.scatter(x, y, marker=mark, gid=gid, clip_on=False, **({"linewidths": 0, "zorder": 3} | style))
 
 
-def idle_boxes(axes: Axes, reason: IdleReason, top: Floats, begin: Floats, end: Floats, height: float = LANE) -> None:
-    """Draw idle time in the texture of its reason."""
-    pale = "#f1f1f1" if reason is IdleReason.NOTHING else "#ffffff"
-    style: dict[str, Any] = {"facecolor": pale, "edgecolor": "#b8b8b8", "hatch": IDLE[reason][1], "linewidth": 0}
-    boxes(axes, begin, end, top + 0.02, top + height - 0.02, f"idle-{reason.name.lower()}", zorder=0.8, **style)
+def idle_style(reason: IdleReason) -> dict[str, Any]:
+    """Return the look of idle time: a grey bubble, with a texture where not another task is waited for."""
+    pale = NOTHING_FILL if reason is IdleReason.NOTHING else BUBBLE
+    return {"facecolor": pale, "edgecolor": IDLE_INK, "hatch": IDLE[reason][1], "linewidth": 0}
 
 
-def task_bars(
+def idle_boxes(drawing: Drawing, reason: IdleReason, top: Floats, begin: Floats, end: Floats) -> None:
+    """Draw idle time."""
+    gid = f"{drawing.prefix}idle-{reason.name.lower()}"
+    boxes(drawing.axes, begin, end, top + 0.01, top + LANE - 0.01, gid, zorder=0.8, **idle_style(reason))
+
+
+def _task_bars(
     drawing: Drawing,
     kind: str,
     top: Floats,
@@ -82,153 +109,86 @@ def task_bars(
     end: Floats,
     colours: np.ndarray,
     stale: Ints,
-    height: float = LANE,
+    *,
+    hatched: bool,
 ) -> None:
-    """Draw bars, those of backwards hatched at top or bottom, those of stale tasks with a slash."""
-    axes, name = drawing.axes, KIND_WORDS[kind].replace(" ", "-")
-    gap = np.minimum(0.5 / drawing.scale, 0.04 * (end - start))  # so that bars side by side do not touch
-    left, right, high, low = start + gap, end - gap, top + 0.01, top + height - 0.01
+    """Draw bars, those of backwards hatched at top or bottom if asked, those of stale tasks with a slash."""
+    axes, name = drawing.axes, drawing.prefix + KIND_WORDS[kind].replace(" ", "-")
+    gap = np.minimum(0.4 / drawing.scale, 0.04 * (end - start))  # so that bars side by side do not touch
+    left, right, high, low = start + gap, end - gap, top + 0.01, top + LANE - 0.01
     boxes(axes, left, right, high, low, name, facecolor=colours, linewidth=0)
-    inks = inks_on(colours)
-    for shade, ink in (("dark", "#000000"), ("light", "#ffffff")):
+    inks = _inks_on(colours)
+    for shade, ink in (("dark", "#000000"), ("light", "#ffffff")) if hatched and kind in HATCHED else ():
         alike = np.flatnonzero(inks == ink)
-        if kind in HATCHED:
-            above, below = (high[alike] + share * (height - 0.02) for share in HATCHED[kind])
-            # Narrow bars have no room for a hatch: they are cut short there.
-            style = {"facecolor": "none", "hatch": "////////"} if drawing.fine > 0.5 else {"facecolor": "#ffffff"}
-            gid = f"{name}-hatch-{shade}"
-            boxes(axes, left[alike], right[alike], above, below, gid, edgecolor=ink, linewidth=0, **style)
+        above, below = (high[alike] + share * (LANE - 0.02) for share in HATCHED[kind])
+        # Narrow bars have no room for a hatch: they are cut short there.
+        style = {"facecolor": "none", "hatch": "////////"} if drawing.fine > 0.5 else {"facecolor": "#ffffff"}
+        boxes(
+            axes, left[alike], right[alike], above, below, f"{name}-hatch-{shade}", edgecolor=ink, linewidth=0, **style
+        )
     old = np.flatnonzero(stale)
     foot = right[old] - np.minimum(SLASH / drawing.scale, 0.5 * (right - left)[old])
-    slash = (foot, right[old]), (low[old], high[old])
-    straight_lines(axes, *slash, f"{name}-stale", colors=inks[old], linewidths=drawing.fine)
+    straight_lines(
+        axes, (foot, right[old]), (low[old], high[old]), f"{name}-stale", colors=inks[old], linewidths=drawing.fine
+    )
 
 
-def inks_on(colours: np.ndarray) -> np.ndarray:
+def _inks_on(colours: np.ndarray) -> np.ndarray:
     """Return black or white for each colour, whichever can be read on it."""
     return np.array(list(map(ink_on, colours.tolist())))
 
 
-def write_names(drawing: Drawing, tasks: Columns, top: Floats, inks: np.ndarray) -> None:
-    """Write `F1.0` into the bars that have room for it, all in the largest size for which nine in ten have room."""
-    columns = [tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage")]
-    words = [f"{kind}{f'{i}.' if i >= 0 else ''}{j}" for kind, _, i, j in zip(*columns, strict=True)]
-    gids = [f"{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}" for kind, t, i, j in zip(*columns, strict=True)]
-    left, right = tasks["start"], tasks["end"] - SLASH / drawing.scale * tasks["stale"]
-    room = (right - left) * drawing.scale - 1.5
-    needs = np.array([0.6 * len(word) - 0.1 for word in words])
-    size = max((size for size in NAME_SIZES if (needs * size <= room).sum() >= 0.9 * len(words)), default=NAME_SIZES[0])
-    for k in np.flatnonzero(needs * size <= room).tolist():
-        y = top[k] + NAMED_AT[words[k][0]] * LANE
-        text = drawing.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
-        text.set(va="center_baseline", gid=gids[k])
+def fitted_names(blocks: Blocks, room: Floats, least: float) -> tuple[list[str], float]:
+    """Return the name of each block, "" where there is no room for it, and the size of all.
+
+    It is stage, kind and micro-batch if nine in ten blocks have room for that, else the micro-batch's number if half of
+    them have room for that, else nothing.
+    """
+    sizes = [size for size in NAME_SIZES if size >= least] or [least]
+    named = ~blocks.later & (blocks.tasks["kind"] != "U")
+    for names, share in ([(blocks.names, 0.9)] if blocks.full else []) + [(blocks.short_names, 0.5)]:
+        needs = np.array([0.64 * len(name) + 0.35 * name.count("W") for name in names])  # of the size
+        fits = [needs * size <= room for size in sizes]
+        if named.any() and fits[0][named].mean() >= share:
+            best = max(k for k, each in enumerate(fits) if each[named].mean() >= min(0.9, fits[0][named].mean()))
+            return [name if each else "" for name, each in zip(names, fits[best], strict=True)], sizes[best]
+    return [""] * len(room), least
 
 
-def update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats) -> None:
+def _write_names(drawing: Drawing, blocks: Blocks, top: Floats) -> None:
+    tasks = blocks.tasks
+    left, right = tasks["start"], tasks["end"] - SLASH / drawing.scale * tasks["stale"] * (tasks["kind"] != "U")
+    words, size = fitted_names(blocks, blocks.room(drawing.scale), drawing.least)
+    middle = {"F": 0.5, "U": 0.5} | ({"B": 0.36, "W": 0.66} if blocks.colour != "kind" else {})
+    columns = (tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage"))
+    inks = _inks_on(blocks.colours)
+    for k, (kind, t, i, j) in enumerate(zip(*columns, strict=True)):
+        if words[k]:
+            y, gid = top[k] + middle.get(kind, 0.5) * LANE, f"{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}"
+            text = drawing.axes.text((left[k] + right[k]) / 2, y, words[k], fontsize=size, color=inks[k], ha="center")
+            text.set(va="center_baseline", gid=drawing.prefix + gid, clip_on=True)
+
+
+def _update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats) -> None:
     """Draw an upright line and a mark on it where a device updates."""
     style: dict[str, Any] = {"colors": INK, "linewidths": drawing.fine, "clip_on": False}
-    straight_lines(drawing.axes, (time, time), (top - 0.03, bottom), "update-free", **style)
-    marks(drawing.axes, "v", time, top - 0.035, "update-mark", color=INK, s=13 * drawing.fine**2)
+    straight_lines(drawing.axes, (time, time), (top - 0.02, bottom), f"{drawing.prefix}update-free", **style)
+    gid = f"{drawing.prefix}update-mark"
+    marks(drawing.axes, "v", time, top - 0.02, gid, color=INK, s=9 * drawing.fine**2)
 
 
-def message_bars(drawing: Drawing, content: Content, top: Floats, start: Floats, end: Floats) -> None:
-    """Draw bars with the mark of their content; a message that takes no time is a mark alone."""
-    axes, colour, mark, gid = drawing.axes, CONTENT_COLOURS[content], MARKS[content], f"message-{content.name.lower()}"
+def _message_bars(drawing: Drawing, content: Content, top: Floats, start: Floats, end: Floats) -> None:
+    """Draw bars with the mark of their content; a message that takes no time is a mark alone.
+
+    No bar is narrower than can be seen.
+    """
+    axes, colour, mark = drawing.axes, MESSAGE_GREYS[content], MARKS[content]
+    gid = f"{drawing.prefix}message-{content.name.lower()}"
     long = end > start
     high, low, middle = top + 0.01, top + LINK - 0.01, top + LINK / 2
-    style: dict[str, Any] = {"facecolor": colour, "edgecolor": "#ffffff", "linewidth": 0.4}
-    boxes(axes, start[long], end[long], high[long], low[long], gid, **style)
+    seen = np.maximum(end, start + LEAST_SEEN / drawing.scale)
+    boxes(axes, start[long], seen[long], high[long], low[long], gid, facecolor=colour, linewidth=0)
     wide = (end - start) * drawing.scale > 5
     marks(axes, mark, (start + end)[wide] / 2, middle[wide], f"{gid}-mark", color=ink_on(colour), s=12)
-    style = {"facecolor": colour, "edgecolor": INK, "linewidths": 0.4 * drawing.fine, "s": 20 * drawing.fine**2}
+    style = {"facecolor": colour, "edgecolor": GREY, "linewidths": 0.4 * drawing.fine, "s": 16 * drawing.fine**2}
     marks(axes, mark, start[~long], middle[~long], f"{gid}-free", **style)
-
-
-def legend_entries(views: Views, reasons: Ints, dependencies: bool) -> dict[str, list[LegendEntry]]:
-    """Return the entries of each group, by its heading."""
-    tasks, several, number = views.tasks, len(COLOURS), int(views.tasks["micro_batch"].max()) + 1
-    kinds: list[LegendEntry] = [
-        (partial(_bar, kind, NEUTRAL, 0), word)
-        for kind, word in KIND_WORDS.items()
-        if kind != "U" and kind in tasks["kind"]
-    ]
-    kinds += [(partial(_bar, "F", NEUTRAL, 1), "not the newest version")] if tasks["stale"].any() else []
-    takes_time = (tasks["end"] > tasks["start"])[views.kind == Kind.U]
-    kinds += [(partial(_bar, "U", INK, 0), "update")] if takes_time.any() else []
-    free = "update that takes no time" if takes_time.any() else "update"
-    kinds += [(_update, free)] if not takes_time.all() else []
-    takes_time = views.messages["end"] > views.messages["start"]
-    contents: list[LegendEntry] = [
-        (partial(_message, content, bool(takes_time[views.content == content].any())), word_of(content))
-        for content in Content
-        if content in views.content
-    ]
-    waits: list[LegendEntry] = [
-        (partial(_dependency_line, 1.2), "idle until its end"),
-        (partial(_dependency_line, 0.4), "needed"),
-    ]
-    return {
-        "micro-batch": [
-            (partial(_bar, "F", COLOURS[i], 0), f"{i}, {i + several}, …" if i + several < number else str(i))
-            for i in range(min(number, several))
-        ],
-        "task": kinds,
-        "message": contents,
-        "idle" if views.run else "device": [
-            (partial(_idle, reason), IDLE[reason][0] if views.run else "idle")
-            for reason in IdleReason
-            if reason in reasons
-        ],
-        "dependency": waits if dependencies else [],
-    }
-
-
-def _bar(kind: str, colour: str, stale: int, drawing: Drawing, left: Floats, top: Floats) -> None:
-    task_bars(drawing, kind, top, left, left + 0.24, np.array([colour]), np.array([stale]), 0.16)
-
-
-def _update(drawing: Drawing, left: Floats, top: Floats) -> None:
-    update_marks(drawing, left + 0.12, top + 0.04, top + 0.16)
-
-
-def _message(content: Content, takes_time: bool, drawing: Drawing, left: Floats, top: Floats) -> None:
-    message_bars(drawing, content, top, *((left, left + 0.24) if takes_time else (left + 0.12, left + 0.12)))
-
-
-def _idle(reason: IdleReason, drawing: Drawing, left: Floats, top: Floats) -> None:
-    idle_boxes(drawing.axes, reason, top - 0.01, left, left + 0.24, 0.18)
-
-
-def _dependency_line(width: float, drawing: Drawing, left: Floats, top: Floats) -> None:
-    style = {"colors": INK, "alpha": 0.6, "linewidths": width}
-    straight_lines(drawing.axes, (left, left + 0.24), (top + 0.08, top + 0.08), "line", **style)
-
-
-def draw_legend(drawing: Drawing, x: float, groups: dict[str, list[LegendEntry]]) -> None:
-    """Draw groups of entries side by side from `x` on."""
-    for heading, entries in groups.items():
-        if entries:
-            drawing.axes.text(x, 0.08, heading, fontsize=8, color=GREY, va="center")
-        for k, (draw, words) in enumerate(entries):
-            left, top = x + _column_width(entries) * (k // LEGEND_ROWS), 0.2 + 0.19 * (k % LEGEND_ROWS)
-            draw(drawing, np.array([left]), np.array([top]))
-            drawing.axes.text(left + 0.32, top + 0.08, words, fontsize=8, color=INK, va="center")
-        x += group_width(heading, entries)
-    for collection in drawing.axes.collections:
-        collection.set_gid(None)  # ids name only marks of the picture itself
-
-
-def legend_height(groups: dict[str, list[LegendEntry]]) -> float:
-    """Return the inches that the legend takes."""
-    return 0.3 + 0.19 * min(max(map(len, groups.values())), LEGEND_ROWS)
-
-
-def group_width(heading: str, entries: list[LegendEntry]) -> float:
-    """Return the inches that a group takes beside others."""
-    if not entries:
-        return 0.0
-    return max(_column_width(entries) * ceil(len(entries) / LEGEND_ROWS), 0.06 * len(heading)) + 0.15
-
-
-def _column_width(entries: list[LegendEntry]) -> float:
-    return 0.42 + 0.058 * max(len(words) for _, words in entries)

@@ -1,5 +1,6 @@
 """The rows of a gantt picture: the lanes of devices, then those of links, and the idle times of lanes."""
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from cdpsim.runs import Run
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
-LANE, LINK, GAP = 0.26, 0.16, 0.1  # inches: a lane of a device, one of a link, and the space between them
+LANE, LINK, GAP = 0.26, 0.16, 0.06  # inches: a lane of a device, one of a link, and the space between them
 MOST_ROWS = 160
+FEW_LINKS = 4  # so many are shown without being asked for
 
 
 class Rows(NamedTuple):
@@ -38,27 +40,41 @@ class IdleTimes(NamedTuple):
     reason: Ints
 
 
-def arrange_rows(views: Views, mark: float) -> Rows:
-    """Return the place of everything; a message that takes no time is as wide as `mark`, which is a time."""
-    messages, devices = views.messages, _device_count(views)
+def link_names(views: Views, until: float, links: bool | None) -> list[str]:
+    """Return the names of the links that get rows before a time; if None, all if they take time and are few."""
     keys, link = views.links(_link_key)
-    refuse_rows(devices + len(keys))
+    sent = views.messages["start"] < until
+    takes_time = (views.messages["end"] > views.messages["start"])[sent].any()
+    few = takes_time and len(np.unique(link[sent])) <= FEW_LINKS
+    return [label(_link_name(*key), 28) for key in keys] if sent.any() and (few if links is None else links) else []
+
+
+def arrange_rows(views: Views, mark: float, links: Sequence[str]) -> Rows:
+    """Return the place of everything; a message that takes no time is as wide as `mark`, which is a time.
+
+    Without names of `links`, messages have no rows.
+    """
+    messages, devices = views.messages, _device_count(views)
+    refuse_rows(devices + len(links))
     device, lane = views.tasks["device"][views.bars], _lane_on_device(views)
-    beside = lanes(link, messages["start"], np.maximum(messages["end"], messages["start"] + mark))
-    counts, link_counts = lane_counts(device, lane, devices, least=1), lane_counts(link, beside, len(keys))
-    refuse_rows(int(counts.sum() + link_counts.sum()))
+    link = views.links(_link_key)[1] if links else np.zeros(len(messages["start"]), dtype=np.int64)
+    beside = np.zeros_like(link)
+    if links:
+        beside = lanes(link, messages["start"], np.maximum(messages["end"], messages["start"] + mark))
+    counts, link_counts = lane_counts(device, lane, devices, least=1), lane_counts(link, beside, max(len(links), 1))
+    refuse_rows(int(counts.sum() + link_counts.sum()) if links else int(counts.sum()))
     device_lane = np.append(0, np.cumsum(counts))
     device_top = GAP + np.append(0, np.cumsum(counts * LANE + GAP))
     link_top = device_top[-1] + 0.5 * GAP + np.append(0, np.cumsum(link_counts * LINK + 0.5 * GAP))
     middles = [*(device_top[:-1] + counts * LANE / 2).tolist(), *(link_top[:-1] + link_counts * LINK / 2).tolist()]
-    names = [*(f"device {number}" for number in range(devices)), *(label(_link_name(*key), 28) for key in keys)]
+    names = [*(f"device {number}" for number in range(devices)), *links]
     return Rows(
-        names=list(zip(middles, names, strict=True)),
+        names=list(zip(middles, names, strict=False)),
         lane=device_lane[device] + lane,
         lane_top=np.repeat(device_top[:-1] - device_lane[:-1] * LANE, counts) + np.arange(counts.sum()) * LANE,
         device_lane=device_lane,
         message_top=link_top[link] + beside * LINK,
-        height=float(link_top[-1]) if keys else float(device_top[-1]),
+        height=float(link_top[-1]) if links else float(device_top[-1]),
     )
 
 
@@ -115,15 +131,18 @@ def _link_name(op: str, members: tuple[int, ...]) -> str:
     return f"{op.lower().replace('_', '-')} {ranges}"
 
 
-def idle_times(views: Views, rows: Rows, span: float) -> IdleTimes:
-    """Return when each lane of a device is idle, and why; a trace without its program knows no reasons."""
+def idle_times(views: Views, rows: Rows, until: float) -> IdleTimes:
+    """Return when each lane of a device is idle before a time, and why; without its program a trace has no reasons."""
+    span = float(views.end.max()) or 1.0
     unused = np.setdiff1d(np.arange(len(rows.lane_top)), rows.lane)
     if views.run is None:
         gaps = _gaps(rows.lane, views.tasks["start"][views.bars], views.tasks["end"][views.bars], span)
     else:
         gaps = _program_gaps(views.run, views.bars, rows)
     unused_spans = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), IdleReason.NOTHING)
-    return IdleTimes(*map(np.append, gaps, unused_spans))
+    idle = IdleTimes(*map(np.append, gaps, unused_spans))
+    shown = idle.begin < until
+    return IdleTimes(idle.lane[shown], idle.begin[shown], np.minimum(idle.end[shown], until), idle.reason[shown])
 
 
 def _program_gaps(run: Run, bars: Ints, rows: Rows) -> IdleTimes:

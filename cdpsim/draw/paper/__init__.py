@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, label
+from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, label
+from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.paper.content import Spots, in_cells, passed_on, side_by_side, spots, synchronisations
 from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, Views, title
@@ -20,14 +21,14 @@ from cdpsim.trace import Trace
 FIGURE_1 = (("DP", "multi-dp", None), ("CDP-v1", "multi-cdp", "cdp-v1"), ("CDP-v2", "multi-cdp", "cdp-v2"))
 
 # All in points. A column of the paper is 3.35 inches wide; with the paper's 16 time steps a cell has 13.5 points of it.
-_COLUMN = 241.0
+_COLUMN, _NARROWEST = 241.0, 120.0
 _WIDEST = 936.0
 _HIGHEST = 1080.0
 _LEFT, _RIGHT = 20.0, 5.0
 _CELL_WIDTH = 13.5
 _WIDE_CELL = 22.0
 _LEAST_IN_CELL = 3.6
-_LEAST_MARK = 1.8  # a mark that is narrower cannot be seen
+_LEAST_MARK = 3.2  # narrower marks are noise
 _LEAST_FOR_ARROWS = 5.0
 _PAD = 1.3  # on both sides of a cell: a double bar has room between two
 _LINE_HEIGHT = 11.0
@@ -71,6 +72,7 @@ class _Timeline(NamedTuple):
     stages: int
     line: float
     gap: float
+    first: int  # the number of the first stage and micro-batch
 
     @property
     def pitch(self) -> float:
@@ -81,41 +83,52 @@ class _Timeline(NamedTuple):
         return self.stages * self.pitch
 
 
-def figure_1(n: int = 3, steps: int = 2) -> Figure:
+def figure_1(n: int = 3, steps: int = 2, *, look: Look = AS_DRAWN) -> Figure:
     """Draw the paper's Fig. 1 for any n: DP, CDP-v1 and CDP-v2."""
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", steps, at_least=1)
-    _pace(2 * n * steps + 2 * (n - 1), 1.0, side_by_side(n))
+    _pace(2 * n * steps + 2 * (n - 1), 1.0, side_by_side(n), _widest(look))
     runs = [simulate(name, n, steps=steps, rule=rule) for _, name, rule in FIGURE_1]
-    return paper(runs, [words for words, _, _ in FIGURE_1])
+    return paper(runs, [words for words, _, _ in FIGURE_1], first=1, look=look)
 
 
-def paper(traces: Sequence[Trace], titles: Sequence[str] | None = None) -> Figure:
+def paper(
+    traces: Sequence[Trace], titles: Sequence[str] | None = None, *, first: int = 0, look: Look = AS_DRAWN
+) -> Figure:
     """Draw runs as the paper's Fig. 1 does, one under the other on one time axis.
 
-    Stages and micro-batches are counted from 1 and time steps from 0, as there.
+    Time steps are counted from 0; `first` is the number of the first stage and micro-batch, which is 1 there.
     """
     runs = list(map(Views, traces))
     _refuse_undrawable(runs)
     cells = all(map(in_cells, runs))
     places = [spots(views, cells) for views in runs]
-    time = _time_axis(runs, places, cells)
+    time = _time_axis(runs, places, cells, _widest(look))
     names = list(map(label, titles)) if titles else list(map(title, traces))
-    timelines = [_timeline(time, *each, k, len(runs)) for k, each in enumerate(zip(runs, names, places, strict=True))]
-    width = max(_COLUMN, time.at(time.span) + _RIGHT)
-    key = sheet.key_rows(_key_entries(timelines), width - 2 * _RIGHT)
+    heading = label(look.title or "", 300)
+    if look.title is not None and len(names) == 1:
+        names, heading = [heading], ""
+    each = enumerate(zip(runs, names, places, strict=True))
+    timelines = [_timeline(time, *one, k, len(runs), first) for k, one in each]
+    width = max(min(_COLUMN, _widest(look)), time.at(time.span) + _RIGHT)
+    key = sheet.key_rows(_key_entries(timelines) if look.legend else [], width - 2 * _RIGHT)
     height = sum(_TITLE + timeline.height for timeline in timelines) + _AXIS + len(key) * _KEY_LINE + 5
+    height += _TITLE * bool(heading)
     if height > _HIGHEST:
         raise RequestError("timeline", f"has more stages than {_HIGHEST / 72:g} inches have room for; {_ANOTHER_WAY}")
     figure, axes = sheet.new_sheet(width, height)
     top = height
+    for words in [heading] * bool(heading):
+        top -= _TITLE
+        write_words(axes, 3, top + _TITLE / 2, sheet.fitted(words, width - 8, SMALL + 2), SMALL + 2, gid=TITLE)
     for timeline in timelines:
         top -= _TITLE
-        write_words(axes, 3, top + _TITLE / 2 - 1, sheet.fitted(timeline.title, width - 8, SMALL + 1), SMALL + 1)
+        words, own = sheet.fitted(timeline.title, width - 8, SMALL + 1), {"gid": TITLE} if len(timelines) == 1 else {}
+        write_words(axes, 3, top + _TITLE / 2 - 1, words, SMALL + 1, **own)
         _draw_timeline(axes, timeline, time, top)
         top -= timeline.height
     _write_times(axes, time, top)
     sheet.draw_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
-    return figure
+    return sheet.scale_sheet(figure, look)
 
 
 def _refuse_undrawable(runs: Sequence[Views]) -> None:
@@ -130,19 +143,29 @@ def _refuse_undrawable(runs: Sequence[Views]) -> None:
         raise RequestError("traces", "need one unit of time, slots or seconds; draw them apart")
 
 
-def _time_axis(runs: Sequence[Views], places: Sequence[Spots], cells: bool) -> _TimeAxis:
+def _time_axis(runs: Sequence[Views], places: Sequence[Spots], cells: bool, widest: float) -> _TimeAxis:
     span = max(float(views.tasks["end"].max()) for views in runs)
     durations = np.concatenate([place.until - place.begin for place in places])
     typical = 1.0 if cells else float(np.median(durations[durations > 0]))
-    pace = _pace(span, typical, max(place.columns for place in places))
+    pace = _pace(span, typical, max(place.columns for place in places), widest)
     return _TimeAxis(cells, runs[0].in_slots, span, pace, 0.8 * typical * pace)
 
 
-def _pace(span: float, typical: float, columns: int) -> float:
-    """Return the points of a unit of time; refuse what would have too few for tasks that typically take so long."""
+def _widest(look: Look) -> float:
+    """Return the points that a sheet may be wide before it is enlarged for its letters."""
+    if look.inches_wide is None:
+        return _WIDEST
+    return min(max(look.inches_wide * 72 / max((look.letters or SMALL) / SMALL, 1.0), _NARROWEST), _WIDEST)
+
+
+def _pace(span: float, typical: float, columns: int, widest: float) -> float:
+    """Return the points of a unit of time on a sheet as wide as `widest` at most.
+
+    Refuse what would have too few for tasks that typically take so long.
+    """
     cells = span / typical
     wanted = cells * max(_CELL_WIDTH, _LEAST_IN_CELL * columns + 2 * _PAD)
-    room, most = min(_COLUMN - _LEFT - _RIGHT, cells * _WIDE_CELL), _WIDEST - _LEFT - _RIGHT
+    room, most = min(min(_COLUMN, widest) - _LEFT - _RIGHT, cells * _WIDE_CELL), widest - _LEFT - _RIGHT
     width = min(max(wanted, room), most)
     if 0.8 * width / cells / columns < _LEAST_MARK:
         beside = f", {columns} of them side by side" if columns > 1 else ""
@@ -152,21 +175,21 @@ def _pace(span: float, typical: float, columns: int) -> float:
     return width / span
 
 
-def _timeline(time: _TimeAxis, views: Views, name: str, place: Spots, number: int, of: int) -> _Timeline:
+def _timeline(time: _TimeAxis, views: Views, name: str, place: Spots, number: int, of: int, first: int) -> _Timeline:
     synchronised = synchronisations(views.trace)
     passed = passed_on(views, synchronised) if time.room >= _LEAST_FOR_ARROWS else []
     letter = chr(ord("a") + number) if number < 26 else str(number)
     name, prefix = (f"({letter}) {name}", f"{letter}-") if of > 1 else (name, "")
     stages = int(views.tasks["stage"].max()) + 1
     size, gap = _LINE_HEIGHT if place.lines == 1 else _SMALL_LINE, 10.5 if passed or stages == 1 else 4.5
-    return _Timeline(views, name, prefix, place, synchronised, passed, stages, size, gap)
+    return _Timeline(views, name, prefix, place, synchronised, passed, stages, size, gap, first)
 
 
 def _draw_timeline(axes: Axes, timeline: _Timeline, time: _TimeAxis, top: float) -> None:
     bottom = top - timeline.height
     for j in range(timeline.stages):
         y = bottom + j * timeline.pitch
-        write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + 1), ha="right")
+        write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + timeline.first), ha="right")
         sheet.draw_lines(axes, [(_LEFT, y), (time.at(time.span), y)], edgecolor=PALE, lw=0.4)
     write_words(axes, 5, (top + bottom) / 2, "stage", ha="center", va="center", rotation=90)
     boxes = _boxes(timeline, time, bottom)
@@ -195,7 +218,7 @@ def _boxes(timeline: _Timeline, time: _TimeAxis, bottom: float) -> dict[int, Box
 def _draw_marks(axes: Axes, timeline: _Timeline, time: _TimeAxis, boxes: dict[int, Box]) -> None:
     tasks = timeline.views.tasks
     names = ("kind", "step", "micro_batch", "stage", "stale")
-    digits = len(str(tasks["micro_batch"].max() + 1))
+    digits = len(str(tasks["micro_batch"].max() + timeline.first))
     for row, box in boxes.items():
         kind, t, i, j, stale = (tasks[name][row].item() for name in names)
         name = f"{timeline.prefix}{kind}-t{t}-i{i}-j{j}"
@@ -205,7 +228,8 @@ def _draw_marks(axes: Axes, timeline: _Timeline, time: _TimeAxis, boxes: dict[in
             sheet.fill_polygon(axes, bar, palette.colour(i), name=f"{name}-bar", alpha=0.35)
             middle, half = (left + right) / 2, min((right - left) / 2, _LINE_HEIGHT / 2.2)
             box = (middle - half, middle + half, lower, upper)
-        _draw_task(axes, kind, i, box, stale=bool(stale), digits=digits, name=name)
+        number = str(i + timeline.first).rjust(digits)
+        _draw_task(axes, kind, palette.colour(i), number, box, stale=bool(stale), name=name)
 
 
 def _draw_message(axes: Axes, timeline: _Timeline, number: int, arrival: float, maker: Box, user: Box) -> None:
@@ -252,17 +276,16 @@ def _nice(least: float, integer: bool) -> float:
     return float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9)))
 
 
-def _draw_task(axes: Axes, kind: str, micro_batch: int, box: Box, *, stale: bool, digits: int, name: str) -> None:
-    """Draw a task's block arrow, struck through if stale; with its number, from 1, where so many digits fit."""
+def _draw_task(axes: Axes, kind: str, fill: str, number: str, box: Box, *, stale: bool, name: str) -> None:
+    """Draw a task's block arrow, struck through if stale; with its number, as wide as the widest, where that fits."""
     left, right, lower, upper = box
     gap = min(0.4, 0.1 * (right - left))
     box = (left + gap, right - gap, lower + 0.3, upper - 0.3)
-    fill = palette.colour(micro_batch)
     sheet.fill_polygon(axes, _block_arrow(kind, box), fill, name=name)
     if stale:
         _slash(axes, box, f"{name}-slash")
-    if right - left >= _DIGIT * digits + 1:
-        _write_number(axes, kind, str(micro_batch + 1), box, fill, clear=stale)
+    if right - left >= _DIGIT * len(number) + 1:
+        _write_number(axes, kind, number.strip(), box, fill, clear=stale)
 
 
 def _block_arrow(kind: str, box: Box) -> list[SheetPoint]:
@@ -313,7 +336,7 @@ def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
     )
     entries: list[KeyEntry] = []
     for shade in sorted({i % len(palette.COLOURS) for i in numbers}):
-        sharing = [str(i + 1) for i in numbers if i % len(palette.COLOURS) == shade]
+        sharing = [str(i + timelines[0].first) for i in numbers if i % len(palette.COLOURS) == shade]
         words = ", ".join(sharing[:2]) + (", …" if len(sharing) > 2 else "")
         entries.append(KeyEntry(partial(_draw_shade, shade), 6, words if entries else f"micro-batch {words}"))
     entries += [KeyEntry(partial(_draw_kind, kind), 7, word) for kind, word in KIND_WORDS.items() if kind in kinds]

@@ -6,9 +6,30 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdpsim.draw.canvas import GREY, amount_text
-from cdpsim.draw.sheet import SMALL, draw_key, fitted, key_rows, new_sheet, width_of, write_words
-from cdpsim.draw.snapshot.devices import Arrangement, Board, Form, arrange, draw_devices, moment_entries, words_entries
+from cdpsim.draw.canvas import GREY, TITLE, amount_text, label
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.sheet import (
+    SMALL,
+    draw_key,
+    fitted,
+    key_rows,
+    new_sheet,
+    scale_in,
+    scale_sheet,
+    sheet_in,
+    width_of,
+    write_words,
+)
+from cdpsim.draw.snapshot.devices import (
+    Arrangement,
+    Board,
+    Form,
+    arrange,
+    draw_devices,
+    in_a_row,
+    moment_entries,
+    words_entries,
+)
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, read_moment
 from cdpsim.draw.views import Views, title
 from cdpsim.errors import RequestError, whole_number
@@ -47,7 +68,7 @@ class _Part(NamedTuple):
     arrangement: Arrangement
 
 
-def snapshot(trace: Trace, slot: float | str) -> Figure:
+def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Axes | None = None) -> Figure:
     """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
 
     Micro-batches, stages and devices are counted from 0, as in the files of a trace.
@@ -62,24 +83,25 @@ def snapshot(trace: Trace, slot: float | str) -> Figure:
     entries += words_entries(in_slots=trace.in_slots, by_stage=arrangement.by_stage)
     room = arrangement.columns * form.pitch + _STAGES
     width = max(_LEAST_WIDTH, room + 2 * _MARGIN)
-    rows = key_rows(entries, width - 2 * _MARGIN)
+    rows = key_rows(entries if look.legend else [], width - 2 * _MARGIN)
     high = arrangement.rows * form.rise + form.strip + 3
     height = _HEAD + high + len(rows) * _KEY_PITCH + 3 * _MARGIN
-    figure, axes = new_sheet(width, height)
+    figure, sheet = new_sheet(width, height) if axes is None else sheet_in(axes, width, height)
     when = f", time step {now}" if trace.in_slots else f", {amount_text(now, 's')}"
-    words = fitted(title(trace), width - 2 * _MARGIN - width_of(when, SMALL + 1), SMALL + 1) + when
-    write_words(axes, _MARGIN, height - _HEAD / 2 - 1, words, SMALL + 1)
+    own = title(trace) if look.title is None else label(look.title, 300)
+    words = fitted(own, width - 2 * _MARGIN - width_of(when, SMALL + 1), SMALL + 1) + when
+    write_words(sheet, _MARGIN, height - _HEAD / 2 - 1, words.removeprefix(", "), SMALL + 1, gid=TITLE)
     bottom = height - _HEAD - high
     stashes = {device: moment.stash.get(device, 0) for device in moment.stages}
     feet = {d: f"{d}: {stash if trace.in_slots else amount_text(stash, 'B')}" for d, stash in stashes.items()}
     if arrangement.by_stage:
-        _write_stages(axes, arrangement.rows, form, _MARGIN, bottom)
-    draw_devices(Board(axes, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom), feet)
-    draw_key(axes, _MARGIN, bottom - _MARGIN, rows, _KEY_PITCH)
-    return figure
+        _write_stages(sheet, arrangement.rows, form, _MARGIN, bottom)
+    draw_devices(Board(sheet, moment, arrangement, form, (width - room) / 2 + _STAGES, bottom), feet)
+    draw_key(sheet, _MARGIN, bottom - _MARGIN, rows, _KEY_PITCH)
+    return scale_sheet(figure, look) if axes is None else scale_in(axes)
 
 
-def figure_2(n: int = 3, slot: int | None = None) -> Figure:
+def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> Figure:
     """Draw the paper's Fig. 2 for any n: implementations side by side, without CDP above and with it below.
 
     Each is shown at the same slot of its second training step, by default at one at which most activations are held.
@@ -99,10 +121,13 @@ def figure_2(n: int = 3, slot: int | None = None) -> Figure:
     ]
     left, high = 2 * _MARGIN + _STAGES, n * form.rise
     width = left + sum(widths) + _GROUP_GAP * (len(groups) - 1) + _MARGIN
-    rows = key_rows(moment_entries(moments, form, in_slots=True), width - 2 * _MARGIN)
+    rows = key_rows(moment_entries(moments, form, in_slots=True) * look.legend, width - 2 * _MARGIN)
+    heading = fitted(label(look.title or "", 300), width - 2 * _MARGIN, SMALL + 2)
     bottom = len(rows) * _KEY_PITCH + 2 * _MARGIN
     height = bottom + 2 * high + _GROUP_GAP + _HEAD + _MARGIN
-    figure, axes = new_sheet(width, height)
+    figure, axes = new_sheet(width, height + _HEAD * bool(heading))
+    if heading:
+        write_words(axes, _MARGIN, height + _HEAD / 2 - 1, heading, SMALL + 2, gid=TITLE)
     feet = [bottom, bottom + high + _GROUP_GAP]  # of the rows
     for words, foot in zip(_ROWS, feet, strict=True):
         write_words(axes, _MARGIN + 3, foot + high / 2, words, SMALL + 1, ha="center", va="center", rotation=90)
@@ -115,7 +140,7 @@ def figure_2(n: int = 3, slot: int | None = None) -> Figure:
                 draw_devices(Board(axes, part.moment, part.arrangement, form, x, foot, f"{part.name}-"))
         left += room + _GROUP_GAP
     draw_key(axes, _MARGIN, bottom - _MARGIN, rows, _KEY_PITCH)
-    return figure
+    return scale_sheet(figure, look)
 
 
 def _part(name: str, n: int, slot: int | None) -> _Part:
@@ -129,7 +154,7 @@ def _arranged(moment: Moment) -> Arrangement:
     if len(moment.stages) > _MOST_COLUMNS * _MOST_ROWS:
         most = _MOST_COLUMNS * _MOST_ROWS
         raise RequestError("snapshot", f"has {len(moment.stages)} devices, of which {most} can be drawn; {_SMALLER}")
-    arrangement = arrange(moment.stages)
+    arrangement = in_a_row(arrange(moment.stages))
     if arrangement.columns > _MOST_COLUMNS or arrangement.rows > _MOST_ROWS:
         raise RequestError(
             "snapshot",

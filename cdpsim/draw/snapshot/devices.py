@@ -28,6 +28,7 @@ _ARROWS = {
 _DISK = 4.0
 _DISK_PITCH = 2 * _DISK + 1.5
 _MOST_COLOURS = 8
+_MOST_LABELS = 2  # of a disk
 
 
 class Arrangement(NamedTuple):
@@ -75,6 +76,15 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
         beside = Counter(low for low, _ in spans.values())
         column = {device: at + (len(used_rows) - beside[spans[device][0]]) / 2 for device, at in column.items()}
     return Arrangement(column, row, spans, by_stage, len(used_rows), max(high for _, high in spans.values()) + 1)
+
+
+def in_a_row(arrangement: Arrangement) -> Arrangement:
+    """Return an arrangement side by side instead of one above the other, where each device has a row of its own."""
+    if arrangement.columns > 1 or arrangement.rows < len(arrangement.column):
+        return arrangement
+    column = {device: float(low) for device, (low, _) in arrangement.span.items()}
+    row, span = dict.fromkeys(arrangement.row, 0), dict.fromkeys(arrangement.span, (0, 0))
+    return Arrangement(column, row, span, False, arrangement.rows, 1)
 
 
 class Board(NamedTuple):
@@ -152,6 +162,8 @@ def _draw_place(board: Board, place: Place) -> None:
         part = Wedge((x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=fill, edgecolor="none")
         put_patch(board.axes, part, f"{name.format('disk')}-i{i}")
     _write_numbers(board, x, y, running)
+    if board.form.first == 0 and (words := " ".join(moment.labels.get(place, ())[:_MOST_LABELS])):
+        write_words(board.axes, x, y + board.radius(place) + 3.2, words, 6, ha="center", color=INK, zorder=4)
     if not board.arrangement.by_stage:
         words = str(place[1] + board.form.first)
         write_words(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
@@ -273,10 +285,11 @@ def moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> 
 
 
 def words_entries(*, in_slots: bool, by_stage: bool) -> list[KeyEntry]:
-    """Return the entries of the words at the foot of a device and, where rows are no stages, beside a disk."""
+    """Return the entries of the words above a disk, at the foot of a device and, where rows are no stages, beside."""
     words = "0: 1" if in_slots else "0: 1 GB"
     foot = KeyEntry(partial(_write_grey, words), 3.6 * len(words), "device, and the activations that it holds")
-    return [foot] if by_stage else [foot, KeyEntry(partial(_write_grey, "0"), 4, "stage, beside its disk")]
+    task = KeyEntry(partial(_write_grey, "1F3"), 11, "task: stage, kind, micro-batch")
+    return [task, foot] if by_stage else [task, foot, KeyEntry(partial(_write_grey, "0"), 4, "stage, beside its disk")]
 
 
 def _has_empty_place(moment: Moment) -> bool:

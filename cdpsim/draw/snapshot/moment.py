@@ -30,6 +30,7 @@ class Moment(NamedTuple):
 
     stages: dict[int, list[int]]  # of each device, at any time
     running: dict[Place, list[int]]  # the micro-batches that are computed
+    labels: dict[Place, list[str]]  # the tasks that compute them, such as 1F3
     states: frozenset[Place] | None  # where parameters are alive; None if not known
     activations: dict[Place, int]  # how many micro-batches' activations of that stage are held
     stash: dict[int, float]  # activations of each device, in stages' worth or bytes
@@ -106,12 +107,15 @@ def moment_at(views: Views, now: float) -> Moment:
     under_way = (messages["start"] <= leaving) & (leaving < messages["end"])
     under_way |= views.in_slots & (messages["start"] == leaving)
     running: dict[Place, list[int]] = {}
-    columns = (tasks[name][rows].tolist() for name in ("device", "stage", "micro_batch"))
-    for device, stage, i in zip(*columns, strict=True):
+    labels: dict[Place, list[str]] = {}
+    columns = (tasks[name][rows].tolist() for name in ("device", "stage", "micro_batch", "kind"))
+    for device, stage, i, kind in zip(*columns, strict=True):
         running.setdefault((device, stage), []).append(i)
+        labels.setdefault((device, stage), []).append(f"{stage}{kind}{i}")
     return Moment(
         stages_served(views),
         {place: sorted(several) for place, several in running.items()},
+        labels,
         frozenset(_alive(views.run, _parameters(views.run), now)) if views.run else None,
         dict(Counter(_alive(views.run, views.run.program.stashes, now))) if views.run else {},
         _stash(views, now),

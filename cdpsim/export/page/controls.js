@@ -56,6 +56,12 @@ function coloursOf(colouring) {
   return [...new Set(classes)].sort((a, b) => a - b).map((c) => chip(look.hex[c], word(c)));
 }
 
+// Once for all that changes it at a time.
+let legendDue = false;
+function legendSoon() {
+  if (!legendDue) legendDue = true, queueMicrotask(() => ((legendDue = false), legend()));
+}
+
 function legend() {
   const present = [...new Set(kind)].sort((a, b) => a - b), byKind = view.colouring === "kind";
   const shape = (k) => {
@@ -63,7 +69,7 @@ function legend() {
     return chip(look.hex[c], KIND_NAMES[k], side, hexOf(look.band[c]));
   };
   const shapes = present.filter((k) => byKind || k < UPDATE).map(shape);
-  const held = facts.categories.map((_, c) => c).filter((c) => memory.layers[c].some(Boolean));
+  const held = facts.categories.map((_, c) => c).filter((c) => memories.some(({ one }) => one.layers[c].some(Boolean)));
   const layers = held.map((c) => chip(look.hex[facts.categoryColours[c]], facts.categories[c]));
   const group = (title, ...entries) => {
     const [div, b] = [document.createElement("div"), document.createElement("b")];
@@ -73,25 +79,28 @@ function legend() {
   };
   const slash = stale.includes(1) ? ["/ a newer version exists"] : [];
   const colours = group(view.colouring, ...(byKind ? shapes : coloursOf(view.colouring)));
-  by("legend").replaceChildren(colours, group("", ...(byKind ? [] : shapes), ...slash), group("memory", ...layers));
+  const both = present.includes(WEIGHTS) ? "B for torch's B or I" : "";
+  const labels = group("1F3", ["stage 1, forward, micro-batch 3", both].filter(Boolean).join("; "));
+  const marks = group("", ...(byKind ? [] : shapes), ...slash);
+  by("legend").replaceChildren(colours, marks, labels, group("memory", ...layers));
 }
 
 function recolour(colouring) {
-  colour(colouring), legend(), redraw();
+  colour(colouring), legendSoon(), redraw();
 }
 
+// Of memory and traffic of a device, in each run that has it; of -1, of all.
 function watch(device) {
-  const list = by("device");
-  const listed = [...list.options].some((option) => Number(option.value) === device);
+  const list = by("device"), listed = [...list.options].some((option) => Number(option.value) === device);
   if (!listed) list.add(new Option(`device ${device}`, device));
   list.value = view.device = device;
-  memory = memoryOf(device), traffic = trafficOf(device);
-  legend(), redraw();
+  watchTracks(), legendSoon(), redraw();
 }
 
+const isDark = () => document.documentElement.dataset.theme === "dark";
 function theme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  tint(), legend(), redraw();
+  tint(), legendSoon(), redraw();
 }
 
 const closer = () => zoom(0.7), further = () => zoom(1 / 0.7);
@@ -104,9 +113,20 @@ const keys = {
   PageUp: () => scroll(size.top - size.bottom), PageDown: () => scroll(size.bottom - size.top),
   "[": () => heighten(0.8), "]": () => heighten(1.25),
   n: () => jump(1), N: () => jump(-1), "/": () => by("query").select(), "?": () => by("keys").showModal(),
+  c: () => trace(!paths),
+  r: () => {
+    if (range) take(0, 0);
+    else if (selected >= 0 && end[selected] > start[selected]) take(start[selected], end[selected]);
+    else take(view.from, view.to);
+  },
   p: () => { if (selected >= 0 && blockerOf(selected) >= 0) select(blockerOf(selected), true); },
-  m: () => watch(view.device < devices || selected < 0 || selected >= tasks ? devices : owner[rowOf(selected)]),
-  Escape: () => (selected >= 0 ? select(-1) : ((by("query").value = ""), find(""))),
+  m: () => watch(view.device >= 0 || selected < 0 || selected >= tasks ? -1 : own(owner[rowOf(selected)])),
+  Escape: () => {
+    if (selected >= 0) select(-1);
+    else if (paths) trace(false);
+    else if (range) take(0, 0);
+    else by("query").value = "", find("");
+  },
 };
 document.addEventListener("keydown", (event) => {
   const { key, target } = event;
@@ -140,8 +160,10 @@ function grip() {
   return { x: (a.x + b.x) / 2, wide: Math.max(20, Math.hypot(a.x - b.x, a.y - b.y)) };
 }
 canvas.addEventListener("pointerdown", (event) => {
+  const { offsetX: x, offsetY: y } = event, overview = y < size.overview;
   canvas.setPointerCapture(event.pointerId);
-  fingers.set(event.pointerId, { x: event.offsetX, y: event.offsetY, overview: event.offsetY < size.overview });
+  const since = !overview && (event.shiftKey || y < size.top) ? timeAt(x) : null; // where a range begins
+  fingers.set(event.pointerId, { x, y, overview, since });
   moved = 0;
 });
 canvas.addEventListener("pointermove", (event) => {
@@ -151,12 +173,14 @@ canvas.addEventListener("pointermove", (event) => {
   if ((moved += Math.abs(dx) + Math.abs(dy)) < 5) return;
   Object.assign(finger, { x, y }), canvas.classList.add("dragged"), point();
   if (finger.overview) overviewTo(x);
+  else if (finger.since !== null && !before) take(finger.since, timeAt(x), false);
   else if (before) zoom(before.wide / grip().wide, before.x), pan(before.x - grip().x);
   else pan(-dx), scroll(-dy);
 });
 function lift(event) {
   const finger = fingers.get(event.pointerId);
   fingers.delete(event.pointerId), canvas.classList.remove("dragged");
+  if (finger && moved >= 5 && finger.since !== null && range) take(...range);
   if (!finger || moved >= 5 || event.type === "pointercancel") return;
   if (finger.overview) return overviewTo(finger.x);
   const found = under(finger.x, finger.y, event.pointerType === "touch" ? 10 : 4);
@@ -167,38 +191,60 @@ canvas.addEventListener("pointercancel", lift);
 canvas.addEventListener("pointerleave", () => point());
 canvas.addEventListener("dblclick", fit);
 
-const buttons = { in: closer, out: further, fit, next: keys.n, previous: keys.N, blocker: keys.p, help: keys["?"] };
+const buttons = { in: closer, out: further, fit, next: keys.n, previous: keys.N, path: keys.c };
+Object.assign(buttons, { blocker: keys.p, help: keys["?"] });
 for (const [id, action] of Object.entries(buttons)) by(id).addEventListener("click", action);
 by("close").addEventListener("click", () => (select(-1), canvas.focus()));
-by("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme !== "dark"));
+by("clear").addEventListener("click", () => (take(0, 0), canvas.focus()));
+for (const id of ["from", "to"])
+  by(id).addEventListener("change", () => take(by("from").value * UNIT, by("to").value * UNIT));
+by("theme").addEventListener("click", () => theme(!isDark()));
 by("query").addEventListener("input", () => find(by("query").value));
 by("colour").addEventListener("change", () => recolour(by("colour").value));
 by("device").addEventListener("change", () => watch(Number(by("device").value)));
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 prefersDark.addEventListener("change", () => theme(prefersDark.matches));
 
-function introduce() {
-  for (const colouring of Object.keys(COLOURINGS)) by("colour").add(new Option(colouring, colouring));
-  by("device").add(new Option("all devices", devices));
-  for (let one = 0; one < Math.min(devices, 256); one++) by("device").add(new Option(`device ${one}`, one));
-  const { makespan, period, bubble, mean_staleness } = facts.summary;
-  const figures = [count(devices, "device"), count(tasks, "task"), count(bars - tasks, "message")];
+// On paper it is light and fine, and so high that all lanes are there, as far as they go on a sheet.
+const PAPER = { width: 900, height: 640, highest: 1150, fine: 3 };
+let wasDark = false;
+window.addEventListener("beforeprint", () => {
+  wasDark = isDark(), theme(false), measure(PAPER, PAPER.fine);
+  measure({ width: PAPER.width, height: Math.min(PAPER.highest, PAPER.height + overflow()) }, PAPER.fine), draw();
+});
+window.addEventListener("afterprint", () => (theme(wasDark), measure(), draw()));
+
+function figuresOf({ summary, devices }, counts) {
+  const { makespan, period, bubble, mean_staleness } = summary, figures = [count(devices, "device"), ...counts];
   if (makespan !== undefined) figures.push(`${duration(makespan)} in all`);
   if (period !== undefined) figures.push(`${duration(period)} a step`);
   if (bubble !== undefined) figures.push(`bubble ${(100 * bubble).toFixed(1)} %`);
   if (mean_staleness !== undefined) figures.push(`mean staleness ${Number(mean_staleness.toFixed(3))}`);
-  by("figures").textContent = figures.join(" · ");
-  const label = `Timeline of ${facts.title}: ${figures.join(", ")}. Enter selects a task, Tab the next.`;
-  canvas.setAttribute("aria-label", label);
+  return figures.join(" · ");
 }
 
-introduce(), tint(), colour("micro-batch"), watch(devices), theme(prefersDark.matches), measure(), fit(), find("");
+function introduce() {
+  for (const colouring of Object.keys(COLOURINGS)) by("colour").add(new Option(colouring, colouring));
+  by("device").add(new Option("all devices", -1));
+  const most = Math.max(...runs.map((run) => run.devices));
+  for (let one = 0; one < Math.min(most, 256); one++) by("device").add(new Option(`device ${one}`, one));
+  const counts = runs.map(() => [0, 0]);
+  for (let row = 0; row < rows; row++) counts[runOfRow(row)][Number(row >= deviceRows)] += first[row + 1] - first[row];
+  const figures = runs.map((run, r) => figuresOf(run, [count(counts[r][0], "task"), count(counts[r][1], "message")]));
+  const told = figures.map((text, r) => (runs.length > 1 ? `${runs[r].name}: ${text}` : text));
+  by("figures").replaceChildren(...told.map((text) => element("div", text)));
+  const label = `Timeline of ${facts.title}: ${told.join("; ")}. Enter selects a task, Tab the next.`;
+  canvas.setAttribute("aria-label", label);
+  by("path").hidden = !waits.length, by("unit").textContent = UNIT_WORD;
+}
+
+introduce(), theme(prefersDark.matches), recolour("micro-batch"), watch(-1), measure();
 by("wait").remove();
 new ResizeObserver(() => (measure(), draw())).observe(canvas);
 
 // What tests and the curious may read.
 window.cdpsim = Object.freeze({
-  bars, tasks, about, name,
+  bars, tasks, about, name, sums,
   get view() { return { ...view }; },
   get frames() { return [...frames]; }, // milliseconds of the last ones
   get selected() { return selected; },
@@ -207,10 +253,9 @@ window.cdpsim = Object.freeze({
     const { gutter: left, width: right, top, bottom, height } = size;
     return { left, right, top, memory: bottom + 8, traffic: height - size.traffic };
   },
-  place(k) {
-    const row = rowOf(k), top = size.top + tops[row] - view.scroll;
-    const bottom = top + (isMarks(row) ? MARK : tallness(row));
-    return { left: placeOf(start[k]), right: placeOf(end[k]), top, bottom };
-  },
+  get range() { return range; },
+  get paths() { return paths && paths.map((chain) => [...chain]); },
+  time: (k) => [start[k], end[k]],
+  place: placeOfBar,
 });
 requestAnimationFrame(() => requestAnimationFrame(() => (document.documentElement.dataset.drawn = "yes")));

@@ -2,11 +2,11 @@
 const canvas = by("timeline"), paper = canvas.getContext("2d", { alpha: false });
 const [GREY, INK] = [8, 9]; // classes of colour after those of the palette
 const MARK = 7; // how high an update is
-const view = { from: 0, to: whole, scroll: 0, tall: 0, colouring: "micro-batch", device: devices };
+const view = { from: 0, to: whole, scroll: 0, tall: 0, colouring: "micro-batch", device: -1 }; // of all devices
 const look = {}, size = {}, frames = [];
 const classes = new Uint8Array(bars), tops = new Float64Array(rows + 1);
-let search = null; // hits before each bar
-let selected = -1, pointed = null, memory, traffic, share, waiting = false;
+let search = null, lit = null; // hits, and bars that stand out, before each bar
+let selected = -1, pointed = null, memories = [], traffics = [], share, waiting = false;
 
 const COLOURINGS = {
   "micro-batch": (k) => (kind[k] === UPDATE ? INK : micro_batch[k] < 0 ? GREY : micro_batch[k] % 8),
@@ -32,8 +32,8 @@ function blend(a, b, part) {
 function rect(colour, x, y, wide, tall) {
   paper.fillStyle = colour, paper.fillRect(x, y, wide, tall);
 }
-function write(text, x, y, { colour = look.grey, align = "right", most } = {}) {
-  paper.font = "11px system-ui, sans-serif", paper.textBaseline = "middle";
+function write(text, x, y, { colour = look.grey, align = "right", most, bold } = {}) {
+  paper.font = `${bold ? "bold " : ""}11px system-ui, sans-serif`, paper.textBaseline = "middle";
   paper.textAlign = align, paper.fillStyle = colour, paper.fillText(text, x, y, most);
 }
 function stroke(colour, width, from, to) {
@@ -55,9 +55,8 @@ function tint() {
 }
 
 // Where everything stands, in CSS pixels.
-function measure() {
-  const { width, height } = canvas.getBoundingClientRect();
-  const fine = Math.min(window.devicePixelRatio || 1, 2), narrow = width < 600, low = height < 340;
+function measure({ width, height } = canvas.getBoundingClientRect(), fine = Math.min(window.devicePixelRatio || 1, 2)) {
+  const narrow = width < 600, low = height < 340;
   Object.assign(size, { width, height, fine, gutter: narrow ? 60 : 104, overview: low ? 18 : 28, axis: 22 });
   Object.assign(size, { memory: low ? 38 : 84, traffic: bars === tasks ? 0 : low ? 28 : 46, narrow });
   Object.assign(size, { top: size.overview + size.axis, bottom: height - size.memory - size.traffic - 16 });
@@ -78,15 +77,17 @@ function measure() {
 function comfortable(space) {
   let lanes = 0;
   for (let row = 0; row < deviceRows; row++) lanes += !isMarks(row);
-  const all = Math.floor((space - 24 - 3 * devices) / (lanes + 0.6 * (rows - deviceRows)));
+  const all = Math.floor((space - 24 * (runs.length > 1 ? 4 : 1) - 3 * devices) / (lanes + 0.6 * (rows - deviceRows)));
   return Math.min(30, Math.max(all >= 12 ? all : Math.floor((0.75 * space) / lanes) - 3, 9));
 }
 
+// Links come under a heading, and so do the devices and the links of each of several runs.
+const isHead = (row) => row === deviceRows || (runs.length > 1 && (!row || runOfRow(row) !== runOfRow(row - 1)));
 const tallness = (row) => (row < deviceRows ? view.tall : Math.max(5, Math.round(0.6 * view.tall)));
 function arrange() {
   let y = 3;
   for (let row = 0; row < rows; row++) {
-    if (row === deviceRows) y += 22;
+    if (isHead(row)) y += 22;
     else if (row && owner[row] !== owner[row - 1]) y += view.tall > 8 ? 3 : 1;
     tops[row] = y;
     if (!isMarks(row)) y += tallness(row) + (view.tall > 8 ? 1 : 0);
@@ -103,7 +104,9 @@ const placeOf = (time) => size.gutter + ((time - view.from) * size.across) / (vi
 // their head.
 function scan(row, ground, wide) {
   const across = size.image.width, each = (view.to - view.from) / across, stop = first[row + 1];
-  for (const line of size.lines) line.fill(ground);
+  const last = ground ? Math.max(0, (ends[runOfRow(row)] - view.from) / each) : across; // of its run
+  for (const line of size.lines)
+    line.fill(ground && look.ground), line.fill(ground, Math.max(0, -view.from / each), last);
   if (ground) for (const x of size.grid) for (const line of size.lines) line[x] = look.grid;
   let k = reach(end, view.from, first[row], stop);
   while (k < stop && start[k] <= view.to) {
@@ -124,7 +127,7 @@ function scan(row, ground, wide) {
 }
 
 function fill(k, left, right) {
-  const shade = classes[k] + (search && search[k + 1] === search[k] ? look.hex.length : 0);
+  const shade = classes[k] + (lit && lit[k + 1] === lit[k] ? look.hex.length : 0);
   size.lines[0].fill(kind[k] === WEIGHTS ? look.band[shade] : look.body[shade], left, right);
   size.lines[1].fill(look.body[shade], left, right);
   size.lines[2].fill(kind[k] === BACKWARD ? look.band[shade] : look.body[shade], left, right);
@@ -132,10 +135,10 @@ function fill(k, left, right) {
 
 // Many bars on one point: the mean colour of some of them, as thin as they leave it; a hit among them is seen.
 function mix(k, next, point, cover, ground) {
-  const hit = search && search[next] > search[k] ? reach(search, search[k] + 1, k, next) - 1 : -1;
+  const hit = lit && lit[next] > lit[k] ? reach(lit, lit[k] + 1, k, next) - 1 : -1;
   if (hit >= 0) return fill(hit, point, point + 2 * size.fine);
   if (busy[next] === busy[k]) return fill(k, point, point + 2 * size.fine);
-  const faint = search ? look.hex.length : 0, samples = Math.min(8, next - k);
+  const faint = lit ? look.hex.length : 0, samples = Math.min(8, next - k);
   const thick = cover >= 0.98 ? 1 : Math.max(0.35, cover);
   const over = (sum, by) => Math.round((sum / samples) * thick + ((ground >> by) & 255) * (1 - thick)) << by;
   for (let part = 0; part < 3; part++) {
@@ -187,11 +190,10 @@ function paintMarks() {
 // What is wide has its name and, if stale, the paper's slash.
 function nameBars(wide) {
   for (let n = 0; n < wide.length; n += 2) {
-    const [k, row] = [wide[n], wide[n + 1]], faint = search && search[k + 1] === search[k];
+    const [k, row] = [wide[n], wide[n + 1]], faint = lit && lit[k + 1] === lit[k];
     const left = Math.max(placeOf(start[k]), size.gutter), right = Math.min(placeOf(end[k]), size.width) - 1;
     const top = size.top + tops[row] - view.scroll, tall = tallness(row), slashed = k < tasks && stale[k];
-    const whose = kind[k] === UPDATE ? "" : `${micro_batch[k]}.`;
-    const text = k >= tasks ? kinds[kind[k]] : `${kinds[kind[k]]}${whose}${stage[k]}`;
+    const text = k >= tasks ? kinds[kind[k]] : label(k);
     const named = tall >= 13 && right - left > 6.4 * text.length + (slashed ? 9 : 3);
     const colour = faint ? look.grey : look.texts[classes[k]];
     if (slashed && !faint && tall > 6) {
@@ -203,24 +205,36 @@ function nameBars(wide) {
   }
 }
 
-// The bar under the pointer; the selected one, and what it waited for, and what that waited for.
+// The bar under the pointer; the selected one, and what it waited for, and what that waited for; or critical paths.
 function frame(k, colour, width) {
-  const row = rowOf(k), x = placeOf(start[k]), y = size.top + tops[row] - view.scroll;
-  const wide = Math.max(placeOf(end[k]) - x, 4), tall = isMarks(row) ? MARK : tallness(row);
-  paper.lineWidth = width, paper.strokeStyle = colour, paper.strokeRect(x - 1.5, y - 1.5, wide + 2, tall + 3);
+  const { left, right, top, bottom } = placeOfBar(k);
+  paper.lineWidth = width, paper.strokeStyle = colour;
+  paper.strokeRect(left - 1.5, top - 1.5, Math.max(right - left, 4) + 2, bottom - top + 3);
+}
+function placeOfBar(k) {
+  const row = rowOf(k), top = size.top + tops[row] - view.scroll;
+  return { left: placeOf(start[k]), right: placeOf(end[k]), top, bottom: top + (isMarks(row) ? MARK : tallness(row)) };
+}
+
+// From the end of each of these bars to the start of the next one; with points only where there is room for them.
+function join(chain, paler) {
+  const low = Math.max(1, reach(chain.ends, view.from, 0, chain.length));
+  const high = reach(chain.ends, view.to, low, chain.length - 1), wide = size.across > 12 * (high - low);
+  for (let n = low; n <= high && n < chain.length; n++) {
+    const before = placeOfBar(chain[n - 1]), next = placeOfBar(chain[n]);
+    const from = [before.right, (before.top + before.bottom) / 2], to = [next.left, (next.top + next.bottom) / 2];
+    paper.globalAlpha = paler ? n / (chain.length - 1) : wide ? 1 : 0.5;
+    stroke(look.ink, wide ? 1.5 : 1, from, to);
+    if (wide) paper.beginPath(), paper.arc(...from, 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
+  }
+  paper.globalAlpha = 1;
 }
 
 function outline(k) {
   if (pointed && pointed.bar >= 0) frame(pointed.bar, look.ink, 1);
+  for (const { joined } of paths ?? []) join(joined, false);
   if (k < 0) return;
-  const middle = (row) => size.top + tops[row] - view.scroll + (isMarks(row) ? MARK : tallness(row)) / 2;
-  for (let one = k, before, left = 4; left && (before = blockerOf(one)) >= 0; one = before, left--) {
-    const from = [placeOf(end[before]), middle(rowOf(before))];
-    paper.globalAlpha = left / 4;
-    stroke(look.ink, 1.5, from, [placeOf(start[one]), middle(rowOf(one))]);
-    paper.beginPath(), paper.arc(...from, 2.5, 0, 7), paper.fillStyle = look.ink, paper.fill();
-  }
-  paper.globalAlpha = 1;
+  if (!paths) join(chainTo(k, 5), true);
   frame(k, look.page, 4), frame(k, look.accent, 2);
 }
 
@@ -231,14 +245,20 @@ function writeLanes() {
   for (let row = Math.max(0, reach(tops, view.scroll - 40, 0, rows) - 1); row < rows; row++) {
     const middle = size.top + tops[row] - view.scroll + tallness(row) / 2;
     if (middle > size.bottom - 5) break;
-    if (row === deviceRows) write("links", x, (last = size.top + tops[row] - view.scroll - 9));
-    const again = row && row !== deviceRows && !isMarks(row - 1) && owner[row] === owner[row - 1];
+    if (isHead(row)) writeHead(row, (last = size.top + tops[row] - view.scroll - 9));
+    const again = row && !isHead(row) && !isMarks(row - 1) && owner[row] === owner[row - 1];
     if (isMarks(row) || again || middle - last < 12 || middle < size.top + 5) continue;
-    const device = size.narrow ? `${owner[row]}` : `device ${owner[row]}`;
+    const device = size.narrow ? `${own(owner[row])}` : `device ${own(owner[row])}`;
     const text = row < deviceRows ? device : linkName(owner[row], size.narrow);
     write(text.length > letters ? `${text.slice(0, letters - 1)}…` : text, x, middle, { colour: look.ink, most });
     last = middle;
   }
+}
+
+function writeHead(row, y) {
+  const what = row < deviceRows ? [] : ["links"], whose = runs.length > 1 ? [runs[runOfRow(row)].name] : [];
+  if (!whose.length) return write("links", size.gutter - 8, y);
+  if (y > size.top) write([...what, ...whose].join(", "), 8, y, { align: "left", colour: look.ink, bold: true });
 }
 
 // Round numbers of time, not nearer than they can be read.
@@ -273,13 +293,14 @@ function draw() {
   paper.putImageData(size.image, Math.round(size.gutter * size.fine), Math.round(size.top * size.fine));
   paper.save(), paper.beginPath(), paper.rect(size.gutter, size.top, size.across, size.bottom - size.top), paper.clip();
   nameBars(wide), outline(selected), paper.restore();
-  drawTracks(), writeAxis(), writeLanes(), drawOverview();
+  laidTracks().forEach(drawTrack), writeAxis(), writeLanes(), drawOverview(), drawRange();
   const shown = size.bottom - size.top, all = shown + overflow();
   paper.globalAlpha = 0.6;
   if (overflow())
     rect(look.grey, size.width - 5, size.top + (view.scroll / all) * shown, 4, Math.max(12, shown ** 2 / all));
   if (pointed) rect(look.grey, Math.round(pointed.x), size.top, 1, size.height - size.top);
   paper.globalAlpha = 1;
+  placeTip(), saveSoon();
   frames.push(performance.now() - began), frames.splice(0, frames.length - 500);
 }
 

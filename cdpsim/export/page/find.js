@@ -21,7 +21,7 @@ function nearest(row, time, slack) {
 
 // What the tip says of a bar or of idle time.
 function described({ row, bar, time }) {
-  if (bar < 0) return row < deviceRows && time >= 0 && time <= whole ? aboutIdle(row, time) : null;
+  if (bar < 0) return row < deviceRows && time >= 0 && time <= ends[runOf(owner[row])] ? aboutIdle(row, time) : null;
   const point = (view.to - view.from) / size.across;
   if (end[bar] - start[bar] >= point) return about(bar);
   const more = reach(start, end[bar] + point, bar, first[rowOf(bar) + 1]) - bar - 1;
@@ -30,47 +30,59 @@ function described({ row, bar, time }) {
 
 // What the tip says of the tracks.
 function held(x, y) {
-  const time = timeAt(x), track = y < size.bottom + 8 + size.memory ? memory : traffic;
-  if (y < size.bottom || x < size.gutter || time > whole) return null;
-  const next = reach(track.time, time, 0, track.time.length);
-  const whose = view.device < devices ? `device ${view.device}` : "all devices";
+  const time = timeAt(x), found = laidTracks().findLast(({ top }) => y >= top - 8);
+  if (!found || x < size.gutter || time > whole) return null;
+  const { one: track, whose, unit, title } = found, next = reach(track.time, time, 0, track.time.length);
   const place = `${whose}, ${slots ? "slot " : ""}${moment(time)}`;
-  if (track === traffic && !traffic.lasting) {
+  if (title === "sent") {
     const stem = next - (next % 2); // each is followed by its end
     return stem < track.sum.length ? [`${amount(track.sum[stem])} sent at ${moment(track.time[stem])}`] : null;
   }
   if (!next) return null;
-  if (track === traffic) return [`${engineering(track.sum[next - 1], "B/s")} on the way`, place];
+  if (unit === "B/s") return [`${engineering(track.sum[next - 1], "B/s")} on the way`, place];
   const layers = facts.categories.map((category, c) => `${category} ${amount(track.layers[c][next - 1])}`);
   return [`${amount(track.sum[next - 1])} held`, place, ...layers];
 }
 
-function lines(element, texts) {
-  const line = (text, k) => Object.assign(document.createElement(k ? "span" : "b"), { textContent: text });
-  element.replaceChildren(...texts.map(line));
+const element = (tag, textContent, more) => Object.assign(document.createElement(tag), { textContent, ...more });
+function lines(into, texts) {
+  into.replaceChildren(...texts.map((text, k) => element(k ? "span" : "b", text)));
+}
+
+// The tip is at the pointer; without one, at the selected bar, where that is in view and there is room beside it.
+let tipped = null;
+function tell(texts, x, y) {
+  const tip = by("tip"), beside = (at, space, size) => Math.max(2, at + 16 + size < space ? at + 16 : at - 12 - size);
+  tip.style.visibility = texts ? "visible" : "hidden";
+  if (!texts) return;
+  if (tipped !== (tipped = texts.join("\n"))) lines(tip, texts);
+  const [left, top] = [beside(x, size.width, tip.offsetWidth), beside(y, size.height, tip.offsetHeight)];
+  tip.style.transform = `translate(${left}px, ${top}px)`;
 }
 
 function point(x, y) {
-  const tip = by("tip"), here = x !== undefined, found = here ? under(x, y, 4) : null;
-  pointed = here ? { x, bar: found ? found.bar : -1 } : null;
-  const texts = found ? described(found) : here ? held(x, y) : null;
-  tip.style.visibility = texts ? "visible" : "hidden";
-  if (texts) {
-    lines(tip, texts);
-    const beside = (at, space, own) => Math.max(2, at + 16 + own < space ? at + 16 : at - 12 - own);
-    const [left, top] = [beside(x, size.width, tip.offsetWidth), beside(y, size.height, tip.offsetHeight)];
-    tip.style.transform = `translate(${left}px, ${top}px)`;
-  }
+  const here = x !== undefined, found = here ? under(x, y, 4) : null;
+  pointed = here ? { x, y, bar: found ? found.bar : -1, texts: found ? described(found) : held(x, y) } : null;
   redraw();
+}
+
+function placeTip() {
+  if (pointed) return tell(pointed.texts, pointed.x, pointed.y);
+  if (selected < 0 || size.narrow) return tell(null);
+  const { left, right, top, bottom } = placeOfBar(selected);
+  const shown = right >= size.gutter && left <= size.width && bottom > size.top && top < size.bottom;
+  tell(shown ? about(selected) : null, Math.min(Math.max(right, size.gutter), size.width) - 10, bottom - 10);
 }
 
 function select(k, reveal) {
   selected = k, by("details").hidden = k < 0;
+  if (reveal) pointed = null;
   if (k >= 0) {
     lines(by("about"), about(k)), by("blocker").hidden = blockerOf(k) < 0;
     by("spoken").textContent = about(k).join(", ");
     if (reveal) bring(k);
   }
+  if (paths) trace(true);
   redraw();
 }
 
@@ -104,33 +116,58 @@ function firstShown() {
   return Math.min(reach(start, view.from, first[row], first[row + 1]), first[row + 1] - 1);
 }
 
-// A word of a search: a function that says whether a bar, in its row, fits.
-function fits(word) {
-  const field = /^([tijdv])=(-?\d+)$/.exec(word.toLowerCase()), letter = kinds.indexOf(word.toUpperCase());
+// The parts of a search: numbers under their names or letters, a task as it is labelled, a link, a word.
+const PART = new RegExp([
+  /(?<field>device|stage|step|micro-batch|version|slot|[tijdv]=)\s*(?<number>-?\d+)/,
+  /(?<stage>\d+)(?<letter>[fbiwu])(?<batch>\d*)\b\/?/,
+  /(?<from>\d+)\s*(?:→|->)\s*(?<to>\d+)/,
+  /(?<word>[^\s,]+)/,
+].map((part) => part.source).join("|"), "g");
+const FIELDS = {
+  step, "t=": step, "micro-batch": micro_batch, "i=": micro_batch, stage, "j=": stage, version, "v=": version,
+};
+
+// A function that says whether a bar, in its row, fits a part.
+function fits({ field, number, stage: place, letter, batch, from, to, word }) {
+  if (field in FIELDS) return (k) => FIELDS[field][k] === Number(number);
+  if (field === "slot") return (k) => start[k] <= number && (end[k] > number || start[k] === Number(number));
   if (field) {
-    const column = { t: step, i: micro_batch, j: stage, v: version }[field[1]], number = Number(field[2]);
-    if (column) return (k) => column[k] === number;
-    return (k, row) => (row < deviceRows ? owner[row] === number : touches(owner[row], number));
+    const same = runs.flatMap((run, r) => (number < run.devices ? [fromDevice[r] + Number(number)] : []));
+    return (k, row) => same.some((one) => (row < deviceRows ? owner[row] === one : touches(owner[row], one)));
   }
-  if (letter >= 0) return (k) => kind[k] === letter;
-  const part = word.toLowerCase().replaceAll(/[_-]/g, " ");
-  if (part === "stale") return (k) => stale[k] === 1;
-  const named = KIND_NAMES.map((text) => text.includes(part));
-  const links = Array.from(data.link_op, (_, link) => linkName(link).replaceAll("-", " ").includes(part));
-  return (k, row) => named[kind[k]] || (row >= deviceRows && links[owner[row]]);
+  if (letter) {
+    const text = `${place}${letter === "i" ? "B" : letter.toUpperCase()}${batch}`; // torch writes I for a B beside a W
+    const alike = batch ? (name) => name === text : (name) => name.startsWith(text);
+    return (k) => stage[k] === Number(place) && alike(label(k).split(" ").at(-1));
+  }
+  const links = Array.from(data.link_op, (_, link) => linkName(link));
+  if (from) return (k, row) => row >= deviceRows && links[owner[row]] === `${from} → ${to}`;
+  if (kinds.includes(word.toUpperCase())) return (k) => kinds[kind[k]] === word.toUpperCase();
+  if (word === "stale") return (k) => stale[k] === 1;
+  const part = word.replaceAll(/[_-]/g, " "), named = KIND_NAMES.map((text) => text.includes(part));
+  const holds = (text) => text.toLowerCase().replaceAll("-", " ").includes(part);
+  const linked = links.map(holds), called = runs.map((run) => runs.length > 1 && holds(run.name));
+  return (k, row) => named[kind[k]] || (row >= deviceRows && linked[owner[row]]) || called[runOfRow(row)];
 }
 
-// Words that must all fit.
+// Counts of what fits before each bar.
+function countBefore(fit) {
+  const before = new Uint32Array(bars + 1);
+  for (let row = 0, k = 0; row < rows; row++)
+    for (; k < first[row + 1]; k++) before[k + 1] = before[k] + (fit(k, row) ? 1 : 0);
+  return before;
+}
+
+// Parts that must all fit.
 function find(text) {
-  const tests = text.trim().split(/\s+/).filter(Boolean).map(fits);
-  search = tests.length ? new Uint32Array(bars + 1) : null;
-  for (let row = 0, k = 0; search && row < rows; row++)
-    for (; k < first[row + 1]; k++) search[k + 1] = search[k] + (tests.every((test) => test(k, row)) ? 1 : 0);
+  const parts = [...text.toLowerCase().matchAll(PART)].map((match) => match.groups);
+  const tests = parts.filter(({ word }) => word !== "of").map(fits);
+  search = tests.length ? countBefore((k, row) => tests.every((test) => test(k, row))) : null;
   const none = Boolean(search && !search[bars]);
   by("count").textContent = search ? count(search[bars], "hit") : "";
   by("query").setAttribute("aria-invalid", String(none));
   by("previous").hidden = by("next").hidden = !search || none;
-  redraw();
+  relight();
 }
 
 // The hit that comes next in time, from the selected bar or from where the view begins; after the last one the first.

@@ -23,6 +23,7 @@ function highest({ sum, tops }, low, high) {
   return best;
 }
 
+// What a device holds; or, numbered on behind all devices, what a whole run does.
 function memoryOf(device) {
   const many = facts.categories.length, { held_first, held_time, held_size, held_sizes } = data;
   const runs = facts.categories.map((_, c) => [held_first[device * many + c], held_first[device * many + c + 1]]);
@@ -43,16 +44,20 @@ function memoryOf(device) {
   return curve(new Float64Array(distinct).map((_, n) => times[inOrder[n]]), layers);
 }
 
-function touches(link, device) {
-  const to = data.link_dst[link];
-  return data.link_src[link] === device || (data.link_op[link] ? members[to].has(device) : to === device);
+// The devices that send or receive what goes over a link.
+function partners(link) {
+  const from = data.link_src[link], to = data.link_dst[link], others = data.link_op[link] ? facts.groups[to] : [to];
+  return from < 0 || others.includes(from) ? others : [from, ...others];
 }
+const touched = Array.from(data.link_op, (_, link) => new Set(partners(link)));
+const touches = (link, device) => touched[link].has(device);
 
 // Bytes per second on their way; where no message takes time, what goes at each moment.
+const lasting = busy[bars] > busy[tasks];
 function trafficOf(device) {
-  const lasting = busy[bars] > busy[tasks], change = new Float64Array(times.length + 1);
+  const change = new Float64Array(times.length + 1);
   for (let row = deviceRows; row < rows; row++) {
-    if (device < devices && !touches(owner[row], device)) continue;
+    if (device < devices ? !touches(owner[row], device) : runOfRow(row) !== device - devices) continue;
     for (let k = first[row], at = 0; k < first[row + 1]; k++) {
       const from = (at += data.gap[k]), to = (at += data.length[k]), bytes = data.sizes[data.size[k - tasks]];
       if (!lasting) change[from] += bytes;
@@ -67,7 +72,7 @@ function trafficOf(device) {
     time.push(times[at]), value.push(rate < 1e-6 * Math.abs(change[at]) ? 0 : rate);
     if (!lasting) time.push(times[at]), value.push(0);
   }
-  return { ...curve(Float64Array.from(time), [Float64Array.from(value)]), lasting };
+  return curve(Float64Array.from(time), [Float64Array.from(value)]);
 }
 
 // How many of all lanes of devices work, over the whole run.
@@ -110,12 +115,14 @@ function highestAcross(one) {
   return places;
 }
 
-// A curve's layers on each other; each step is at least so wide.
-function drawTrack(one, colours, top, tall, title, unit, least) {
+const peakOf = (one) => (one.peak < 0 ? 0 : one.sum[one.peak]);
+
+// A curve's layers on each other; each step is at least so wide. Tracks of one kind have one scale.
+function drawTrack({ one, top, tall, most, colours, least, ...track }) {
   rect(look.page, 0, top - 8, size.width, tall + 8);
   rect(look.line, 0, top - 8, size.width, 1), rect(look.line, size.gutter, top + tall - 1, size.across, 1);
   for (const x of size.grid) rect(look.line, size.gutter + Math.round(x / size.fine), top - 7, 1, tall + 6);
-  const most = one.peak < 0 ? 0 : one.sum[one.peak], places = most ? highestAcross(one) : [];
+  const peak = peakOf(one), places = peak ? highestAcross(one) : [];
   for (let x = 0, until; x < places.length; x = until) {
     for (until = x + 1; until < places.length && places[until] === places[x]; ) until++;
     for (let layer = 0, sum = 0; places[x] >= 0 && layer < colours.length; layer++) {
@@ -124,21 +131,44 @@ function drawTrack(one, colours, top, tall, title, unit, least) {
       if (to > from) rect(look.hex[colours[layer]], size.gutter + x, top + tall - 1 - to, wide, to - from);
     }
   }
+  labelTrack({ one, top, tall, peak, most, ...track });
+}
+
+function labelTrack({ one, top, tall, peak, most, title, unit, whose }) {
+  const edge = size.gutter - 8, widest = size.gutter - 10, x = peak && placeOf(one.time[one.peak]);
   rect(look.page, 0, top, size.gutter, tall);
-  const edge = size.gutter - 8, whose = view.device < devices ? `device ${view.device}` : "all devices";
   write(title, edge, top + 8, { colour: look.ink });
-  write(size.narrow ? whose.replace(" devices", "") : whose, edge, top + 22);
-  if (!most) return write("nothing", size.gutter + 8, top + tall / 2, { align: "left" });
-  const peak = slots ? (+most.toFixed(2)).toLocaleString("en") : engineering(most, unit, 3);
-  if (tall > 40) write(size.narrow ? peak : `peak ${peak}`, edge, top + 36, { most: size.gutter - 10 });
-  const x = placeOf(one.time[one.peak]);
+  if (tall > 26) write(size.narrow ? whose.replace(" devices", "") : whose, edge, top + 22, { most: widest });
+  if (!peak) return write("nothing", size.gutter + 8, top + tall / 2, { align: "left" });
+  const high = slots ? (+peak.toFixed(2)).toLocaleString("en") : engineering(peak, unit, 3);
+  if (tall > 40) write(size.narrow ? high : `peak ${high}`, edge, top + 36, { most: widest });
+  const y = top + 3 + (1 - peak / most) * (tall - 4);
   paper.fillStyle = look.ink;
-  paper.beginPath(), paper.moveTo(x, top + 3), paper.lineTo(x - 4, top - 4), paper.lineTo(x + 4, top - 4);
+  paper.beginPath(), paper.moveTo(x, y), paper.lineTo(x - 4, y - 7), paper.lineTo(x + 4, y - 7);
   if (x >= size.gutter) paper.fill();
 }
 
-function drawTracks() {
-  const { memory: tall, traffic: low } = size, unit = traffic.lasting ? "B/s" : "B";
-  drawTrack(memory, facts.categoryColours, size.bottom + 8, tall, "memory", "B", 1);
-  if (low) drawTrack(traffic, [GREY], size.height - low, low, traffic.lasting ? "traffic" : "sent", unit, 2);
+// All tracks with their places: of memory one for each run, then of traffic.
+function laidTracks() {
+  const blocks = [[memories, size.bottom + 8, size.memory], [traffics, size.height - size.traffic, size.traffic]];
+  return blocks.flatMap(([list, top, tall]) => {
+    const each = (tall + 8) / list.length, most = Math.max(...list.map(({ one }) => peakOf(one)));
+    return tall ? list.map((track, run) => ({ ...track, most, top: top + run * each, tall: each - 8 })) : [];
+  });
+}
+
+// Read the tracks of each run: of all its devices, or of the one that is watched, which not every run has.
+function watchTracks() {
+  const { device } = view, ofDevice = (run, r) => (device < run.devices ? fromDevice[r] + device : -1);
+  const chosen = runs.map((run, r) => (device < 0 ? devices + r : ofDevice(run, r)));
+  const whose = (r) => (runs.length > 1 ? runs[r].name : device < 0 ? "all devices" : `device ${device}`);
+  const none = (layers) => curve([], layers.map(() => []));
+  const { categories, categoryColours: colours } = facts;
+  memories = chosen.map((at, r) => ({
+    one: at < 0 ? none(categories) : memoryOf(at), colours, title: "memory", unit: "B", least: 1, whose: whose(r),
+  }));
+  traffics = chosen.map((at, r) => ({
+    one: at < 0 ? none([0]) : trafficOf(at), colours: [GREY], title: lasting ? "traffic" : "sent",
+    unit: lasting ? "B/s" : "B", least: 2, whose: whose(r),
+  }));
 }

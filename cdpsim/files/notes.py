@@ -1,0 +1,57 @@
+"""Lines on stderr: why an exit code is not 0; notes, unless a process is quiet; and details, if it is verbose."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO
+
+from cdpsim.errors import one_line
+
+QUIET, NOTES, DETAILS = range(3)  # how much is said beside the data
+_VERBOSITY: ContextVar[int] = ContextVar("verbosity", default=NOTES)
+
+
+@contextlib.contextmanager
+def verbosity(level: int) -> Iterator[None]:
+    """Say as much as a level allows, inside."""
+    token = _VERBOSITY.set(level)
+    try:
+        yield
+    finally:
+        _VERBOSITY.reset(token)
+
+
+def is_quiet() -> bool:
+    """Return whether nothing but errors is to be said."""
+    return _VERBOSITY.get() == QUIET
+
+
+def explain(line: str) -> None:
+    """Write to stderr, if it is open, why the exit code is not 0."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"cdpsim: {one_line(line)}", file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+def say(line: str) -> None:
+    """Write a note to stderr, unless the process is quiet."""
+    if not is_quiet():
+        explain(line)
+
+
+def detail(line: str) -> None:
+    """Write to stderr what was read, made or chosen on the way, if the process is verbose."""
+    if _VERBOSITY.get() == DETAILS:
+        explain(line)
+
+
+def silence(stream: IO[str]) -> None:
+    """Discard the buffer of a stream: Python flushes it at exit, and would fail again."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

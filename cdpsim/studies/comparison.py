@@ -1,0 +1,205 @@
+"""Schedules side by side, on equal devices and of equal batches where these are given; with lists, a row for each case.
+
+>>> from cdpsim.studies.comparison import compare
+>>> one = compare(["1f1b", "multi-cdp"], devices=8, batch=256, model="llama2-7b", cluster="a100-nodes")
+>>> [(row.schedule, row.devices, row.n, row.m, row.batch) for row in one.measured]
+[('1f1b', 8, 8, 128, 256), ('multi-cdp', 8, 8, 8, 16)]
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from cdpsim.errors import RequestError, UnknownName, choose, refuse_unknown, short_repr, whole_number
+from cdpsim.front import simulate
+from cdpsim.model import UNIT_MODELS
+from cdpsim.presets import find_model
+from cdpsim.request import Request
+from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.reading import LEAST_STEPS
+from cdpsim.runs import Run
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.comparison_columns import Comparison, known_columns
+from cdpsim.studies.equal_shapes import equal_shape
+from cdpsim.studies.montecarlo import sample_runs
+from cdpsim.studies.partial_requests import PartialRequests
+
+Compared = (
+    str | Schedule | Request | Run | Mapping[str, Any]
+)  # what can be compared; a mapping has the options of a request
+
+_LEAST_VALUES = {"n": 1, "m": 1, "chunks": 1, "replicas": 1, "steps": 1, "prefetch": 0, "seed": 0, "run": 0}
+_LISTS_THEMSELVES = ("slow", "stop", "counts")
+
+
+def compare(
+    *schedules: Compared | Sequence[Compared],
+    devices: int | None = None,
+    batch: int | None = None,
+    runs: int | None = None,
+    sort: str | None = None,
+    **options: Any,
+) -> Comparison:
+    """Return the measured runs of schedules, one by one or in a list; by default of all that take the options.
+
+    With `devices`, each schedule gets the n, m and replicas with which it runs on so many, and with `batch` those with
+    which a training step has so many samples, or micro-batches of a model that does not say how many samples they have.
+    A schedule whose number of micro-batches is its own keeps that, and is marked. An option that a request has once may
+    be a list: rows are all combinations. `sort` is throughput (the default without names), given (with names: in their
+    order) or a column. With `runs`, rows have the quantiles of the step over so many runs.
+
+    Of named schedules without lists each must run; of others, those that cannot are `left_out`. A name that nothing has
+    is refused.
+    """
+    named: list[Compared] = []
+    for given in schedules:
+        named += [given] if isinstance(given, str | Schedule | Run | Mapping) else given
+    refuse_unknown("compare", options, (*OPTION_NAMES, "devices", "batch", "runs", "sort"))
+    columns = [name.replace("-", "_") for name in known_columns(quantiles=runs is not None)]
+    sort = choose("sort", sort or ("given" if named else "throughput"), ("throughput", "given", *columns))
+    devices = None if devices is None else whole_number("devices", devices, at_least=1)
+    batch = None if batch is None else whole_number("batch", batch, at_least=1)
+    _check_shared_options(options, devices, batch)
+    lists = {name: _values(name, options[name]) for name in OPTION_NAMES if _has_several(name, options.get(name))}
+    cases = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+    items = [_options_of_item(item, devices, batch) for item in named or SCHEDULES]
+    every = [{"ignore_memory": True} | item | options | case for item in items for case in cases]
+    if len({_of_slots(own) for own in every}) > 1:
+        raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
+    for model in ({}, {"model": UNIT_MODELS[1]}):
+        rows = _Rows(devices, batch, runs, tuple(lists), strict=bool(named) and not lists)
+        if all(rows.add(own | model, one_clock=len(every) > 1) for own in every):
+            break
+    return rows.comparison(split=bool(model), sort=sort)
+
+
+def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch: int | None) -> None:
+    """Refuse values that no schedule takes, also of options that only some take, and what follows from others."""
+    for option, least in _LEAST_VALUES.items():
+        for value in _values(option, options.get(option)):
+            if value is not None:
+                whole_number(option, value, at_least=least)
+    for option, of, given in (("replicas", "--devices", devices), ("m", "--batch", batch)):
+        if given is not None and options.get(option) is not None:
+            raise RequestError(option, f"follows from {of}; leave either out")
+
+
+def _has_several(name: str, value: Any) -> bool:
+    """Return whether an option has several values; some options, and a rule of rows, are lists themselves."""
+    listed = name not in _LISTS_THEMSELVES and isinstance(value, list | tuple | range)
+    return listed and not (value and isinstance(value[0], list | tuple))
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """Return the values of an option; refuse an empty list."""
+    values = list(value) if _has_several(name, value) else [value]
+    if not values:
+        raise RequestError(name.replace("_", "-"), "is an empty list; give a value, or leave it out")
+    return values
+
+
+def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> dict[str, Any]:
+    """Return the options of what is compared, without those that follow from devices and a batch."""
+    if isinstance(item, str | Schedule):
+        return {"schedule": item}
+    if isinstance(item, Run):
+        item = item.request
+    if not isinstance(item, Mapping):
+        raise RequestError(
+            "compare", f"{short_repr(item)} is no schedule; give a name, a request, a run, or a dict of options"
+        )
+    schedule = {"schedule": item.schedule} if isinstance(item, Request) else {}
+    derived = ("replicas",) * (devices is not None) + ("m",) * (batch is not None)
+    return {name: value for name, value in {**item, **schedule}.items() if name not in derived}
+
+
+def _of_slots(options: Mapping[str, Any]) -> bool:
+    """Return whether a request's model is one of slots."""
+    model = options.get("model", UNIT_MODELS[0])
+    return isinstance(model, str) and model in UNIT_MODELS
+
+
+class _Rows:
+    """The rows of a comparison, measured one run after another.
+
+    If they are `strict`, a schedule that cannot run is refused; else it is left out.
+    """
+
+    def __init__(
+        self, devices: int | None, batch: int | None, runs: int | None, lists: tuple[str, ...], *, strict: bool
+    ) -> None:
+        self.devices, self.batch, self.runs, self.lists, self.strict = devices, batch, runs, lists, strict
+        self.requests = PartialRequests()
+        self.measured: list[Measured] = []
+        self.left_out: dict[str, list[str]] = {}
+        self.refusal: RequestError | None = None
+        self.run: Run | None = None  # the last one
+
+    def add(self, options: Mapping[str, Any], *, one_clock: bool) -> bool:
+        """Measure a request, unless it is one of before; return False if on one clock others' backwards are too short.
+
+        So they are if this schedule splits them: then each takes two slots.
+        """
+        schedule = find_schedule(options["schedule"])
+        try:
+            own = dict(options) | equal_shape(schedule, options, self.devices, self.batch)
+            own |= {} if own.keys() & {"steps", "counts"} else {"steps": _default_steps(own, schedule)}
+            needed = () if self.strict else ("replicas",) if schedule.m is not None else ("m", "replicas")
+            run, taken = self.requests.serve_part({**own, "schedule": schedule}, simulate, needed=needed)
+        except RequestError as error:
+            if self.strict or isinstance(error, UnknownName):
+                raise
+            case = ", ".join(f"{name}={option_text(options[name])}" for name in self.lists)
+            self.left_out.setdefault(error.subject, []).append(schedule.name + f" ({case})" * bool(case))
+            self.refusal = error
+            return True
+        if one_clock and _of_slots(options) and run.request.model.name != options.get("model", UNIT_MODELS[0]):
+            return False
+        measured = measure(run, self.runs if run.request.disorder.is_random else None)
+        asked = {name: option_text(taken[name]) for name in self.lists if name in taken}
+        if not (self.lists and any(_same_figures(measured, asked, other) for other in self.measured)):
+            self.measured.append(replace(measured, asked=asked))
+        self.run = run
+        return True
+
+    def comparison(self, *, split: bool, sort: str) -> Comparison:
+        """Return all rows in an order; refuse options that none of them takes, and a comparison without any."""
+        if self.run is None:
+            assert self.refusal is not None
+            raise self.refusal
+        if self.runs is not None and not any(row.steps for row in self.measured):
+            sample_runs(self.run, self.runs)  # which refuses a run in which nothing is random
+        found = Comparison(
+            self.measured,
+            self.devices,
+            self.batch,
+            slots=self.run.in_slots,
+            split=split,
+            lists=self.lists,
+            left_out=self.left_out,
+            untaken=self.requests.untaken(),
+        )
+        return found if sort == "given" else found.by_throughput() if sort == "throughput" else found.sorted_by(sort)
+
+
+def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:
+    """Return whether a row with these values of options has the figures of another with some of them, or more."""
+    within = asked.items() <= other.asked.items() or other.asked.items() <= asked.items()
+    return within and replace(measured, asked=other.asked) == other
+
+
+def option_text(value: Any) -> str:
+    """Return a value of an option in words: a number, a name, or the name of a model or a cluster."""
+    return str(getattr(value, "name", value))
+
+
+def _default_steps(options: Mapping[str, Any], schedule: Schedule) -> int:
+    """Return the number of steps without --steps, with which all schedules run equally many micro-batches."""
+    if schedule.m != 1:
+        return LEAST_STEPS
+    n = options.get("n")
+    if n is None and not _of_slots(options):
+        n = find_model(options["model"]).n
+    return LEAST_STEPS * (1 if n is None else whole_number("n", n, at_least=1))

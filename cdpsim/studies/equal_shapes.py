@@ -1,0 +1,131 @@
+"""The stages, micro-batches and replicas with which schedules run on equal devices and train on equal batches."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cdpsim.errors import RequestError, whole_number
+from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.presets import find_model
+from cdpsim.request import Request
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.shape import Shape
+from cdpsim.studies.partial_requests import PartialRequests
+
+
+def equal_shape(
+    schedule: Schedule, options: Mapping[str, Any], devices: int | None, batch: int | None
+) -> dict[str, int]:
+    """Return n, m and replicas of a schedule for a number of devices and of samples in a training step, where given.
+
+    A pipeline without n has a stage for each of its chunks on all devices; with n, as many replicas as the devices are
+    enough for. Of other schedules, n and m decide on the devices. A schedule that cannot run on so many devices is
+    refused, and so is a batch that its micro-batches do not divide. A schedule that takes no m keeps its own.
+    """
+    if devices is None:
+        shape = {}
+    elif "replicas" in schedule.options:
+        shape = _pipelines(schedule, options, devices)
+    else:
+        shape = _grid(schedule, options, devices)
+    if options.get("m") is not None and shape.get("m") not in (None, whole_number("m", options["m"], at_least=1)):
+        raise RequestError("m", f"{schedule.name} has m={shape['m']} on {devices} devices; leave it out")
+    if batch is not None and "m" in schedule.options and "m" not in shape:
+        replicas = shape.get("replicas", options.get("replicas", 1))
+        shape["m"] = _micro_batches(options, batch, whole_number("replicas", replicas, at_least=1))
+    return shape
+
+
+def samples_of(options: Mapping[str, Any]) -> int:
+    """Return the samples of a micro-batch of a request's model; 1 where it does not say."""
+    model = _model_of(options)
+    return 1 if model is None else model.samples or 1
+
+
+def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int:
+    """Return how many micro-batches of each replica are a batch."""
+    samples = samples_of(options)
+    m, rest = divmod(batch, samples * replicas)
+    if rest or not m:
+        each = f"{replicas} replicas of micro-batches" if replicas > 1 else "micro-batches"
+        many = f"{samples} sample{'s' * (samples > 1)}"
+        raise RequestError("batch", f"{batch} samples are not divided by {each} of {many}; give a multiple")
+    return m
+
+
+def _pipelines(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[str, int]:
+    """Return n of one pipeline over all devices, or how many pipelines of the given n they are enough for."""
+    chunks = schedule.order.chunks
+    if options.get("chunks") is not None and schedule.order.any_chunks:
+        chunks = whole_number("chunks", options["chunks"], at_least=1)
+    if schedule.shape is not None:
+        n, places = schedule.shape.n, schedule.actions(schedule.shape).devices
+    elif options.get("n") is None:
+        return {"n": devices * chunks, "replicas": 1}
+    else:
+        n = whole_number("n", options["n"], at_least=1)
+        places = max(n // chunks, 1)
+    replicas, rest = divmod(devices, places)
+    if rest or not replicas:
+        problem = f"{devices} are no multiple of the {places} of a pipeline of {schedule.name} with n={n}"
+        raise RequestError("devices", f"{problem}; give a multiple, or another n")
+    return {"n": n, "replicas": replicas}
+
+
+def _grid(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[str, int]:
+    """Return n and m of a schedule whose micro-batches and stages decide on its devices."""
+    most, size_of = _grid_sizes(schedule, options, devices)
+
+    def count_of(m: int) -> int:
+        return _devices_of(schedule, options, *size_of(m))
+
+    enough = 1
+    while enough < most and count_of(enough) < devices:
+        enough = min(2 * enough, most)
+    least = bisect_left(
+        range(enough + 1), devices, lo=1, hi=enough, key=count_of
+    )  # more micro-batches: no fewer devices
+    sizes = {size_of(m): count_of(m) for m in (least - 1, least) if m}
+    for (n, m), count in sizes.items():
+        if count == devices:
+            return {"n": n, "m": m}
+    near = " and on ".join(f"{count} with n={n}, m={m}" for (n, m), count in sizes.items())
+    raise RequestError("devices", f"{schedule.name} runs on {near}, and not on {devices}; give such a number, or an n")
+
+
+def _grid_sizes(
+    schedule: Schedule, options: Mapping[str, Any], devices: int
+) -> tuple[int, Callable[[int], tuple[int, int]]]:
+    """Return how many sizes may have so many devices, and n and m of the k-th of them, from 1, fewer devices first.
+
+    Where any m is taken, n is not more than the model has.
+    """
+    any_m = "m" in schedule.options
+    model = _model_of(options)
+    if options.get("n") is not None:
+        n = whole_number("n", options["n"], at_least=1)
+        return (devices, lambda m: (n, m)) if any_m else (1, lambda _: (n, n))
+    most = model.n if any_m and model is not None else devices
+    return devices, lambda m: (min(m, most), m)
+
+
+def _devices_of(schedule: Schedule, options: Mapping[str, Any], n: int, m: int) -> int:
+    """Return on how many devices a schedule of n stages and m micro-batches runs."""
+    shape = Shape(n, m)
+    if schedule.placement.exclusive:
+        asked = {name: value for name, value in options.items() if name != "m"}
+        shape = replace(shape, widths=PartialRequests().serve({**asked, "schedule": schedule, "n": n}, _widths))
+    return schedule.placement.devices(shape)
+
+
+def _widths(request: Request) -> tuple[int, ...]:
+    return request.widths
+
+
+def _model_of(options: Mapping[str, Any]) -> Model | None:
+    """Return the model of a request's options; None for the slot model."""
+    model = options.get("model", UNIT_MODELS[0])
+    if isinstance(model, str) and model in UNIT_MODELS:
+        return None
+    return Model.from_builtins(model, "model") if isinstance(model, Mapping) else find_model(model)

@@ -1,0 +1,65 @@
+"""A run in six facts for people: what ran, step time, bubble, peak memory, staleness, messages."""
+
+import numpy as np
+
+from cdpsim.files.units import Number, short_text
+from cdpsim.program import Category
+from cdpsim.runs import Run
+from cdpsim.studies.compare import Measured, measure
+
+
+def overview(run: Run, runs: int | None = None) -> dict[str, str]:
+    """Return six facts of a run at rest, in words, by their names; with `runs` also quantiles of the step time."""
+    measured, shape, slots = measure(run, runs), run.request.shape, run.in_slots
+    counts = ((shape.n, "stage"), (shape.m, "micro-batch"), (measured.devices, "device"))
+    what = ", ".join(f"{count} {noun}{_plural_ending(noun) * (count != 1)}" for count, noun in counts)
+    share, exposed = short_text(measured.bubble, "%"), short_text(measured.exposed, "%")
+    age = f"{measured.staleness:.4g} steps, the mean age of the versions that forwards read"
+    return {
+        "run": f"{measured.schedule}: {what}; {measured.setting or 'in slots'}",
+        "step time": _step_text(measured, slots=slots),
+        "bubble": f"{share} of the devices' time; {exposed} is waiting for messages",
+        "peak memory": _memory_text(run),
+        "staleness": age if measured.staleness else "0, every forward reads the newest version",
+        "messages": f"{_number_words(measured.messages)} a step, {_size_words(measured.sent, slots=slots)} sent",
+    }
+
+
+def _plural_ending(noun: str) -> str:
+    return "es" if noun.endswith("ch") else "s"
+
+
+def _step_text(measured: Measured, *, slots: bool) -> str:
+    rate = f"{measured.micro_batch_rate:.4g} micro-batches"
+    if measured.sample_rate:
+        rate = f"{measured.sample_rate:.4g} samples"
+    step = (
+        f"{_time_words(measured.step, slots=slots)}, {measured.period_is}; {rate} per {'slot' if slots else 'second'}"
+    )
+    if measured.steps is None:
+        return step
+    low, high = (_time_words(measured.steps[quantile], slots=slots) for quantile in ("5%", "95%"))
+    return f"{step}; {low} to {high} in 90 % of the runs"
+
+
+def _memory_text(run: Run) -> str:
+    """Return the peak memory of the fullest device, how much that has, and the largest peak of a category there."""
+    peaks, slots = run.steady_state.run.peaks, run.in_slots
+    device = int(np.argmax(peaks[:, -1]))
+    *parts, total = peaks[device].tolist()
+    most, room = int(np.argmax(parts)), float(run.device_memory[device])
+    of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
+    category = f"{Category(most).name.lower()} up to {_size_words(parts[most], slots=slots)}"
+    return f"{_size_words(total, slots=slots)}{of} on device {device}; {category}"
+
+
+def _time_words(time: Number, *, slots: bool) -> str:
+    return f"{_number_words(time)} slots" if slots else short_text(float(time), "s")
+
+
+def _size_words(size: Number, *, slots: bool) -> str:
+    return f"{_number_words(size)} stage-activations" if slots else short_text(float(size), "B")
+
+
+def _number_words(number: Number) -> str:
+    return f"{float(number):.10g}" if float(number).is_integer() else f"{float(number):.4g}"

@@ -1,0 +1,279 @@
+"""Schedules on equal devices, of equal batches: numbers by the papers' formulas, rates and utilizations by hand."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdpsim import SCHEDULES, Cluster, Model, Request, Stage, simulate
+from cdpsim.cluster import Devices
+from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
+from cdpsim.schedules import Schedule
+from cdpsim.studies.comparison import compare
+from tests.conftest import Command
+from tests.helpers.command_line import refuse
+
+SPEED = Cluster(devices=(Devices(speed=10e12, achieved=0.5, memory=10**9),))
+LAYER = Stage(forward=Work(1e12), backward=Work(2e12), weight_backward=Work(1e12), activation=1000)
+
+
+def layers(count: int, **facts: Any) -> Model:
+    """A model of equal layers, of 2 samples a micro-batch of 100 tokens each."""
+    return Model(stages=(LAYER,) * count, samples=2, tokens=100, **facts)
+
+
+def chunks_of(schedule: Schedule) -> int:
+    """The stages of a device: two of a V."""
+    return 2 if schedule.name in ("zbv", "dualpipev") else 1
+
+
+PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.lists]
+STREAMED = ("pp-cdp", "pipedream", "pipedream-2bw", "pipemare")
+FREE_M = {*PIPELINES, "pipedream-2bw", "pipemare"}
+
+
+def test_one_pipeline_lies_on_all_devices() -> None:
+    """The stages are devices times chunks, and as many micro-batches as the batch has; Table 1's have N of N.
+
+    The pyramid's three stages have 5, 5 and 6 of 16 layers, and so 3, 3 * 11 / 16 and 3 * 6 / 16 devices, rounded up.
+    """
+    found = compare(devices=8, batch=64, model=layers(16), cluster=SPEED)
+    rows = {row.schedule: (row.n, row.m, row.replicas, row.batch) for row in found.measured}
+    expected = {name: (8 * chunks_of(SCHEDULES[name]), 32, 1, 64) for name in FREE_M}
+    expected |= dict.fromkeys(("multi-dp", "multi-cdp", "zero-dp", "zero-cdp", "pp-cdp"), (8, 8, 1, 16))
+    assert rows == expected | {"pipedream": (8, 1, 1, 2), "mp-cdp": (3, 3, 1, 6)}
+    assert {row.devices for row in found.measured} == {8}
+    assert found.left_out == {"devices": ["single-dp", "single-cdp", "mp-dp"]}
+    marked = {row.schedule for row in found.measured if found.mark(row) == "*"}
+    assert marked == {"multi-dp", "multi-cdp", "mp-cdp", "zero-dp", "zero-cdp", "pp-cdp"}
+    assert [row.schedule for row in found.measured if found.mark(row) == "+"] == ["pipedream"]
+
+
+def test_several_pipelines_share_devices_and_batch() -> None:
+    """With four stages, eight devices are two pipelines, or four of those with two stages on a device."""
+    found = compare(n=4, devices=8, batch=64, model=layers(8), cluster=SPEED)
+    rows = {row.schedule: (row.n, row.m, row.replicas, row.batch) for row in found.measured}
+    assert rows["1f1b"] == rows["pipedream-2bw"] == (4, 16, 2, 64)
+    assert rows["zbv"] == rows["dualpipev"] == (4, 8, 4, 64)
+    assert (rows["pp-cdp"], rows["pipedream"]) == ((4, 4, 2, 16), (4, 1, 2, 4))
+    assert (rows["multi-dp"], rows["mp-dp"]) == ((4, 8, 1, 16), (4, 2, 1, 4))
+    assert {row.devices for row in found.measured} == {8}
+    assert found.left_out == {"devices": ["single-dp", "single-cdp", "multi-cdp", "mp-cdp", "zero-dp", "zero-cdp"]}
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 5])
+def test_model_parallelism_has_squares_and_triangles_of_devices(side: int) -> None:
+    """The paper's Table 1: N^2 devices, and N(N+1)/2."""
+    for name, devices in (("mp-dp", side**2), ("mp-cdp", side * (side + 1) // 2)):
+        (row,) = compare([name], devices=devices).measured
+        assert (row.n, row.m, row.devices) == (side, side, devices)
+
+
+def test_more_devices_than_layers() -> None:
+    """Each device of data parallelism has all layers, whatever their number."""
+    (row,) = compare(["multi-dp"], devices=12, model=layers(4), cluster=SPEED).measured
+    assert (row.n, row.m, row.devices) == (4, 12, 12)
+
+
+def test_rates_are_those_of_a_pipeline_with_flushes() -> None:
+    """1F1B of p equal stages takes m + p - 1 passes for m micro-batches: five of 0.6 s, at half of 10 TFLOP/s.
+
+    In these 3 s two devices could compute 60 TFLOP, and compute 4 micro-batches of 2 stages of 3 TFLOP.
+    """
+    (row,) = compare(["1f1b"], devices=2, batch=8, model=layers(2), cluster=SPEED).measured
+    assert [row.step, row.bubble] == pytest.approx([3.0, 1 / 5])
+    assert [row.sample_rate, row.sample_time] == pytest.approx([8 / 3, 3 / 8])
+    assert [row.token_rate, row.per_device] == pytest.approx([800 / 3, 400 / 3])
+    assert [row.mfu, row.hfu] == pytest.approx([0.4, 0.4])
+
+
+def test_recomputation_is_no_use_of_a_model() -> None:
+    """Each backward computes its forward again: five passes of 0.8 s. The model's own FLOP are then 24 of 80 TFLOP."""
+    (row,) = compare(["1f1b"], devices=2, batch=8, model=layers(2), cluster=SPEED, recompute="full").measured
+    assert row.step == pytest.approx(4.0)
+    assert [row.mfu, row.hfu] == pytest.approx([0.3, 0.4])
+    (again,) = compare([Request("1f1b", 2, m=4, model=layers(2), cluster=SPEED, recompute="full")]).measured
+    recorded = Request("1f1b", 2, m=4, model=layers(2), cluster=SPEED, recompute="full").to_builtins()
+    (third,) = compare([recorded]).measured
+    assert (row.mfu, row.hfu) == (again.mfu, again.hfu) == (third.mfu, third.hfu)
+
+
+def test_seconds_have_no_utilization() -> None:
+    model = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
+    (row,) = compare(["1f1b"], devices=2, model=model, cluster=SPEED).measured
+    assert (row.mfu, row.hfu, row.token_rate, row.sample_rate) == (None, None, None, None)
+    assert row.per_device == row.micro_batch_rate / 2
+
+
+def test_utilization_of_a_published_model() -> None:
+    """Chowdhery et al. 2022 (PaLM), appendix B: 6 FLOP a parameter and token, and 12 L h s for attention.
+
+    Fused attention computes its first product again, which this model's file counts in its backward: 14 L h s. The
+    embedding multiplies nothing. One device is never idle, and its file says that 44 % of the peak are reached.
+    """
+    (row,) = compare(["1f1b"], devices=1, batch=8, model="llama2-7b", cluster="a100-nodes").measured
+    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 32_000 * 4096
+    each_token = 6 * parameters + 14 * 32 * 4096 * 4096
+    assert row.token_rate is not None
+    assert row.mfu == pytest.approx(0.44, rel=1e-9)
+    assert row.token_rate * each_token / 312e12 == pytest.approx(row.mfu, rel=1e-3)
+
+
+def test_devices_of_two_kinds_have_both_peaks() -> None:
+    """The slower one decides: it takes 1.2 s a pass, and with the other it could compute 15 TFLOP/s."""
+    kinds = Cluster(devices=(Devices(count=1, speed=10e12), Devices(count=1, speed=2.5e12)))
+    (row,) = compare(["gpipe"], devices=2, batch=4, model=layers(2), cluster=kinds).measured
+    assert row.mfu == pytest.approx(2 * 2 * 3e12 / (row.step * 12.5e12))
+
+
+def test_runs_compare_as_their_requests_do() -> None:
+    """A run has the options of its request; what is neither is refused in one line."""
+    runs = [simulate("1f1b", 4, m=8), simulate("gpipe", 4, m=8)]
+    assert compare(runs) == compare(*runs) == compare(["1f1b", "gpipe"], n=4, m=8)
+    for odd in (3, None, 2.5):
+        with pytest.raises(RequestError, match=r"compare: \S+ is no schedule; give a name, a request, a run"):
+            compare([odd], n=4)  # type: ignore[list-item]
+
+
+def test_a_stage_that_takes_longer_is_named() -> None:
+    """Stages of 3, 3 and 6 TFLOP: the last one has half as much again as their mean."""
+    model = Model(stages=(LAYER, LAYER, Stage(name="head", forward=Work(2e12), backward=Work(4e12))))
+    found = compare(["1f1b", "multi-dp"], devices=3, model=model, cluster=SPEED)
+    assert {row.schedule: (row.imbalance, row.longest_stage) for row in found.measured} == {
+        "1f1b": (pytest.approx(0.5), 2),
+        "multi-dp": (None, None),
+    }
+    assert found.notes[0] == "imbalance 50.0 %, stage 2 (head)"
+    split = compare(["1f1b"], n=[2, 3], model=model, cluster=SPEED)
+    assert split.notes[0] == "imbalance 50.0 %, stage 2 (head), of 3 stages"
+    assert not any(", of 2 stages" in note for note in split.notes)
+    assert not any("imbalance" in note for note in compare(["1f1b"], devices=3, model=layers(3), cluster=SPEED).notes)
+
+
+def test_rows_are_all_combinations() -> None:
+    """Schedules as named, then lists in the order of the options; a schedule that does not take one has a row."""
+    found = compare(["1f1b", "interleaved-1f1b"], devices=2, m=[4, 8], chunks=[1, 2], sort="given")
+    assert found.lists == ("m", "chunks")
+    assert [(row.schedule, row.asked) for row in found.measured] == [
+        ("1f1b", {"m": "4", "chunks": "1"}),
+        ("1f1b", {"m": "8", "chunks": "1"}),
+        *(("interleaved-1f1b", {"m": m, "chunks": chunks}) for m in "48" for chunks in "12"),
+    ]
+    assert [row.m for row in found.measured] == [4, 8, 4, 4, 8, 8]
+    assert found.untaken == {"chunks": ["1f1b"]}
+
+
+def test_marks_of_slots_say_where_rates_do_not_compare() -> None:
+    """A V has two stages on each device, and each takes as many slots as one of a plain pipeline."""
+    found = compare("1f1b", "zb-h1", "zbv", "pipedream", devices=4, batch=16, sort="throughput")
+    assert found.heads[0] == "4 devices, 16 micro-batches in a training step"
+    assert found.heads[1].startswith("a backward takes two slots")
+    assert (
+        "micro-batches have 4 stages, but 8 in zbv; all take equal slots: compare bubbles, not rates or memory"
+        in found.notes
+    )
+    work = [row.micro_batch_rate * row.n for row in found.measured]
+    assert work == pytest.approx(sorted(work, reverse=True))
+    assert "+ a training step is one micro-batch: pipedream" in found.notes
+
+
+def test_what_cannot_be_equal_is_left_out_of_lists() -> None:
+    """The others run; three devices are no multiple of two, and a batch of 12 not of three pipelines of 8 samples."""
+    found = compare(["1f1b"], n=[1, 2, 3], devices=3, batch=12, model=layers(3), cluster=SPEED)
+    assert [(row.n, row.m, row.replicas) for row in found.measured] == [(1, 2, 3), (3, 6, 1)]
+    assert found.left_out == {"devices": ["1f1b (n=2)"]}
+    with pytest.raises(RequestError, match="3 are no multiple of the 2"):
+        compare(["1f1b"], n=[2, 2], devices=3, batch=12, model=layers(3), cluster=SPEED)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "mp-dp runs on 4 with n=2, m=2 and on 9 with n=3, m=3, and not on 8": {"schedules": ["mp-dp"], "devices": 8},
+    "8 are no multiple of the 3 of a pipeline of 1f1b with n=3": {"schedules": ["1f1b"], "n": 3, "devices": 8},
+    "9 samples are not divided by micro-batches of 2 samples": {"schedules": ["1f1b"], "devices": 2, "batch": 9},
+    "10 samples are not divided by 2 replicas of micro-batches of 2 samples": {"n": 2, "devices": 4, "batch": 10},
+    "m: follows from --batch": {"m": 4, "batch": 8},
+    "replicas: follows from --devices": {"replicas": 2, "devices": 8},
+    "multi-dp has m=8 on 8 devices": {"schedules": ["multi-dp"], "m": 3, "devices": 8},
+    "m: is an empty list": {"m": [], "devices": 8},
+    "devices=0 must be at least 1": {"devices": 0},
+    "batch=many must be a whole number": {"batch": "many"},
+}
+
+
+@pytest.mark.parametrize("problem", REFUSED)
+def test_what_is_not_equal_is_refused(problem: str) -> None:
+    asked: dict[str, Any] = {"schedules": ["gpipe"], "model": layers(8), "cluster": SPEED} | REFUSED[problem]
+    with pytest.raises(RequestError, match=problem.replace("(", r"\(")):
+        compare(asked.pop("schedules"), **asked)
+
+
+COMMAND = "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes"
+
+
+def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
+    """Throughput falls from row to row; the rows that train otherwise are marked."""
+    done = command(*COMMAND.split())
+    head, table, notes = done.out.split("\n\n")
+    assert head == "8 devices, 256 samples in a training step"
+    assert max(map(len, table.splitlines())) <= 100
+    names = ("schedule", "devices", "tokens", "/device", "MFU", "bubble", "exposed", "memory", "fits", "stale")
+    assert tuple(table.splitlines()[0].split()) == names
+    first = [line.split()[0] for line in table.splitlines()[2:]]
+    assert {"pipedream+", "multi-dp*", "pp-cdp*", "1f1b"} < set(first)
+    found = json.loads(command(*COMMAND.split(), "--format", "json").out)
+    rates = [row["tokens"] for row in found]
+    assert rates == pytest.approx(sorted(rates, reverse=True), rel=1e-12)
+    assert [row["schedule"] for row in found] == [name.rstrip("*+") for name in first]
+    assert "* at its own batch, of so many samples: multi-dp 16, " in notes
+    assert "+ a training step is one micro-batch: pipedream\n" in notes
+    assert "left out because of devices: single-dp, single-cdp, mp-dp, mp-cdp" in done.err
+    every = command(*COMMAND.split(), "--format", "csv").out
+    assert [row["tokens"] for row in csv.DictReader(io.StringIO(every))] == [repr(rate) for rate in rates]
+    assert {"HFU", "batch", "n", "m"} <= set(command(*COMMAND.split(), "--columns", "all").out.split())
+
+
+def test_long_names_leave_room_for_figures(command: Command, here: Path) -> None:
+    """A line has 100 characters at most also with a name of 200; JSON has the name."""
+    name = f"{'x' * 100}{'y' * 96}.csv"
+    assert command("timeline", "1f1b", "-n", 4, "-o", name).code == 0
+    lines = command("compare", name, "gpipe", "-n", 4, "-m", 4).out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("x…y" in line and "yy.csv" in line and line.split()[1] == "4" for line in lines)
+    assert "bubble" in lines[0] and "memory" in lines[0]
+    found = json.loads(command("compare", name, "-n", 4, "--format", "json").out)
+    assert [row["schedule"] for row in found] == [name]
+
+
+def test_lists_have_commas(command: Command, here: Path) -> None:
+    """One habit of a runtime after another is no list, and a file's name is one value."""
+    asked = "compare 1f1b -n 2 -m 4,8 --cluster box.toml --model toy.toml --recompute none,full --sort given"
+    table = command(*asked.split(), "--format", "csv").out
+    rows = [(row["m"], row["recompute"]) for row in csv.DictReader(io.StringIO(table))]
+    assert rows == [("4", "none"), ("4", "full"), ("8", "none"), ("8", "full")]
+    runtimes = "paper,torch:sends=until-sent,returned_outputs=no,torch"
+    found = json.loads(command("compare", "1f1b", *COMMAND.split()[1:], "--runtime", runtimes, "--format", "json").out)
+    assert {row["asked"]["runtime"] for row in found} == {
+        *("paper", "torch:sends=until-sent,returned_outputs=no", "torch")
+    }
+    (here / "a,b.toml").write_text((here / "toy.toml").read_text())
+    assert command("compare", "1f1b", "--model", "a,b.toml", "--cluster", "box.toml").code == 0
+    for option, known, unknown, near in (
+        ("model", "gpt2", "gtp2", "gpt2"),
+        ("cluster", "a100-nodes", "a10-nodes", "a100-nodes"),
+        ("optimizer", "adam", "admw", "adamw"),
+        ("rule", "dp", "cpd-v2", "cdp-v2"),
+    ):
+        others = {"model": "gpt2", "cluster": "a100-nodes"} | {option: f"{known},{unknown}"}
+        words = " ".join(f"--{name} {value}" for name, value in others.items())
+        refuse(
+            command,
+            here,
+            f"compare 1f1b -n 2 {words}",
+            f"{option}: unknown {option} '{unknown}'; did you mean '{near}'",
+        )
+    refuse(command, here, "compare 1f1b -n 2,", "-n: has nothing between two commas")
+    refuse(command, here, "compare 1f1b -n 2,x", "n=x must be a whole number")

@@ -1,0 +1,58 @@
+"""Six lines of a run: their figures are those of the papers' closed forms."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdpsim import simulate
+from cdpsim.studies.overview import overview
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 8), (3, 5)])
+def test_a_pipeline_s_figures_are_the_papers(n: int, m: int) -> None:
+    """Of 1F1B: m + n - 1 forwards and backwards, a bubble of (n-1)/(m+n-1), at most n stashes, 2m messages a link."""
+    assert list(overview(simulate("1f1b", n, m=m)).items()) == [
+        ("run", f"1f1b: {n} stages, {m} micro-batches, {n} devices; in slots"),
+        ("step time", f"{2 * (m + n - 1)} slots, certified; {m / (2 * (m + n - 1)):.4g} micro-batches per slot"),
+        (
+            "bubble",
+            f"{100 * (n - 1) / (m + n - 1):.1f} % of the devices' time; 0.0 % is waiting for messages",
+        ),
+        # and the stage's parameters and gradients
+        ("peak memory", f"{n + 2} stage-activations on device 0; activations up to {n} stage-activations"),
+        ("staleness", "0, every forward reads the newest version"),
+        ("messages", f"{2 * (n - 1) * m} a step, {2 * (n - 1) * m} stage-activations sent"),
+    ]
+
+
+def test_staleness_is_the_mean_lag() -> None:
+    """Of N² readings of CDP-v2, N (N-1) / 2 are one step old."""
+    assert overview(simulate("pp-cdp", 4))["staleness"].startswith(f"{6 / 16} steps, ")
+
+
+def test_one_is_not_many() -> None:
+    assert overview(simulate("single-dp", 1))["run"] == "single-dp: 1 stage, 1 micro-batch, 1 device; in slots"
+
+
+def test_real_costs_have_units() -> None:
+    """The step of one device is all its work, by the shipped files' own figures."""
+    run = simulate("multi-dp", 1, m=1, model="gpt2", cluster="a100-nodes")
+    lines = overview(run)
+    assert lines["run"].endswith("gpt2, adam, mixed precision, 8 samples a micro-batch, bf16, a100-nodes")
+    device = run.request.cluster.devices[0]
+    work = sum(float(stage.forward) + float(stage.backward) for stage in run.request.model.stages)
+    assert device.speeds is not None
+    speed = device.speeds.known["bf16"] * (device.achieved or 1)
+    assert lines["step time"].startswith(f"{1e3 * work / speed:.4g} ms, certified; {8 * speed / work:.4g} samples per")
+    assert " GB of 80 GB on device 0; activations up to " in lines["peak memory"]
+    assert lines["messages"] == "0 a step, 0 B sent"
+
+
+def test_many_runs_have_quantiles() -> None:
+    """Those of runs that are made one by one."""
+    request: Any = {"n": 2, "steps": 8, "model": "gpt2", "cluster": "a100-nodes", "jitter": "uniform:0.1"}
+    text = overview(simulate("1f1b", **request), runs=20)["step time"]
+    periods = [simulate("1f1b", **request, run=number).summary()["period"] for number in range(20)]
+    low, high = 1e3 * np.quantile(periods, [0.05, 0.95])
+    assert text.endswith(f"; {low:.4g} ms to {high:.4g} ms in 90 % of the runs")
