@@ -3,7 +3,7 @@ PYTHON ?= python
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help check test long sample mutants bench format
+.PHONY: help check test long sample mutants bench presets format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,15 @@ mutants: ## A hundred mutants of the core, drawn by SEED: do the tests that cove
 
 bench: ## The benchmarks, one at a time
 	$(PYTHON) -m pytest benchmarks --benchmark-only --numprocesses=0
+
+MODELS ?= $(patsubst cdpsim/presets/models/%.toml,%,$(wildcard cdpsim/presets/models/*.toml))
+
+presets: ## Profile the shipped models again (or MODELS="resnet50 gpt2"), each by the command in its first line
+	@set -e; for model in $(MODELS); do \
+	  file=cdpsim/presets/models/$$model.toml; new=$$(mktemp -d); \
+	  $(PYTHON) -m validation $$(sed -n '1s/^# made by: python -m validation \(.*\) -o .*/\1/p' $$file) -o $$new/made.toml; \
+	  { grep '^#' $$file; cat $$new/made.toml; } > $$new/file; cat $$new/file > $$file; rm -r $$new; \
+	done
 
 format: ## Format the code and mend what ruff can mend
 	$(PYTHON) -m ruff format .

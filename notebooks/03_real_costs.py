@@ -47,6 +47,7 @@ from cdpsim.files.tables import FORMATS
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import bandwidth_factors, find_break_even, step_times_at
 from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.comparison import Comparison
 from cdpsim.studies.montecarlo import sample_runs
 
 
@@ -133,7 +134,7 @@ def shown(figure: Figure) -> Image:
 
 
 inside = {name: measured(name, 8) for name in TABLE_1}
-shown(comparison_bars([*inside.values()], in_slots=False))
+shown(comparison_bars(Comparison([*inside.values()], slots=False)))
 
 # %% [markdown]
 # Data parallelism, its cyclic form and a pipeline take nearly the same time on eight devices: NVLink hides what they
