@@ -110,6 +110,7 @@ def test_optimizers_weigh_what_they_keep() -> None:
         "sgd": 0,
         "momentum": parameters,
         "adam": 2 * parameters + 4,
+        "adamw": 2 * parameters + 4,
         "adafactor": 4 * ((32 + 16) + 32 + (16 + 32) + 16) + 4,
     }
 

@@ -162,6 +162,7 @@ def test_an_optimizer_keeps_what_torchs_keeps(name: str, dtype: str, optimizer: 
         "sgd": torch.optim.SGD,
         "momentum": partial(torch.optim.SGD, momentum=0.9),
         "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
         "adafactor": torch.optim.Adafactor,
     }
     built = make_architecture(name, 1, batch=2, dtype=getattr(torch, dtype))

@@ -24,6 +24,7 @@ from validation.replay.case import Case, build_training
 from validation.training.stages import Training
 
 SETTLE_SECONDS = 0.05
+RELEASE_SECONDS = 0.002  # in which a thread of gloo's drops what it has sent
 WARM_STEPS = 2  # before the measured one
 
 
@@ -71,7 +72,7 @@ def measure_memory(member: Member, name: str, case: Case) -> MemoryOfRank:
     _prepare(member, case)
     marks: list[_Mark] = []
     record = record_allocations(member.device)
-    with record:
+    with record, _released_in_waits():
         session = PEERS[name].begin(member, case)
         _mark_tasks(session, marks, record.now)
         for step in range(WARM_STEPS + 1):
@@ -89,7 +90,7 @@ def observe(member: Member, name: str, case: Case) -> ContentsOfRank:
     """Train with a runtime and return what its live storages are, and its messages."""
     observer = Observer(member.device)
     observer.ignore(parameter for stage in _prepare(member, case).stages for parameter in stage.parameters())
-    with observer:
+    with observer, _released_in_waits():
         session = PEERS[name].begin(member, case)
         for stage in session.own.values():
             observer.watch(stage)
@@ -135,6 +136,28 @@ def _begin_step(session: Session, step: int) -> Batch:
     batch = session.draw(step)
     time.sleep(SETTLE_SECONDS)
     return batch
+
+
+@contextmanager
+def _released_in_waits() -> Iterator[None]:
+    """Pause after each wait for a message.
+
+    A thread of gloo's has a reference to what it sent for some microseconds after the wait for it. If that is the last
+    one, the block is freed later than by a slower rank, and by a thread that the profiler does not see.
+    """
+    inner = dist.Work.wait
+
+    @wraps(inner)
+    def wait(work: dist.Work, *arguments: Any) -> bool:
+        done: bool = inner(work, *arguments)
+        time.sleep(RELEASE_SECONDS)
+        return done
+
+    dist.Work.wait = wait  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        dist.Work.wait = inner  # type: ignore[method-assign]
 
 
 def _prepare(member: Member, case: Case) -> Training:
