@@ -57,7 +57,7 @@ LATE = {"numeric.compiled": {"numba"}} | {
 }
 
 
-# What objects show of themselves in Python is drawn far below them: these modules import so late and so far down.
+# The modules that import late from rooms below them: their objects draw themselves in notebooks.
 SHOWN = {"trace": {"draw.html", "draw.plots"}}
 
 

@@ -14,7 +14,7 @@ Length: TypeAlias = float | int | str
 
 
 class PlaceSize(NamedTuple):
-    """Where a picture is shown: its width and greatest height in inches, its letters in points, its dots per inch."""
+    """A place where a picture is shown: width and greatest height in inches, letters in points, dots per inch."""
 
     width: float
     most_height: float
@@ -31,7 +31,7 @@ PLACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a picture looks; the picture itself decides on a setting that is None.
+    """The look of a picture; the picture itself decides on a setting that is None.
 
     Lengths are in inches, or texts such as "8.5 cm"; `font_size` is that of its ordinary letters, in points. `place` is
     where it will be shown: "column", "page" or "slide". An empty `title` leaves it out.

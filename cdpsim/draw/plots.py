@@ -58,7 +58,7 @@ def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, 
         raise RequestError("plot", f"unknown plot {short_repr(what)}; {hint}{every}")
     if axes is not None:
         return _plot_into(axes, what, traces, settings)
-    return _figure_of(_DRAW[what], "plot", settings, traces)
+    return _with_look(partial(draw_picture, what, traces), settings, _DRAW[what], "plot")
 
 
 def figure(number: int | str, n: int | Sequence[int] | None = None, **options: Any) -> "Figure":
@@ -69,24 +69,31 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     """
     number = choose("figure", str(number), _DRAW_FIGURE)
     numbers = [] if n is None else [list(n) if isinstance(n, Sequence) else [n]] if number == "4" else [n]
-    return _figure_of(_DRAW_FIGURE[number], "figure", options, *numbers)
+    return _with_look(partial(draw_figure, number, *numbers), options, _DRAW_FIGURE[number], "figure")
 
 
-def _figure_of(draw: Callable[..., "Figure"], what: str, settings: dict[str, Any], *drawn: Any) -> "Figure":
-    """Return a figure with its look and its other settings; no setting of matplotlib's own changes it."""
+def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
+    """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
+    return canvas.drawn(partial(_DRAW[what], traces, look=look, **settings), look)
+
+
+def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
+    """Return a figure of the paper with a look; the settings are those that it has."""
+    return canvas.drawn(partial(_DRAW_FIGURE[number], *n, look=look, **settings), look)
+
+
+def _with_look(
+    draw: Callable[..., "Figure"], settings: dict[str, Any], known: Callable[..., "Figure"], what: str
+) -> "Figure":
+    """Return what `draw` returns for settings, of which some are of the look and the others `known` to a picture."""
     names = {field.name for field in fields(Look)}
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
-    known = [name for name, each in signature(draw).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
-    refuse_unknown(what, own, [*known, *names])
-    with canvas.defaults():
-        made = draw(*drawn, look=look, **own)
-        if look.dark:
-            from cdpsim.draw.dark import darken
-
-            darken(made)
-    vars(made)["_repr_png_"] = partial(_png, made)  # notebooks show a figure that pyplot does not know, too
-    return made
+    taken = [name for name, each in signature(known).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
+    refuse_unknown(what, own, [*taken, *names])
+    figure = draw(look=look, **own)
+    vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
+    return figure
 
 
 def _png(figure: "Figure") -> bytes:
@@ -112,6 +119,12 @@ def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[
     return axes.get_figure(root=True)  # type: ignore[return-value]
 
 
+def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:
+    """Return the style of a timeline: the paper's for its nine schedules in slots, if nothing of a `gantt` is asked."""
+    of_the_paper = all(trace.in_slots and trace.request.get("schedule") in TABLE_1 for trace in traces)
+    return "paper" if of_the_paper and not gantt else "gantt"
+
+
 def _plot_timeline(
     traces: Sequence[Trace],
     *,
@@ -125,8 +138,7 @@ def _plot_timeline(
     from cdpsim.draw.gantt import gantt
     from cdpsim.draw.paper import paper
 
-    of_paper = all(trace.in_slots and trace.request.get("schedule") in TABLE_1 for trace in traces)
-    if style == "paper" or (style is None and of_paper and not (colour or links or dependencies or steps)):
+    if (style or timeline_style(traces, gantt=bool(colour or links or dependencies or steps))) == "paper":
         return paper(traces, look=look)
     return gantt(traces, colour=colour or "kind", links=links, dependencies=dependencies, steps=steps, look=look)
 
@@ -198,7 +210,8 @@ def _figure_4(
     from cdpsim.draw.fit import fit_figure
 
     options: dict[str, Any] = {"n": n, "axis": axis, "contents": contents, "by_layer": by_layer}
-    return fit_figure(figure_4(**{name: value for name, value in options.items() if value is not None}), look)
+    given = {name: value for name, value in options.items() if value is not None}
+    return fit_figure(figure_4(width=look.inches_wide, **given), look)
 
 
 _DRAW: dict[str, Callable[..., "Figure"]] = {
@@ -211,3 +224,4 @@ _DRAW: dict[str, Callable[..., "Figure"]] = {
 }
 PICTURES = tuple(_DRAW)
 _DRAW_FIGURE: dict[str, Callable[..., "Figure"]] = {"1": _figure_1, "2": _figure_2, "4": _figure_4}
+FIGURES = tuple(_DRAW_FIGURE)

@@ -5,14 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdpsim.draw import canvas
+from cdpsim.draw import canvas, plots
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.progress import ticker
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import step_actions
-from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
@@ -28,7 +27,6 @@ ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
 PLOTS = ("memory", "traffic", "versions", "steps")
-FIGURES = ("1", "2", "4")
 FIGURE_OPTIONS = {
     "steps": "1",
     "slot": "2",
@@ -61,15 +59,6 @@ def write_timeline(
     several = [traces] if isinstance(traces, Trace) else list(traces)
     options: dict[str, Any] = {"colour": colour, "links": links, "dependencies": dependencies}
 
-    def draw() -> "Figure":
-        from cdpsim.draw.gantt import gantt
-        from cdpsim.draw.paper import paper
-
-        if style == "paper" or (style is None and not any(options.values()) and all(map(_is_of_the_paper, several))):
-            return paper(several, look=look)
-        asked = options | {"colour": colour or "kind", "links": links or None}
-        return gantt(several, steps=steps, look=look, **asked)
-
     check_timeline(path, len(several), style=style, look=look, force=force, **options)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
@@ -77,11 +66,9 @@ def write_timeline(
     elif ending in EXPORTS:
         write_file(path, _exported(several, ending), force=force)
     else:
-        _write(draw, path, look, force)
-
-
-def _is_of_the_paper(trace: Trace) -> bool:
-    return trace.in_slots and trace.request.get("schedule") in TABLE_1
+        style = style or plots.timeline_style(several, gantt=any(options.values()))
+        asked = options | {"links": links or None, "style": style, "steps": steps if style == "gantt" else None}
+        _write(partial(plots.draw_picture, "timeline", several, look=look, **asked), path, look, force)
 
 
 def check_timeline(
@@ -139,7 +126,7 @@ def write_figure(
 
     `n` is 3 by default; for figure 4, several: 4, 8 and 32.
     """
-    number = choose("figure", str(number), FIGURES)
+    number = choose("figure", str(number), plots.FIGURES)
     options = {"steps": steps, "slot": slot, "axis": axis, "contents": contents, "by_layer": by_layer}
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
@@ -148,40 +135,27 @@ def write_figure(
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    draw = partial(_figure, number, *([numbers] if numbers and number == "4" else numbers), look=look, **given)
+    drawn = [numbers] if numbers and number == "4" else numbers
+    draw = partial(plots.draw_figure, number, *drawn, look=look, **given)
     canvas.check_form(path)
     canvas.check_look(path, look)
     try:
         check_writable(path, force=force)
     except RequestError:
-        with canvas.defaults():
-            draw()  # a wrong n or slot is reported first, and takes no long run
+        draw()  # a wrong n or slot is reported first, and takes no long run
         raise
     _write(draw, path, look, force)
 
 
-def _figure(number: str, *n: Any, look: Look, **options: Any) -> "Figure":
-    """Draw a figure of the paper."""
-    from cdpsim.draw.figure_4 import figure_4
-    from cdpsim.draw.fit import fit_figure
-    from cdpsim.draw.paper import figure_1
-    from cdpsim.draw.snapshot import figure_2
+def write_snapshot(
+    trace: Trace, slot: float | None, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False
+) -> None:
+    """Draw the devices at one slot, or at one moment in seconds: what they do, hold and exchange.
 
-    if number == "4":
-        return fit_figure(figure_4(*n, width=look.inches_wide, **options), look)
-    return figure_1(*n, look=look, **options) if number == "1" else figure_2(*n, look=look, **options)
-
-
-def write_snapshot(trace: Trace, slot: float, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
-    """Draw the devices at one slot, or at one moment in seconds: what they do, hold and exchange."""
-
-    def draw() -> "Figure":
-        from cdpsim.draw.snapshot import snapshot
-
-        return snapshot(trace, slot, look=look)
-
+    Without a slot it is the one at which most activations are held.
+    """
     check_picture(path, look=look, force=force)
-    _write(draw, path, look, force)
+    _write(partial(plots.draw_picture, "snapshot", [trace], look=look, slot=slot), path, look, force)
 
 
 def write_plot(
@@ -201,22 +175,11 @@ def write_plot(
     Steps are how long each training step takes, in each trace or in so many `runs` of its request.
     """
 
-    def draw() -> "Figure":
-        from cdpsim.draw import curves
-        from cdpsim.draw.fit import fit_figure
-
-        plots: dict[str, Callable[[Sequence[Trace]], Figure]] = {
-            "memory": partial(curves.memory_over_time, sums=sums),
-            "traffic": curves.traffic_over_time,
-            "versions": curves.versions_over_time,
-            "steps": partial(curves.step_durations, runs=runs),
-        }
-        return fit_figure(plots[what](traces), look)
-
     check_plot(what, path, runs=runs, sums=sums, look=look, force=force)
     if sums and len(traces) == 1:
         raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
-    _write(draw, path, look, force)
+    settings: dict[str, Any] = {"sums": sums} if what == "memory" else {"runs": runs} if what == "steps" else {}
+    _write(partial(plots.draw_picture, what, traces, look=look, **settings), path, look, force)
 
 
 def check_plot(
@@ -253,7 +216,7 @@ def write_comparison(
 
     choose("style", style, COMPARISONS)
     check_picture(path, look=look, force=force)
-    _write(draw, path, look, force)
+    _write(partial(canvas.drawn, draw, look), path, look, force)
 
 
 def write_breakeven(
@@ -275,7 +238,7 @@ def write_breakeven(
         return fit_figure(break_even_curves(results, factors, curves, share=share), look)
 
     check_picture(path, look=look, force=force)
-    _write(draw, path, look, force)
+    _write(partial(canvas.drawn, draw, look), path, look, force)
 
 
 def _order(trace: Trace) -> Actions:
@@ -297,15 +260,9 @@ def _exported(traces: Sequence[Trace], ending: str) -> Iterable[bytes]:
 
 
 def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
-    """Write what `draw` draws; it imports all that imports matplotlib, whose own settings do not count inside."""
+    """Write what `draw` returns."""
     done: Any = ticker(2, "draw")
-    with canvas.defaults():
-        drawn = draw()
-        if look.dark:
-            from cdpsim.draw.dark import darken
-
-            darken(drawn)
-        done(1)
-        content = canvas.rendered(drawn, path, look)
-    write_file(path, [content], force=force)
+    figure = draw()
+    done(1)
+    write_file(path, [canvas.rendered(figure, path, look)], force=force)
     done(0)

@@ -113,10 +113,11 @@ def quantity_text(amount: float, unit: str) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things in words.
 
-    >>> counted(1, "device"), counted(1024, "device")
-    ('1 device', '1,024 devices')
+    >>> counted(1, "device"), counted(1024, "device"), counted(2, "micro-batch")
+    ('1 device', '1,024 devices', '2 micro-batches')
     """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    ending = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{count:,} {noun}{ending * (count != 1)}"
 
 
 def short_text(value: float, unit: str, digits: int = 4) -> str:

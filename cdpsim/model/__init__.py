@@ -63,7 +63,7 @@ Samples: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
 class Recipe(config.ConfigTable, frozen=True, kw_only=True):
-    """How a model is trained, as far as that costs memory and time; `cdpsim.model.recipe` derives these costs."""
+    """The settings of a training that cost memory and time; `cdpsim.model.recipe` derives these costs."""
 
     optimizer: str | None = None  # one of OPTIMIZERS; None: the stages give its bytes themselves
     mixed_precision: bool = False  # a master copy of the weights, and the optimizer's state, in fp32

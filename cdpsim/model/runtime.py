@@ -1,4 +1,4 @@
-"""What a runtime holds beyond what a schedule needs: habits, each declared by itself, or all by the name of a runtime.
+"""Habits: what a runtime holds beyond what a schedule needs, each declared by itself, or all by the name of a runtime.
 
 `paper` holds each tensor as long as the schedule needs it. `torch` holds what torch's runtimes were measured to hold:
 those of `torch.distributed.pipelining` where steps are flushed and devices have lists, `DistributedDataParallel` where

@@ -44,7 +44,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     kept_output: Size = 0  # the part of it that is the stage's output, which the next stage has as its input
     forward_transient: Size = 0  # what a forward needs beyond the activation while it runs
     backward_transient: Size = 0  # what a backward needs beyond the activation and its output's gradient
-    # What is left between the parts of a split backward, the output's gradient included; None: all, and that gradient.
+    # Bytes between the parts of a split backward, with the output's gradient; None: the activation and that gradient.
     weight_activation: Size | None = None
     weight_input: Size = 0  # the part of it that is the stage's input
     weight_output: Size = 0  # the part of it that is the gradient of the stage's output
@@ -72,7 +72,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     unused_input: Size = 0  # the part of it that is its input, where no backward reads that: freed between layers
     inference: Size | None = None  # peak memory of a forward that keeps nothing; None: as of one that keeps
     factored: Size = 0  # the bytes of the row and column sums of its matrices, in the type of its parameters
-    # What only superposition uses:
+    # Used by superposition alone:
     curve: OptionalCurve = None  # its memory, operator by operator
 
     def _check(self) -> None:

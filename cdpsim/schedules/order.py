@@ -31,7 +31,7 @@ def _at_once(i: int, shape: Shape) -> Fraction:
 
 @dataclass(frozen=True)
 class Order:
-    """How micro-batches follow each other.
+    """The way in which micro-batches follow each other.
 
     `together`: a training step ends for all micro-batches before the next begins, so that all that hold a stage come to
     its update at one moment and what they exchange is a collective. Else steps overlap, devices take turns, and what is

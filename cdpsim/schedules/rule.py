@@ -112,7 +112,7 @@ def _go_back(back: tuple[int, ...], version: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Rule:
-    """How old the parameters are that micro-batch i reads of stage j: theta_{t - lag}, theta_0 if there is none.
+    """The age of the parameters that micro-batch i reads of stage j: theta_{t - lag}, theta_0 if there is none.
 
     In the CDP paper u[i, j] is true where the lag is 0; elsewhere it is 1. `barrier`: new parameters appear for all
     stages together, when the last micro-batch has finished its pass. `backward`: the lag of backwards that do not read

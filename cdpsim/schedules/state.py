@@ -36,7 +36,7 @@ class Owner(Enum):
 
 
 class When(Enum):
-    """When gradients are summed: at the end of a step, as soon as those of a step are complete, or after each pass.
+    """The time of sums of gradients: at the end of a step, as soon as those of a step are complete, or after each pass.
 
     In orders whose devices are together, a step ends for each device with its last task of it. Other orders have no
     such end, and sum gradients when they are complete.
@@ -49,7 +49,7 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Holding:
-    """How a schedule uses the values that a state policy stores."""
+    """The use that a schedule makes of the values that a state policy stores."""
 
     together: bool  # all holders of a stage come to its update at one moment; else one after another
     ends: bool  # steps end for all devices before the next begins

@@ -66,7 +66,7 @@ _DEFAULT_COLUMNS = (*_SPEED_COLUMNS, "bubble", "exposed", "memory", "fits", "sta
 _FIRST_TO_GO = ("exposed", "staleness", "per_device", "mfu", "bubble")  # where a line is too long
 
 
-# Why a time is not that of the schedule alone.
+# The head of a table whose times are not those of the schedules alone.
 SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 _HIGHEST_FIRST = ("rate", "samples", "tokens", "per_device", "mfu", "hfu")
 OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes explain

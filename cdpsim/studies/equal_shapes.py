@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdpsim.errors import RequestError, whole_number
+from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request import Request
@@ -49,7 +50,7 @@ def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int
     m, rest = divmod(batch, samples * replicas)
     if rest or not m:
         each = f"{replicas} replicas of micro-batches" if replicas > 1 else "micro-batches"
-        many = f"{samples} sample{'s' * (samples > 1)}"
+        many = counted(samples, "sample")
         raise RequestError("batch", f"{batch} samples are not divided by {each} of {many}; give a multiple")
     return m
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cdpsim.files.units import Number, short_text
+from cdpsim.files.units import Number, counted, short_text
 from cdpsim.program import Category
 from cdpsim.runs import Run
 from cdpsim.studies.compare import Measured, measure
@@ -12,7 +12,7 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     """Return six facts of a run at rest, in words, by their names; with `runs` also quantiles of the step time."""
     measured, shape, slots = measure(run, runs), run.request.shape, run.in_slots
     counts = ((shape.n, "stage"), (shape.m, "micro-batch"), (measured.devices, "device"))
-    what = ", ".join(f"{count} {noun}{_plural_ending(noun) * (count != 1)}" for count, noun in counts)
+    what = ", ".join(counted(count, noun) for count, noun in counts)
     share, exposed = short_text(measured.bubble, "%"), short_text(measured.exposed, "%")
     age = f"{measured.staleness:.4g} steps, the mean age of the versions that forwards read"
     return {
@@ -23,10 +23,6 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
         "staleness": age if measured.staleness else "0, every forward reads the newest version",
         "messages": f"{_number_words(measured.messages)} a step, {_size_words(measured.sent, slots=slots)} sent",
     }
-
-
-def _plural_ending(noun: str) -> str:
-    return "es" if noun.endswith("ch") else "s"
 
 
 def _step_text(measured: Measured, *, slots: bool) -> str:
@@ -54,11 +50,15 @@ def _memory_text(run: Run) -> str:
 
 
 def _time_words(time: Number, *, slots: bool) -> str:
-    return f"{_number_words(time)} slots" if slots else short_text(float(time), "s")
+    return _counted_words(time, "slot") if slots else short_text(float(time), "s")
 
 
 def _size_words(size: Number, *, slots: bool) -> str:
-    return f"{_number_words(size)} stage-activations" if slots else short_text(float(size), "B")
+    return _counted_words(size, "stage-activation") if slots else short_text(float(size), "B")
+
+
+def _counted_words(number: Number, noun: str) -> str:
+    return counted(int(number), noun) if float(number).is_integer() else f"{_number_words(number)} {noun}s"
 
 
 def _number_words(number: Number) -> str:

@@ -27,7 +27,7 @@ MOST_COVERED_STAGES = 64  # the graph of a path cover grows as N^3
 
 @dataclass(frozen=True, eq=False)
 class Occupancies:
-    """When each micro-batch occupies each stage: rows sorted by stage, then begin; close times are equal."""
+    """The intervals in which micro-batches occupy stages: rows sorted by stage, then begin; close times are equal."""
 
     stage: Ints
     micro_batch: Ints

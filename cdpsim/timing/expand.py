@@ -130,7 +130,7 @@ def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
 
 
 class Origins(NamedTuple):
-    """Where the nodes of an expanded program come from."""
+    """The origin of each node of an expanded program."""
 
     node: Ints  # that each of them was, or was part of, before
     channel: Ints  # of its collective in which each message goes; 0 where it is of none

@@ -51,7 +51,7 @@ _NUMBER_OF_WORD = {name: {word: k for k, word in enumerate(names_of(kinds).tolis
 
 
 class Trace:
-    """When each task ran, when each message went and what was in memory, under the names of the files' columns.
+    """The tasks, the messages and the memory of a run, with their times, under the names of the files' columns.
 
     >>> from cdpsim import simulate
     >>> trace = simulate("multi-cdp", 2).trace

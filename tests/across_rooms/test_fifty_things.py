@@ -10,7 +10,7 @@ from tests.across_rooms.fifty_things import THINGS
 
 pytest.importorskip("pandas")
 
-# What fails, and why it is the thing that is wrong.
+# Things that fail, each with the reason why the thing and not the code is wrong.
 UNSERVED = {
     "numpy integers are as good as ints": "json takes no mapping but a dict: json.dumps(dict(run.request))",
     "A model made of Stage objects": "a number without a unit is of seconds, not of FLOP",

@@ -52,6 +52,14 @@ def test_every_kind_of_picture_is_written(line: str, command: Command, here: Pat
     assert len(list(here.glob("*.svg"))) == 3 + len(PLOTS)
 
 
+def test_a_snapshot_is_by_default_of_the_slot_in_which_most_is_held(command: Command, here: Path) -> None:
+    """The middle of the second of three steps, which begins in slot 8: of CDP, all slots hold as much."""
+    for slot, name in (([], "a.svg"), (["--slot", 12], "b.svg"), (["--slot", 9], "c.svg")):
+        assert command("snapshot", "multi-cdp", "-n", 4, "--steps", 3, *slot, "-o", name) == (0, "", "")
+    default, busiest, other = ((here / f"{name}.svg").read_bytes() for name in "abc")
+    assert default == busiest != other
+
+
 def test_several_schedules_share_a_clock(command: Command, here: Path) -> None:
     """In slots all backwards take as long as split ones; the paper's schedules are drawn as its Fig. 1."""
     done = command("timeline", "1f1b", "gpipe", "zb-h1", "-n", 3, "-o", "x.svg")
@@ -170,7 +178,6 @@ REFUSALS = {
     "figure 2 --steps 3 -o x.svg": ["steps: figure 2 does not take this option"],
     "figure 2 --slot 1000 -o x.svg": ["slot"],
     "figure 2 -n 100 -o x.svg": ["n"],
-    "snapshot multi-cdp -n 3 -o x.svg": ["--slot: is missing"],
     "snapshot multi-cdp -n 3 --slot -1 -o x.svg": ["slot=-1 must be at least 0"],
     "snapshot multi-cdp -n 3 --slot 1.5 -o x.svg": ["slot=1.5 must be a whole number"],
     "snapshot multi-cdp -n 3 --slot 22 -o x.svg": ["slot"],

@@ -40,7 +40,7 @@ MORE = {
     "backward": 10,
     "memory": 10**15 - 10**6,
 }
-# What is a part of what.
+# Which fields are parts of which others.
 PARTS = {
     "first_gradients": "gradients",
     "freed_output": "kept_output",

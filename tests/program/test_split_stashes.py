@@ -1,4 +1,4 @@
-"""What devices hold between the parts of split backwards: all, or as much as a model file says."""
+"""The memory between the parts of split backwards: all, or as much as a model file says."""
 
 from collections import defaultdict
 from typing import Any

@@ -4,6 +4,7 @@ A session is used as its users write it: nothing of torch is replaced. Its stage
 that has begun before sees all that it allocates.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -39,7 +40,7 @@ PAPER = "paper"  # the simulation that every schedule has
 WITHOUT_BUCKETS = "torch:gradient_buckets=none"
 
 
-class Session:
+class Session(ABC):
     """A rank's part in a training by a runtime, step by step."""
 
     def __init__(self, member: Member, case: Case, stages: list[int]) -> None:
@@ -52,21 +53,21 @@ class Session:
         """The parameters of this rank."""
         return [parameter for stage in self.own.values() for parameter in stage.parameters()]
 
+    @abstractmethod
     def draw(self, step: int) -> Batch:
         """Return this rank's data of a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear(self) -> None:
         """Drop the gradients of the last step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def passes(self, batch: Batch) -> None:
         """Run all forwards and backwards of a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self) -> None:
         """Let the optimizer update the parameters."""
-        raise NotImplementedError
 
     def ended(self) -> Ended:
         """Return the parameters of this rank's stages."""

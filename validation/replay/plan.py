@@ -111,7 +111,7 @@ class Plan:
 
     @cached_property
     def policy(self) -> Policy:
-        """What every device keeps, how long, by the replay's own policy of freeing."""
+        """Contents of every device, and for how long it keeps them, by the replay's own policy of freeing."""
         return Policy(self.program, self.order, self.messages)
 
     def cargo(self, node: int) -> list[Holding]:

@@ -143,7 +143,7 @@ class Meter(NoWatch):
 
 
 class Event(NamedTuple):
-    """What a device did at a time, and the peak of the allocator from then until the next event of its process."""
+    """The act of a device at a time, and the peak of the allocator from then until the next event of its process."""
 
     ledger: str  # of the process
     number: int  # of all events in the ledger

@@ -145,7 +145,7 @@ class LifeDifference(_Form, frozen=True, kw_only=True):
 
 
 class Remainder(_Form, frozen=True, kw_only=True):
-    """What a process needs beside the simulated, by its name."""
+    """The bytes that a process needs beside the simulated ones, by their name."""
 
     name: str
     size: Count

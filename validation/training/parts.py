@@ -14,7 +14,7 @@ from validation.training.forms import Form
 
 
 class Parts(NamedTuple):
-    """What the two parts of a stage's backward compute and need: the same for each of its passes."""
+    """The two parts of a stage's backward, and what each needs: the same for all of its passes."""
 
     early: frozenset[int]  # parameters, by number, whose gradients the input's part computes: they take no product
     needed: frozenset[int]  # saved tensors, by number, that operations of the weights' part use

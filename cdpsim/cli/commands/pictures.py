@@ -20,6 +20,7 @@ from cdpsim.cli.commands.superpose import curve_arguments
 from cdpsim.cli.parser import argument, command
 from cdpsim.draw.canvas import PICTURE_ENDINGS
 from cdpsim.draw.palette import COLOURINGS
+from cdpsim.draw.plots import FIGURES
 from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
@@ -75,7 +76,7 @@ def timeline_command(args: argparse.Namespace) -> int:
     argument(
         "number",
         metavar="K",
-        choices=pictures.FIGURES,
+        choices=FIGURES,
         help="1: timelines of DP, CDP-v1, CDP-v2; 2: devices at one slot; 4: memory per worker",
     ),
     *_FILE,
@@ -113,20 +114,24 @@ def figure_command(args: argparse.Namespace) -> int:
     *(_TRACE(), STAGES),
     *_FILE,
     argument(
-        "--slot", required=True, metavar="S", help="the slot, from 0; with a model or cluster a moment, such as '12 ms'"
+        "--slot",
+        metavar="S",
+        help="the slot, from 0; with a model or cluster a moment, such as '12 ms' (default: the one at which most is "
+        "held)",
     ),
     *_RUN,
 )
 def snapshot_command(args: argparse.Namespace) -> int:
     """Draw what devices do, hold and send at one slot."""
-    if not Path(args.schedule).is_dir():  # in a folder, times may be slots or seconds
+    if args.slot is not None and not Path(args.schedule).is_dir():  # in a folder, times may be slots or seconds
         options = options_of(args, args.schedule)
         _read_moment(args.slot, slots=in_slots(options) and options.get("cluster", "unit") == "unit")
     run = partial(trace_of, args, args.schedule)
     settings = {"look": look_of(args), "force": args.force}
     check_output(args.output, partial(pictures.check_picture, args.output, **settings), [run])
     trace = run()
-    pictures.write_snapshot(trace, _read_moment(args.slot, slots=trace.in_slots), args.output, **settings)
+    slot = None if args.slot is None else _read_moment(args.slot, slots=trace.in_slots)
+    pictures.write_snapshot(trace, slot, args.output, **settings)
     return 0
 
 

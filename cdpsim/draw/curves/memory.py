@@ -46,7 +46,7 @@ def _memory_of_one(trace: Trace) -> Figure:
 
 
 class Holder(NamedTuple):
-    """What a device holds over time, or all devices together, and its name in a legend."""
+    """The memory of a device over time, or of all devices together, and its name in a legend."""
 
     series: Series
     end: float

@@ -229,7 +229,7 @@ def _prepare_axes(axes: Axes, panel: Panel, clock: Clock, *, is_last: bool) -> N
 
 
 def _draw_into(axes: Axes, panel: Panel, clock: Clock) -> Figure:
-    """Draw a run into axes of somebody's figure, with a legend of their own below them."""
+    """Draw a run into axes of another figure, with a legend below them."""
     _draw_panel(Drawing(axes, clock.scale, _panel_fineness(panel, clock)), panel, clock, is_last=True)
     if panel.blocks.colour == "kind":
         kinds = [kind for kind in KIND_WORDS if kind in panel.blocks.tasks["kind"]]

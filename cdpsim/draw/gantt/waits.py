@@ -1,4 +1,4 @@
-"""Who waits for whom: lines from the end of what was waited for to the start of what waited."""
+"""Lines of dependencies: each from the end of a task or message to the start of the task that waited for it."""
 
 from typing import Any
 

@@ -82,7 +82,7 @@ class _Axis:
 
     @cached_property
     def sharded(self) -> Sharded:
-        """What is held while parameters are handed out, and gradients given to their owners."""
+        """The buffers of parameters that are handed out, and of gradients on their way to their owners."""
         return Sharded(self.tables, self.model, self.habits, self.build)
 
     def exchange(self, op: Op, content: Content, groups: Flags, size: Ints, versions: int) -> tuple[Ints, Ints, Ints]:

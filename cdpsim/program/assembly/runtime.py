@@ -1,4 +1,4 @@
-"""What a runtime holds beyond what a schedule needs: buffers by the habits that `cdpsim.model.runtime` declares.
+"""Buffers that a runtime holds beyond what a schedule needs, by the habits that `cdpsim.model.runtime` declares.
 
 Habits of a step are those of a flushed pipeline, whose devices do one task after another. A tensor that several
 habits hold counts once.
@@ -43,7 +43,7 @@ def habits_of(runtime: Runtime, schedule: Schedule) -> Habits:
 
 
 class Keeping:
-    """How long a runtime keeps what passes make and bring."""
+    """The time for which a runtime keeps what passes make and bring."""
 
     def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
         self.updates, self.tables, self.passes = updates, updates.tables, updates.tables.passes

@@ -1,4 +1,4 @@
-"""What devices hold while parameters are handed out for each use, and while gradients are given to their owners."""
+"""Buffers of parameters that are handed out for each use, and of gradients on their way to their owners."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Uses(NamedTuple):
 
 
 class Sharded:
-    """How long a runtime holds what it gathers, and what it gives to sums."""
+    """The time for which a runtime holds what it gathers, and what it gives to sums."""
 
     def __init__(self, tables: Tables, model: Model, habits: Habits, build: Builder) -> None:
         self.passes, self.lanes, self.holders = tables.passes, tables.lanes, tables.holders

@@ -1,4 +1,4 @@
-"""Where the optimizer is applied: which device makes theta_{t+1} of a stage, after which of its tasks."""
+"""Updates: which device makes theta_{t+1} of a stage, and after which of its tasks."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -10,7 +10,7 @@ from cdpsim.program import EdgeKind, Program
 
 
 class IdleReason(IntEnum):
-    """Why a lane is idle: what it needs is on its way, stands in a stream, is not yet made, or is not yet due."""
+    """A reason for idle time: an input is on its way, stands in a stream, is not yet made, or is not yet due."""
 
     MESSAGE = 0
     STREAM = 1
