@@ -50,6 +50,11 @@ class Look:
     place: str | None = None
 
     def __post_init__(self) -> None:
+        if self.title is not None and not isinstance(self.title, str):
+            raise RequestError("title", f"{short_repr(self.title)} is no text; give one")
+        for name in ("legend", "dark"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(name, f"{short_repr(getattr(self, name))} must be True or False")
         if self.place is not None:
             choose("for", self.place, PLACES)
             if self.width is not None:

@@ -57,6 +57,8 @@ def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, 
         every = f"; there are {', '.join(PICTURES)}" * (not hint.startswith("known"))
         raise RequestError("plot", f"unknown plot {short_repr(what)}; {hint}{every}")
     if axes is not None:
+        if not hasattr(axes, "get_figure"):
+            raise RequestError("ax", f"{short_repr(axes)} is no Axes; take one of matplotlib's, such as plt.gca()")
         return _plot_into(axes, what, traces, settings)
     return _with_look(partial(draw_picture, what, traces), settings, _DRAW[what], "plot")
 

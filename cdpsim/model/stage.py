@@ -219,7 +219,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     updates = [layer.update for layer in layers if layer.update is not None]
     added = ("parameters", "optimizer", "offloaded", "host_optimizer", "data", "factored")
     return Stage(
-        name=_span([layer.name for layer in layers]),
+        name=span_name([layer.name for layer in layers]),
         forward=add_costs([layer.forward for layer in layers]),
         backward=backward,
         weight_backward=None if not weights else add_costs(weights) if first.has_input_part else backward,
@@ -237,10 +237,10 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     )
 
 
-def _span(names: Sequence[str]) -> str:
+def span_name(names: Sequence[str]) -> str:
     """Return the name of several layers: of the first and the last; none if either has none.
 
-    >>> _span(["embedding", "block", "block"]), _span(["block", "block"]), _span(["", "head"])
+    >>> span_name(["embedding", "block", "block"]), span_name(["block", "block"]), span_name(["", "head"])
     ('embedding – block', 'block', '')
     """
     return " – ".join(dict.fromkeys([names[0], names[-1]])) if names[0] and names[-1] else ""

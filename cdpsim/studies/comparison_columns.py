@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim.errors import choose, one_line
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_CHARACTERS = 100  # of a line of the table that has the default columns
-_ROOM_OF_NAMES = 32  # characters, of those
+_MOST_ROOM_OF_NAMES = 32  # characters of a name, of those
+_ROOM_OF_ALL_NAMES = 60  # of the names in a row
 
 
 class Column(NamedTuple):
@@ -255,7 +257,8 @@ def _table_cells(
 ) -> tuple[list[str], list[list[Any]]]:
     """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them."""
     rows, people = comparison.measured, form != "csv"
-    shown = _middle_cut if form == "text" and short else str
+    room = min(_MOST_ROOM_OF_NAMES, _ROOM_OF_ALL_NAMES // (1 + len(comparison.lists)))
+    shown = partial(_middle_cut, room=room) if form == "text" and short else str
     rules = {row.schedule: {other.rule for other in rows if other.schedule == row.schedule} for row in rows}
     with_rule = not short or any(len(each) > 1 for each in rules.values())
     names = ["schedule", *comparison.lists, *["rule"] * with_rule]
@@ -272,14 +275,14 @@ def _table_cells(
     return names, cells
 
 
-def _middle_cut(name: str) -> str:
+def _middle_cut(name: str, room: int) -> str:
     """Return a name without its middle if it is so long that a line would have no room for figures.
 
-    >>> _middle_cut("a-folder-of-orders/and-one-of-many-orders.csv")
+    >>> _middle_cut("a-folder-of-orders/and-one-of-many-orders.csv", 32)
     'a-folder-of-ord…-many-orders.csv'
     """
-    kept = _ROOM_OF_NAMES // 2
-    return name if len(name) <= _ROOM_OF_NAMES else f"{name[: kept - 1]}…{name[-kept:]}"
+    kept = room // 2
+    return name if len(name) <= room else f"{name[: room - kept - 1]}…{name[-kept:]}"
 
 
 def measured_cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:

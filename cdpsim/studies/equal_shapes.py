@@ -91,7 +91,8 @@ def _grid(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[
     for (n, m), count in sizes.items():
         if count == devices:
             return {"n": n, "m": m}
-    near = " and on ".join(f"{count} with n={n}, m={m}" for (n, m), count in sizes.items())
+    shapes = {count: f"{count} with n={n}, m={m}" for (n, m), count in sizes.items()}  # the last of equally many
+    near = " and on ".join(shapes.values())
     raise RequestError("devices", f"{schedule.name} runs on {near}, and not on {devices}; give such a number, or an n")
 
 

@@ -77,6 +77,11 @@ def test_refusals_name_what_there_is() -> None:
         RUN.plot("breakeven")
     with pytest.raises(RequestError, match=r"did you mean 'timeline'.*there are timeline, memory"):
         RUN.plot("timelin")
+    with pytest.raises(RequestError, match="ax: 3 is no Axes"):
+        RUN.plot("timeline", ax=3)  # type: ignore[arg-type]
+    for setting in ({"title": 3}, {"dark": "yes"}, {"legend": 0}):
+        with pytest.raises(RequestError, match=f"{next(iter(setting))}: .* (no text|must be True or False)"):
+            RUN.plot("timeline", **setting)
     with pytest.raises(RequestError, match="known are 1, 2, 4"):
         cdpsim.figure(3)
     with pytest.raises(TypeError, match="'colur'; did you mean 'colour'"):

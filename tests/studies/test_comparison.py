@@ -243,6 +243,13 @@ def test_long_names_leave_room_for_figures(command: Command, here: Path) -> None
     lines = command("compare", name, "gpipe", "-n", 4, "-m", 4).out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any("x…y" in line and "yy.csv" in line and line.split()[1] == "4" for line in lines)
+    for k in range(2):
+        for kind, text in (("model", (here / "toy.toml").read_text()), ("cluster", (here / "box.toml").read_text())):
+            (here / f"{kind * 20}-{k}.toml").write_text(text)
+    lists = [",".join(f"{kind * 20}-{k}.toml" for k in range(2)) for kind in ("model", "cluster")]
+    done = command("compare", name, "multi-dp", "-m", "2,4", "--model", lists[0], "--cluster", lists[1])
+    assert len(done.out.splitlines()) > 2 * 2 * 2
+    assert max(map(len, done.out.split("\n\n")[0].splitlines())) <= 100
     assert "bubble" in lines[0] and "memory" in lines[0]
     found = json.loads(command("compare", name, "-n", 4, "--format", "json").out)
     assert [row["schedule"] for row in found] == [name]

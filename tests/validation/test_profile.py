@@ -115,6 +115,19 @@ def test_optimizers_weigh_what_they_keep() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("mlp", ["Perceptron"] * 3),
+        ("gpt2-mini", ["embedding – block", "block", "block – head"]),
+        ("resnet-mini", ["conv1 – conv2_x", "conv3_x – conv4_x", "conv5_x – head"]),
+    ],
+)
+def test_stages_are_named_by_their_first_and_last_layers(model: str, names: list[str]) -> None:
+    partition = None if model == "mlp" else "3,7"
+    assert [stage.name for stage in profile(model, 3, partition=partition).model.stages] == names
+
+
 @cache
 def small_layers() -> tuple[Stage, ...]:
     """A small model's layers, which several tests look at, profiled once."""

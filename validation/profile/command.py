@@ -92,6 +92,8 @@ def profile(
         ready()
         training = cut(architecture, cuts, device=device)
         found = tie_stages(profile_stages(training, own, block, how), training, architecture.tied, own)
+        names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
+        found = replace(found, stages=tuple(map(_named, found.stages, names)))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training, block)
         peak = whole_peak(architecture, device, block)
@@ -102,6 +104,10 @@ def profile(
         found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
     )
     return Profile(found, cuts, count, peak)
+
+
+def _named(stage: Stage, name: str) -> Stage:
+    return replace(stage, name=name)
 
 
 def _tokens(architecture: Architecture) -> int | None:

@@ -15,7 +15,7 @@ the model of transformers with the same weights, with these exceptions, all of w
 The statements about Llama hold for Mistral and Qwen2, too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -128,7 +128,7 @@ def causal_mask(length: int, attention: str) -> Tensor | None:
 
 
 def resnet(described: Description, image: int = 224) -> Build:
-    """Return how to build a ResNet: its stem, its bottlenecks (or basic layers) and its head."""
+    """Return how to build a ResNet: its stem, its blocks and its head, by the names of its paper (table 1)."""
 
     @_taking_apart()
     def build(n: int, *, batch: int, dtype: torch.dtype, image: int = image) -> Architecture:
@@ -138,9 +138,11 @@ def resnet(described: Description, image: int = 224) -> Build:
             if isinstance(module, nn.BatchNorm2d):
                 module.track_running_stats = False
                 module.running_mean = module.running_var = module.num_batches_tracked = None
-        blocks = [block for stage in model.resnet.encoder.stages for block in stage.layers]
+        parts = {f"conv{k}_x": stage.layers for k, stage in enumerate(model.resnet.encoder.stages, 2)}
         head = nn.Sequential(model.resnet.pooler, model.classifier)
-        return _classifier([model.resnet.embedder, *blocks, head], batch, dtype, image, config)
+        blocks = [block for part in parts.values() for block in part]
+        names = ["conv1", *(name for name, part in parts.items() for _ in part), "head"]
+        return _classifier([model.resnet.embedder, *blocks, head], batch, dtype, image, config)._replace(names=names)
 
     return build
 
@@ -287,7 +289,8 @@ def _wide(norm: Any) -> RootMeanSquareNorm:
 def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: int, config: Any) -> Architecture:
     """Return the architecture of a classifier of square images."""
     images, labels = Form((batch, config.num_channels, image, image), dtype), Form((batch,), torch.int64)
-    return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy)
+    names = _block_names(layers)
+    return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy, names=names)
 
 
 Tied = list[tuple[nn.Parameter, ...]]
@@ -302,7 +305,11 @@ def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
 def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int, tied: Tied) -> Architecture:
     """Return the architecture of a language model, whose targets, the next tokens, are drawn like its input."""
     tokens = Draw(Form((batch, length), torch.int64), vocabulary)
-    return Architecture(layers, tokens, tokens, cross_entropy, tied)
+    return Architecture(layers, tokens, tokens, cross_entropy, tied, names=_block_names(layers))
+
+
+def _block_names(layers: Sequence[nn.Module]) -> list[str]:
+    return ["embedding", *["block"] * (len(layers) - 2), "head"]
 
 
 def _transformers(kind: str) -> Any:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.errors import RequestError
 from cdpsim.model.recipe import segment_bounds
+from cdpsim.model.stage import span_name
 from validation.training.forms import Form, zeros
 from validation.training.parts import Parts
 
@@ -59,6 +60,12 @@ class Architecture(NamedTuple):
     loss: Loss
     tied: Sequence[Sequence[nn.Parameter]] = ()
     autocast: torch.dtype | None = None  # the type to which torch casts what products take
+    names: Sequence[str] = ()  # of the layers; without any, those of their classes
+
+    def name_of(self, first: int, end: int) -> str:
+        """Return the name of consecutive layers."""
+        names = self.names or [type(layer).__name__ for layer in self.layers]
+        return span_name(names[first:end])
 
 
 Build = Callable[..., Architecture]  # of n, batch=..., dtype=... and the sizes that a model has
@@ -161,7 +168,7 @@ def cut(
 
 
 def _cut(architecture: Architecture, cuts: Sequence[int], seed: int, device: torch.device | str) -> Training:
-    layers, inputs, targets, loss, _, autocast = architecture
+    layers, inputs, targets, loss, _, autocast, _ = architecture
     ends = [0, *cuts, len(layers)]
     if any(first >= end for first, end in pairwise(ends)):
         raise RequestError(f"cuts {list(cuts)}", f"must rise from 1 to at most {len(layers) - 1}")

@@ -1,6 +1,7 @@
 """The command that compares schedules side by side."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,6 @@ from cdpsim.studies.comparison_columns import (
 )
 
 _MAY_BE_FILES = ("model", "cluster", "rule")
-_ENDINGS = (".toml", ".json", ".csv")
 _ORDERS = ("throughput", "given")  # of rows, beside those by a column
 _COLUMNS = known_columns(quantiles=True)
 
@@ -113,10 +113,10 @@ def compare_command(args: argparse.Namespace) -> int:
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return the values of an option that has several, with commas between them; a file's name is one value."""
+    """Return the values of an option that has several, with commas between them; a file that is there is one value."""
     if not isinstance(value, str) or "," not in value:
         return value
-    if name in _MAY_BE_FILES and ("/" in value or value.lower().endswith(_ENDINGS)):
+    if name in _MAY_BE_FILES and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
         return value
     values: list[str] = []
     for part in value.split(","):
