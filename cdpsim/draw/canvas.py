@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
@@ -46,20 +46,6 @@ def defaults() -> Iterator[None]:
         filterwarnings("ignore", message=r"Glyph .* missing from font")  # a box stands for it; .svg has the letter
         mpl.rcdefaults()
         yield
-
-
-def drawn(draw: "Callable[[], Figure]", look: Look) -> "Figure":
-    """Return what `draw` draws under `defaults`, with a dark ground where that is asked for.
-
-    `draw` itself imports all that imports matplotlib.
-    """
-    with defaults():
-        figure = draw()
-        if look.dark:
-            from cdpsim.draw.dark import darken
-
-            darken(figure)
-    return figure
 
 
 def _import_matplotlib() -> None:

@@ -76,12 +76,26 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
 
 def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
     """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
-    return canvas.drawn(partial(_DRAW[what], traces, look=look, **settings), look)
+    return drawn(partial(_DRAW[what], traces, look=look, **settings), look)
 
 
 def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
     """Return a figure of the paper with a look; the settings are those that it has."""
-    return canvas.drawn(partial(_DRAW_FIGURE[number], *n, look=look, **settings), look)
+    return drawn(partial(_DRAW_FIGURE[number], *n, look=look, **settings), look)
+
+
+def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
+    """Return what `draw` draws under matplotlib's own defaults, with a dark ground where that is asked for.
+
+    `draw` itself imports all that imports matplotlib.
+    """
+    with canvas.defaults():
+        figure = draw()
+        if look.dark:
+            from cdpsim.draw.dark import darken
+
+            darken(figure)
+    return figure
 
 
 def _with_look(

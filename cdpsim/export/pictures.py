@@ -216,7 +216,7 @@ def write_comparison(
 
     choose("style", style, COMPARISONS)
     check_picture(path, look=look, force=force)
-    _write(partial(canvas.drawn, draw, look), path, look, force)
+    _write(partial(plots.drawn, draw, look), path, look, force)
 
 
 def write_breakeven(
@@ -238,7 +238,7 @@ def write_breakeven(
         return fit_figure(break_even_curves(results, factors, curves, share=share), look)
 
     check_picture(path, look=look, force=force)
-    _write(partial(canvas.drawn, draw, look), path, look, force)
+    _write(partial(plots.drawn, draw, look), path, look, force)
 
 
 def _order(trace: Trace) -> Actions:

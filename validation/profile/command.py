@@ -93,7 +93,7 @@ def profile(
         training = cut(architecture, cuts, device=device)
         found = tie_stages(profile_stages(training, own, block, how), training, architecture.tied, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
-        found = replace(found, stages=tuple(map(_named, found.stages, names)))
+        found = replace(found, stages=tuple(map(_with_name, found.stages, names)))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training, block)
         peak = whole_peak(architecture, device, block)
@@ -106,7 +106,7 @@ def profile(
     return Profile(found, cuts, count, peak)
 
 
-def _named(stage: Stage, name: str) -> Stage:
+def _with_name(stage: Stage, name: str) -> Stage:
     return replace(stage, name=name)
 
 
