@@ -4,7 +4,8 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -31,10 +32,14 @@ settings.load_profile("cdpsim")
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Do not count what lines laws reach, whose many examples would take twice as long; single cases reach them too."""
+    """Do not count what lines laws reach, and tests with other parameters than the first: counting takes twice as long."""
     laws = [item for item in items if item.get_closest_marker("hypothesis")]
-    for item in laws:
-        item.add_marker("no_cover")
+    counted: set[str] = set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in counted or item in laws:
+            item.add_marker("uncounted")
+        counted.add(test)
     if name := os.environ.get(PASSED):
         passed = Path(name)
         elsewhere = {law.nodeid for law in laws}
@@ -42,6 +47,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elsewhere = set(passed.read_text(encoding="utf-8").splitlines())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in elsewhere])
         items[:] = [item for item in items if item.nodeid not in elsewhere]
+
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
+TRACER = pytest.StashKey[TraceFunction | None]()  # that of coverage, before the first test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Count the lines that a test reaches, or not.
+
+    The `no_cover` of pytest-cov does not do it: its workers have two tracers, of which that stops one. A test may end
+    without the tracer with which it began: too deep a recursion removes it.
+    """
+    tracer = item.config.stash.setdefault(TRACER, sys.gettrace())
+    sys.settrace(None if item.get_closest_marker("uncounted") else tracer)
 
 
 _passed: list[str] = []

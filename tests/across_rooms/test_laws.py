@@ -28,7 +28,7 @@ from tests.helpers.strategies import requests, taken
 PARTS = 8
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.parametrize("part", range(PARTS))
 def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
     """Longest paths and the event loop are two readings of one program: 2,000 of them, in parts for several workers."""

@@ -14,7 +14,7 @@ from cdpsim.schedules.rule import RULES
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
 
-pytestmark = pytest.mark.no_cover  # a sweep
+pytestmark = pytest.mark.uncounted  # a sweep
 
 LAYER = Stage(
     forward=1.0,

@@ -92,7 +92,7 @@ def test_every_command_is_tried() -> None:
     assert set(SERVED) == {command.name for command in cli.COMMANDS}
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", SERVED)
 def test_no_value_of_any_option_is_answered_by_a_traceback(name: str, command: Command, here: Path) -> None:
@@ -152,7 +152,7 @@ VALUES: list[Any] = [
 KEYWORDS = [name for name in signature(simulate).parameters if name != "n"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_no_value_of_any_keyword_raises_anything_else(keyword: str) -> None:
     """It is taken, or refused in one line; in slots, and with a model and a cluster."""

@@ -16,7 +16,7 @@ from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE, at, marked, one, words
 from tests.helpers.svg import drawn
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 NAMES = ("resnet50", "vit-b16")
 TIMED = Model(

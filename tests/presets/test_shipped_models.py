@@ -69,7 +69,7 @@ def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> No
     assert model.size("parameters").sum() == parameters * PRECISIONS[model.precision]
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -147,7 +147,7 @@ def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: d
             assert end is not free or np.array_equal(before.start[:nodes], after.start[:nodes])
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_free_messages_never_slow_a_run(name: str, engine: str) -> None:

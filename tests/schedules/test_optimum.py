@@ -19,7 +19,7 @@ from tests.conftest import examples
 from tests.helpers.action_player import Named, in_flight, needs, order_of
 from tests.helpers.optimal_order import Starts, Step, optimum, starts_within, step_of
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `.*$", PAGE.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)

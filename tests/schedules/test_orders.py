@@ -15,7 +15,7 @@ from tests.conftest import examples
 from tests.helpers.action_player import DOUBLE, UNIT, Played, in_flight, order_of, play
 from tests.helpers.declared_orders import ORDERS
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 
 BOTH_WAYS = ("chimera", "gems")

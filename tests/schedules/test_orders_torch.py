@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from tests.helpers.torch_tables import torch_order, torch_schedule
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 # Ours, and how many stages of each device torch's takes.
 ORDERS = {

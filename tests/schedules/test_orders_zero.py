@@ -15,7 +15,7 @@ from cdpsim.schedules.pipelines.fold import dualpipev, zbv
 from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
 from tests.helpers.action_player import Named, in_flight, order_of, play, together
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 Order = Callable[[int, int, int], Actions]
 

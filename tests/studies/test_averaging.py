@@ -14,7 +14,7 @@ from cdpsim.model import Runtime
 from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
 
-pytestmark = pytest.mark.no_cover  # sweeps; single cases elsewhere reach the same lines
+pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
 NETWORK, NVLINK = 0.96 * 12.5e9, 0.8 * 300e9  # what NCCL takes to be reached of both
@@ -94,7 +94,7 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
     assert one.break_even == pytest.approx(2.32e9, rel=0.01)
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @pytest.mark.parametrize(
     ("asked", "precision", "number", "speed", "attention"),
     [

@@ -154,7 +154,7 @@ def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list
 LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists is not None]
 
 
-@pytest.mark.no_cover
+@pytest.mark.uncounted
 @settings(max_examples=examples(100), deadline=None)
 @given(requests(most=5).filter(lambda request: request["schedule"].name in LISTED))
 def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
