@@ -32,7 +32,7 @@ settings.load_profile("cdpsim")
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Do not count what lines laws reach, and tests with other parameters than the first: counting takes twice as long."""
+    """Do not count the lines that laws reach, nor those of a test's later parameters: counting takes time."""
     laws = [item for item in items if item.get_closest_marker("hypothesis")]
     counted: set[str] = set()
     for item in items:
