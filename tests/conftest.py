@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,8 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in elsewhere]
 
 
-TraceFunction = Callable[[FrameType, str, Any], Any]
-TRACER = pytest.StashKey[TraceFunction | None]()  # that of coverage, before the first test
+_tracers: list[Any] = []  # that of coverage, or None: the one before the first test
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,8 +58,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     The `no_cover` of pytest-cov does not do it: its workers have two tracers, of which that stops one. A test may end
     without the tracer with which it began: too deep a recursion removes it.
     """
-    tracer = item.config.stash.setdefault(TRACER, sys.gettrace())
-    sys.settrace(None if item.get_closest_marker("uncounted") else tracer)
+    if not _tracers:
+        _tracers.append(sys.gettrace())
+    sys.settrace(None if item.get_closest_marker("uncounted") else _tracers[0])
 
 
 _passed: list[str] = []
