@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdpsim import SCHEDULES, cli, clusters, models
+from cdpsim import SCHEDULES, cli
+from cdpsim.presets import clusters, models
 from tests.conftest import Command
 
 pty = pytest.importorskip("pty", reason="needs terminals", exc_type=ImportError)
