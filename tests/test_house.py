@@ -58,7 +58,7 @@ LATE = {"numeric.compiled": {"numba"}} | {
 
 
 # The modules that import late from rooms below them: their objects draw themselves in notebooks.
-SHOWN = {"trace": {"draw.html", "draw.plots"}}
+SHOWN = {"trace": {"draw.html", "draw.plots"}, "studies.table1": {"studies.table1_forms"}}
 
 
 def module_named(dotted: str) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
-from cdpsim.draw.canvas import GREY, label, plain
+from cdpsim.draw.canvas import GREY, label, one_unit, plain
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
@@ -67,7 +67,7 @@ def _over_bandwidth(
     axes.set_xscale("log")
     axes.set(xlim=(bandwidths[0], bandwidths[-1]), ylim=(0, None), ylabel="exposed")
     axes.set_ylim(-0.02 * axes.get_ylim()[1], axes.get_ylim()[1])
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.axvline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own")
     _name_cluster(axes, (scale, 0.985), ("data", "axes fraction"), "top")
     _name_bandwidths(axes.xaxis, scale)
@@ -109,12 +109,13 @@ def _common_bandwidth(found: Sequence[BreakEven]) -> float:
 
 
 def _name_bandwidths(axis: Any, scale: float) -> None:
-    """Label an axis with bandwidths, or with multiples of the cluster's."""
+    """Label an axis with bandwidths in the unit of the cluster's, or with multiples of it."""
     axis.set_minor_formatter(NullFormatter())
-    multiples = scale == 1.0
-    axis.set_major_formatter((lambda value, _: f"{value:g}") if multiples else EngFormatter("B/s"))
-    text = "bandwidths, as multiples of this cluster's" if multiples else "narrowest bandwidth between two devices"
-    axis.set_label_text(text)
+    if scale == 1.0:
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_label_text("bandwidths, as multiples of this cluster's")
+    else:
+        axis.set_label_text(f"narrowest bandwidth between two devices, {one_unit(axis, 'B/s', scale)}")
 
 
 def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:

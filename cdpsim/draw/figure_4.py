@@ -78,7 +78,7 @@ def _model_panel(
     plain(enlarged, "CDP alone, enlarged", 8.5)
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * most or 1))
     enlarged.set_xlabel("share of the pass")
-    enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     look: dict[str, Any] = {"color": colour(3), "linewidth": 1.2}
     entries = [_draw(axes, *_mean_over_pass(curve, 1), f"dp-{number}", f"DP: {bytes_text(most)}", **look)]
     entries += _draw_cyclic((axes, enlarged), curve, number, results)

@@ -1,20 +1,25 @@
 """Table 1 of the paper, three ways: as printed, exact, and measured on the trace of a run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.progress import progress
+from cdpsim.files.tables import data_frame
+from cdpsim.files.units import counted
 from cdpsim.front import simulate
 from cdpsim.program import Category, Content
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.trace.metrics import communication, memory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 QUANTITIES = (
     "activations",
@@ -151,6 +156,39 @@ class Table1:
     rows: list[dict[str, Any]]
     beside: list[dict[str, Any]]
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.rows[row]
+
+    def __str__(self) -> str:
+        from cdpsim.studies.table1_forms import TABLE1_FORMS
+
+        return TABLE1_FORMS["text"](self).rstrip("\n")
+
+    def __repr__(self) -> str:
+        differ = [row["schedule"] for row in self.rows if not row.get("agree", True)]
+        words = f"simulated, {', '.join(differ)} differ" if differ else "simulated as exact"
+        return f"Table1(N = {self.n}: {counted(len(self), 'schedule')}, {words if self.is_simulated else 'exact'})"
+
+    def _repr_html_(self) -> str:
+        from cdpsim.studies.table1_forms import html_of
+
+        return html_of(self)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the table as a DataFrame of pandas, with a column for each value of a quantity: `rounds_exact`."""
+        rows = [
+            {"schedule": row["schedule"], "rule": row["rule"]}
+            | {f"{name}_{value}": _plain_value(row[name][value]) for name in QUANTITIES for value in self.values}
+            for row in self.rows
+        ]
+        return data_frame(rows)
+
     @property
     def values(self) -> tuple[str, ...]:
         """The names of a cell's values: paper, exact and perhaps simulated."""
@@ -160,6 +198,10 @@ class Table1:
     def is_simulated(self) -> bool:
         """Whether it has simulated values."""
         return "simulated" in self.values
+
+
+def _plain_value(value: str | Fraction) -> str | float:
+    return value if isinstance(value, str) else float(value)
 
 
 def compute_table1(
@@ -222,18 +264,20 @@ def table1(
     shared_parameters: bool = False,
     engine: str = "auto",
     exact: bool = False,
-) -> list[dict[str, Any]]:
-    """Return Table 1's nine rows in the paper's order; exact and simulated cells are Fractions.
+) -> Table1:
+    """Return Table 1, whose nine rows are in the paper's order; exact and simulated cells are Fractions.
 
     `exact` evaluates the formulas alone, for any n: then nothing is run, and the rows have no simulated values.
 
+    >>> table1(4)
+    Table1(N = 4: 9 schedules, simulated as exact)
     >>> table1(4)[5]["gradient_volume"]
     {'paper': 'ΨP/2', 'exact': Fraction(3, 8), 'simulated': Fraction(3, 8)}
     >>> table1(10**6, exact=True)[5]["gpus"]
     {'paper': 'N(N+1)/2', 'exact': Fraction(500000500000, 1)}
     """
     how: dict[str, Any] = {"steps": steps, "collective": collective, "engine": engine}
-    return compute_table1(n, **how, shared_parameters=shared_parameters, formulas_alone=exact).rows
+    return compute_table1(n, **how, shared_parameters=shared_parameters, formulas_alone=exact)
 
 
 def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:

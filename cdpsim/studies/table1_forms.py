@@ -113,14 +113,25 @@ def _block_rows(words: _Words, block: Block, cell: Callable[[str, str], str]) ->
     return list(zip(words.schedules, *values, *words.agree.values(), strict=True))
 
 
+def _flat_block(words: _Words, block: Block) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the header, in one line, and the rows of a block."""
+    header = ["schedule"]
+    for quantity, (first, *more) in block.items():
+        header += [f"{_HEADINGS[quantity]}: {first}", *more]
+    return [*header, *words.agree], _block_rows(words, block, lambda value, text: text)
+
+
+def html_of(table: Table1) -> str:
+    """Return a table as notebooks show it: its blocks, each below the one before."""
+    words = _words(table)
+    *first, last = [_flat_block(words, block) for block in words.blocks]
+    return "".join([*(tables.as_html(*block) for block in first), tables.as_html(*last, words.title, *words.remarks)])
+
+
 def _markdown(table: Table1) -> str:
     words = _words(table)
     parts = [words.title, ""]
-    for block in words.blocks:
-        header = ["schedule"]
-        for quantity, (first, *more) in block.items():
-            header += [f"{_HEADINGS[quantity]}: {first}", *more]
-        parts.append(tables.as_markdown([*header, *words.agree], _block_rows(words, block, lambda value, text: text)))
+    parts += [tables.as_markdown(*_flat_block(words, block)) for block in words.blocks]
     parts.append("".join(f"- {remark}\n" for remark in words.remarks))
     if words.beside:
         parts += [_ABOUT_BESIDE, "", tables.as_markdown(_BESIDE, words.beside)]

@@ -8,6 +8,7 @@ import pytest
 
 from cdpsim import RequestError, table1
 from cdpsim.studies.table1 import QUANTITIES, compute_table1
+from tests.conftest import Command
 
 MANY = [*range(1, 13), 16, 17, 31, 33, 64]
 
@@ -116,3 +117,21 @@ def test_only_a_size_that_cannot_run_is_sent_to_the_formulas() -> None:
         table1(10**6)
     with pytest.raises(RequestError, match=r"^engine: unknown engine 'quick'; known are auto, fast, simpy$"):
         table1(4, engine="quick")
+
+
+def test_python_shows_what_the_command_line_prints(command: Command) -> None:
+    """As text, in a notebook, and as a DataFrame with the values of the paper's formulas at N = 8."""
+    table = table1(8)
+    assert f"{table}\n" == command("table1", "-n", 8).out
+    assert len(table) == 9 and table[5]["schedule"] == "mp-cdp" == list(table)[5]["schedule"]
+    assert repr(table) == "Table1(N = 8: 9 schedules, simulated as exact)"
+    shown = table._repr_html_()
+    assert all(f"<td>{name}</td>" in shown for name in ROWS)
+    frame = table.frame().set_index("schedule")
+    assert dict(frame["gpus_simulated"].items()) == {
+        **dict.fromkeys(["single-dp", "single-cdp"], 1),
+        **dict.fromkeys(["multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp"], 8),
+        **{"mp-dp": 8**2, "mp-cdp": 8 * 9 / 2},
+    }
+    assert frame.loc["single-cdp", "activations_paper"] == "(N+1)/2 BΨA"
+    assert frame.loc["single-cdp", "activations_exact"] == 9 / 2
