@@ -131,7 +131,8 @@ def test_python_shows_what_the_command_line_prints(command: Command) -> None:
     assert dict(frame["gpus_simulated"].items()) == {
         **dict.fromkeys(["single-dp", "single-cdp"], 1),
         **dict.fromkeys(["multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp"], 8),
-        **{"mp-dp": 8**2, "mp-cdp": 8 * 9 / 2},
+        "mp-dp": 8**2,
+        "mp-cdp": 8 * 9 / 2,
     }
     assert frame.loc["single-cdp", "activations_paper"] == "(N+1)/2 BΨA"
     assert frame.loc["single-cdp", "activations_exact"] == 9 / 2
