@@ -12,7 +12,8 @@ import pytest
 from cdpsim.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
-README, COMMAND_LINE = ((REPOSITORY / page).read_text("utf-8") for page in ("README.md", "docs/command-line.md"))
+PAGES = "README.md", "docs/reference/command-line.md"
+README, COMMAND_LINE = ((REPOSITORY / page).read_text("utf-8") for page in PAGES)
 
 
 def sessions(page: str) -> list[list[tuple[str, str]]]:

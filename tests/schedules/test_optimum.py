@@ -21,7 +21,7 @@ from tests.helpers.optimal_order import Starts, Step, optimum, starts_within, st
 
 pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `.*$", PAGE.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
 PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.together and schedule.order.lists]
 
@@ -44,7 +44,7 @@ def simulated(name: str, sizes: Sizes) -> tuple[int, int]:
     return trace.summary()["makespan"], int(max(stays))
 
 
-# As docs/pipelines.md has it.
+# As docs/results.md has it.
 
 
 def row(name: str, sizes: Sizes) -> str:
