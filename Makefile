@@ -3,7 +3,7 @@ PYTHON ?= python
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help check test long sample mutants bench presets format
+.PHONY: help check docs test long sample mutants bench presets format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,10 +12,14 @@ check: ## Format, lint, types, then the tests with coverage: what CI runs
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
+	$(MAKE) docs PYTHON=$(PYTHON)
 	$(PYTHON) -m pytest --cov --cov-report= --cov-fail-under=0 --ignore=tests/validation
 	$(PYTHON) -m coverage report --skip-covered --show-missing --omit='cdpsim/draw/*'
 	$(PYTHON) -m coverage report --skip-covered --show-missing --include='cdpsim/draw/*' --fail-under=0
 	$(PYTHON) -m pytest tests/validation
+
+docs: ## The pages of docs/ as HTML, in build/docs
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs build/docs
 
 test: ## The tests alone, as in the README
 	$(PYTHON) -m pytest -q

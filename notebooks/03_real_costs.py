@@ -253,7 +253,7 @@ table(rows)
 # Beyond a node, averaging takes 25 times as long as within, and as long as most of the computation. It does not take
 # four times as long with this model file: weights, gradients and two sequences of 4,096 tokens in bf16 fill the
 # device. With unfused attention or in fp32 only 2,048 tokens fit, and then averaging takes more than three times as
-# long. The paper does not say which case it measured; `docs/break-even.md` has the table.
+# long. The paper does not say which case it measured; `docs/assumptions/break-even.md` has the table.
 
 # %%
 inside_node, _, beyond = (float(str(row["quotient"])) for row in rows)

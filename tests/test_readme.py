@@ -1,4 +1,4 @@
-"""The console sessions of pages print what they say; the README's Python is doctested where it stands."""
+"""The README: its files load, its commands run. test_docs.py plays its sessions; pytest runs its examples."""
 
 import doctest
 import re
@@ -11,45 +11,7 @@ import pytest
 
 from cdpsim.cli import main
 
-REPOSITORY = Path(__file__).parent.parent
-PAGES = "README.md", "docs/reference/command-line.md"
-README, COMMAND_LINE = ((REPOSITORY / page).read_text("utf-8") for page in PAGES)
-
-
-def sessions(page: str) -> list[list[tuple[str, str]]]:
-    """Commands and outputs of each console block."""
-    blocks = re.findall(r"^```console\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    return [re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE) for block in blocks]
-
-
-def played(command: str, code: int) -> tuple[int, str]:
-    """Return the exit code and the output of one of the commands that pages use, but what the caller captures.
-
-    `code` is that of the command before.
-    """
-    words = shlex.split(command)
-    if words[0] == "cdpsim":
-        return main(words[1:]), ""
-    if words[0] == "head":
-        return 0, "".join(Path(words[3]).read_text(encoding="utf-8").splitlines(keepends=True)[: int(words[2])])
-    if words[0] == "ls":
-        return 0, "".join(f"{name}\n" for name in sorted(file.name for file in Path(words[1]).iterdir()))
-    assert command == "echo $?"
-    return 0, f"{code}\n"
-
-
-@pytest.mark.parametrize("session", [*sessions(README), *sessions(COMMAND_LINE)])
-def test_a_session_prints_what_its_page_says(
-    session: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Word for word; where a command fails, the page shows its one line."""
-    monkeypatch.chdir(tmp_path)
-    code = 0
-    for command, expected in session:
-        code, printed = played(command, code)
-        captured = capsys.readouterr()
-        assert printed + captured.out + captured.err == expected
-        assert code == 0 or expected.startswith("cdpsim: ")
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_s_model_cluster_and_experiment_load(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 `paper` holds each tensor as long as the schedule needs it. `torch` holds what torch's runtimes were measured to hold:
 those of `torch.distributed.pipelining` where steps are flushed and devices have lists, `DistributedDataParallel` where
-gradients are all-reduced, FSDP2 where parameters are handed out. docs/memory.md has each habit, and where torch has it.
+gradients are all-reduced, FSDP2 where parameters are handed out. docs/assumptions/memory.md has each habit, and where
+torch has it.
 """
 
 from collections.abc import Mapping

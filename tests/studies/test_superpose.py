@@ -239,7 +239,7 @@ def test_by_layer_needs_curves() -> None:
 
 
 def test_what_one_worker_holds_can_be_counted_by_hand() -> None:
-    """As docs/memory.md says; the second stage's input, 20 bytes, counts 8 of them in the first stage."""
+    """As docs/assumptions/memory.md says; the second stage's input, 20 bytes, counts 8 of them in the first stage."""
     both = 100 + 50 - 8
     # A gradient is held from the end of the task that makes it: the boundary's while the first stage goes backward.
     forward, turn, last, first = 100 + 1, both, both + 4, 100 + 2 + 20

@@ -1,0 +1,34 @@
+"""How Sphinx builds these pages: `make docs`. Neither the build nor a reader's browser fetches anything."""
+
+import logging
+
+from cdpsim import __version__
+
+project = "cdpsim"
+copyright = "cdpsim contributors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]  # no mathematics: browsers would fetch what draws it
+myst_heading_anchors = 4
+
+default_role = "code"  # docstrings have code in single backticks, as Markdown has
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+
+html_theme = "furo"
+html_title = "cdpsim"
+html_static_path = ["static"]
+html_css_files = ["calm.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1f4e79", "color-brand-content": "#1f5f99"},
+    "dark_css_variables": {"color-brand-primary": "#9ec5e8", "color-brand-content": "#8ab8e0"},
+}
+
+# Until docs/papers has a page.
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda record: "toctree glob" not in str(record.msg))
