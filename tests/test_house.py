@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,15 @@ def module_named(dotted: str) -> str:
     return ".".join(parts) or "__init__"
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all that is imported, also inside functions."""
+def imports(tree: ast.AST, package: str | None = None) -> Iterator[str]:
+    """Dotted names of all that is imported, also inside functions; of relative imports where the package is given."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "import from cdpsim by its name"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert package or not node.level, "import from cdpsim by its name"
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def imported_with(tree: ast.Module) -> Iterator[str]:
@@ -136,6 +138,7 @@ def test_no_modules_import_each_other() -> None:
 # The harness: packages, each of which imports only from itself and those before it.
 HARNESS = (
     "modules",
+    "program",
     "training",
     "profile",
     "replay",
@@ -151,9 +154,13 @@ HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
 
 @pytest.mark.parametrize("path", HARNESS_FILES, ids=lambda path: str(path.relative_to(PROJECT / "validation")))
 def test_the_harness_imports_only_from_packages_above(path: Path) -> None:
-    own = path.relative_to(PROJECT / "validation").with_suffix("").parts[0]
-    used = {dotted.split(".")[1] for dotted in imports(ast.parse(path.read_text())) if dotted.startswith("validation.")}
-    assert used <= set(HARNESS[: HARNESS.index(own) + 1]) if own != "__init__" else not used
+    """And from itself without its name, which is another one where it is installed."""
+    within = path.relative_to(PROJECT / "validation").with_suffix("").parts
+    package = ".".join(("harness", *within[:-1]))
+    dotted = [name.split(".") for name in imports(ast.parse(path.read_text()), package)]
+    assert not {names[0] for names in dotted} & {"validation", "cdpsim_validation"}
+    used = {names[1] for names in dotted if names[0] == "harness" and names[1] in HARNESS}
+    assert used <= set(HARNESS[: HARNESS.index(within[0]) + 1]) if within[0] != "__init__" else not used
 
 
 def test_the_package_knows_nothing_of_the_harness() -> None:
@@ -326,6 +333,7 @@ def test_the_scans_find_what_they_look_for() -> None:
     tree = ast.parse('"""multi-dp."""\nimport numba\ndef f(slot):\n    import torch\n    return f"{slot} of mp-cdp"\n')
     assert list(imported_with(tree)) == ["numba"]
     assert list(imports(tree)) == ["numba", "torch"]
+    assert list(imports(ast.parse("from ..b import c\nfrom . import d"), "x.a")) == ["x.b.c", "x.a.d"]
     assert [text for text in texts(tree) if "-" in text] == [" of mp-cdp"]
     assert "slot" in list(words(tree))
     assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]

@@ -8,6 +8,8 @@ from typing import Any
 
 from cdpsim.errors import RequestError
 
+from . import install_command
+
 # The first versions that fit, as the extras in pyproject.toml have them. Before 5.9, transformers builds a ViT of other
 # parts; before 5.3 a GPT-2 and its masks; before 5.0 a Llama, Mistral and Qwen2.
 FIRST = {"torch": "2.6", "transformers": "5.9"}
@@ -67,7 +69,7 @@ def _raiser(error: BaseException) -> str:
 
 
 def _remedy(name: str) -> str:
-    return f"{FIRST[name]} or newer fits: run `pip install -c constraints.txt -e '.[{_EXTRAS[name]}]'`"
+    return f"{FIRST[name]} or newer fits: run `{install_command(_EXTRAS[name])}`"
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:

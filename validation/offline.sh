@@ -73,11 +73,11 @@ for requirement in sys.argv[1:]:
         sys.exit(f"offline.sh: {name}: cannot be imported ({' '.join(str(error).split())}); install one that fits")
     print(name, version(name))
 from cdpsim.errors import RequestError
-from validation.modules import FIRST, needed
+from validation.modules import FIRST, require
 
 for name in FIRST:
     try:
-        print(name, needed(name).__version__)
+        print(name, require(name).__version__)
     except RequestError as error:
         print(f"offline.sh: {error}", file=sys.stderr)
 EOF

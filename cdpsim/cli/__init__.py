@@ -11,7 +11,7 @@ from cdpsim.cli.commands.runs import import_command, simulate_command
 from cdpsim.cli.commands.superpose import superpose_command
 from cdpsim.cli.commands.tables import pyramid_command, schedules_command, table1_command
 from cdpsim.cli.console import exit_code_of
-from cdpsim.cli.parser import serve_command
+from cdpsim.cli.parser import help_text, serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (
@@ -30,4 +30,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: list[str]) -> int:
     with inputs_kept():
-        return serve_command("cdpsim", "cdpsim.cli", COMMANDS, arguments)
+        return serve_command("cdpsim", help_text, COMMANDS, arguments)

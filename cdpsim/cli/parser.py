@@ -17,6 +17,7 @@ from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
 Serve = Callable[[argparse.Namespace], int]
+Texts = Callable[[str], str]  # gives a text that help shows, by the name of its file
 argument: Callable[..., Argument] = partial(methodcaller, "add_argument")
 
 _DETAILS_BELOW = "\n----\n"  # in a text of help: what is above this line is short help
@@ -174,24 +175,22 @@ def help_text(name: str, package: str = "cdpsim.cli") -> str:
     return (files(package) / "help" / name).read_text("utf-8")
 
 
-def command(name: str, *arguments: Argument, package: str = "cdpsim.cli") -> Callable[[Serve], Command]:
-    """Make a function a command: its docstring is the line about it, and help/NAME.txt in a package the text."""
+def command(name: str, *arguments: Argument, texts: Texts = help_text) -> Callable[[Serve], Command]:
+    """Make a function a command: its docstring is the line about it, and the file NAME.txt has the text."""
 
     def make(serve: Serve) -> Command:
         about = (serve.__doc__ or name).removesuffix(".")
-        more = partial(help_text, f"{name}.txt", package)
-        return Command(name, f"{about[0].lower()}{about[1:]}", more, arguments, serve)
+        return Command(name, f"{about[0].lower()}{about[1:]}", partial(texts, f"{name}.txt"), arguments, serve)
 
     return make
 
 
-def serve_command(program: str, package: str, commands: Sequence[Command], arguments: Sequence[str]) -> int:
+def serve_command(program: str, texts: Texts, commands: Sequence[Command], arguments: Sequence[str]) -> int:
     """Let the command that arguments name serve them, and return its exit code.
 
-    A package has the texts of the program's help: help/PROGRAM.txt and help/examples.txt.
+    Help of the program itself is in the files about.txt and examples.txt.
     """
-    more = partial(help_text, "examples.txt", package)
-    parser = Parser(prog=program, description=help_text(f"{package.split('.')[0]}.txt", package), more=more)
+    parser = Parser(prog=program, description=texts("about.txt"), more=partial(texts, "examples.txt"))
     parser.add_argument("--version", action="version", version=f"cdpsim {__version__}", help="print the version")
     parser._positionals.title = "commands"
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Parser)

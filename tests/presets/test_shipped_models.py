@@ -74,13 +74,13 @@ def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> No
 def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from cdpsim.cli.parser import serve_command
     from validation.profile.command import profile_command
+    from validation.program import serve_harness
 
     words = command(name)
     assert words[-2:] == ["-o", f"{name}.toml"]
     made = tmp_path / f"{name}.toml"
-    assert serve_command("python -m validation", "validation", [profile_command], [*words[:-1], str(made)]) == 0
+    assert serve_harness([profile_command], [*words[:-1], str(made)]) == 0
     assert Model.load(made) == Model.load(FILES / f"{name}.toml")
     shipped = (FILES / f"{name}.toml").read_text()
     assert made.read_text() == "".join(line for line in shipped.splitlines(True) if not line.startswith("#"))

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch")
 
 from cdpsim import simulate
-from cdpsim.cli.parser import serve_command
 from cdpsim.cluster import Cluster
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
@@ -25,6 +24,7 @@ from validation.calibrate.figure import draw_calibration
 from validation.calibrate.fits import algorithms, predict_collective
 from validation.calibrate.results import Calibration
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
+from validation.program import serve_harness
 from validation.training.models import Stages
 
 STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
@@ -237,6 +237,6 @@ def test_refusals_are_one_line_and_leave_nothing(
     monkeypatch.chdir(tmp_path)
     words = ["calibrate", "-o", "box.toml", *arguments]
     with pytest.raises(RequestError, match=problem) as refusal:
-        serve_command("python -m validation", "validation", [calibrate.calibrate_command], words)
+        serve_harness([calibrate.calibrate_command], words)
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from cdpsim.cli.parser import serve_command
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model
@@ -28,6 +27,7 @@ from cdpsim.studies.superpose import superpose, worker_curve
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.curves import Recorder, with_curves
 from validation.profile.footprints import profile_stages
+from validation.program import serve_harness
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
 from validation.training.stages import cut
@@ -190,7 +190,7 @@ def test_the_command_writes_curves(tmp_path: Path, capsys: pytest.CaptureFixture
     """Of work or of times, in a file that says it; times alone are refused."""
 
     def serve(*words: str) -> int:
-        return serve_command("python -m validation", "validation", [profile_command], ["profile", "mlp", *words])
+        return serve_harness([profile_command], ["profile", "mlp", *words])
 
     for words, unit in (([], "FLOP"), (["--measured"], "s")):
         file = tmp_path / f"{unit}.toml"

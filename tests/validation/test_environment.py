@@ -46,7 +46,8 @@ def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "validation").mkdir()
     code = tmp_path / "cdpsim" / "engine" / "fast.py"
     code.write_text("1")
-    monkeypatch.setattr("validation.report.environment._ROOT", tmp_path)
+    folders = {name: tmp_path / name for name in ("cdpsim", "validation")}
+    monkeypatch.setattr("validation.report.environment._FOLDERS", folders)
     found = [source_hash()]
     code.write_text("2")
     found.append(source_hash())

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from cdpsim.cli import main
-from cdpsim.cli.parser import serve_command
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
@@ -26,6 +25,7 @@ from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import layer_times
 from validation.profile.partition import PARTITIONS
 from validation.profile.peak import imitate_module, peak_activations, whole_peak
+from validation.program import serve_harness
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
 from validation.training.stages import Architecture, cut
@@ -299,7 +299,7 @@ def test_a_language_model_has_tokens() -> None:
 
 
 def command(*words: str) -> int:
-    return serve_command("python -m validation", "validation", [profile_command], ["profile", *words])
+    return serve_harness([profile_command], ["profile", *words])
 
 
 def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.cli.parser import argument, command
+from cdpsim.cli.parser import argument
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
@@ -17,20 +17,22 @@ from cdpsim.files.progress import ticker
 from cdpsim.files.units import quantity_text
 from cdpsim.model import Model
 from cdpsim.program import Op
-from validation.calibrate import results as calibration
-from validation.calibrate import timings
-from validation.calibrate.figure import draw_calibration
-from validation.calibrate.results import Calibration, Errors, disturbance, round_measured, timed_model
-from validation.profile.command import TYPES, read_sizes, without_weights
-from validation.profile.cuts import find_cuts
-from validation.profile.footprints import profile_stages
-from validation.profile.tracker import granularity
-from validation.ranks.launcher import Ranks, Result
-from validation.ranks.member import check_device
-from validation.replay.case import DTYPES
-from validation.report.environment import environment
-from validation.training.models import Stages
-from validation.training.optimizer import OPTIMIZERS
+
+from ..profile.command import TYPES, read_sizes, without_weights
+from ..profile.cuts import find_cuts
+from ..profile.footprints import profile_stages
+from ..profile.tracker import granularity
+from ..program import harness_command
+from ..ranks.launcher import Ranks, Result
+from ..ranks.member import check_device
+from ..replay.case import DTYPES
+from ..report.environment import environment
+from ..training.models import Stages
+from ..training.optimizer import OPTIMIZERS
+from . import results as calibration
+from . import timings
+from .figure import draw_calibration
+from .results import Calibration, Errors, disturbance, round_measured, timed_model
 
 MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
@@ -164,7 +166,7 @@ def _fit_text(name: str, fit: Errors) -> str:
     return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
 
 
-@command(
+@harness_command(
     "calibrate",
     argument("-o", "--output", required=True, metavar="FILE.toml", help="the cluster file to write"),
     argument("--stages", metavar="FILE.toml", help="also write a model file of the stages' own times"),
@@ -182,7 +184,6 @@ def _fit_text(name: str, fit: Errors) -> str:
     argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
     argument("--alone", action="store_true", help="time stages in one rank while the others wait"),
     argument("--force", action="store_true", help="overwrite files that exist"),
-    package="validation",
 )
 def calibrate_command(options: argparse.Namespace) -> int:
     """Measure this machine: write a cluster file for --cluster."""

@@ -8,8 +8,9 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, plain
 from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
-from validation.calibrate.fits import predict_collective
-from validation.calibrate.results import NAMES, Calibration, Collective, Compute, Errors, Point
+
+from .fits import predict_collective
+from .results import NAMES, Calibration, Collective, Compute, Errors, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,9 @@ import numpy as np
 
 from cdpsim.model import Model
 from cdpsim.program import Op
-from validation.calibrate.fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
-from validation.calibrate.timings import Passed, RankInterval, Spans, StageTimes, Times
+
+from .fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
+from .timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
 

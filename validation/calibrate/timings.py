@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Content, Op
-from validation.profile.division import divide
-from validation.profile.footprints import likeness_key
-from validation.ranks.member import Member
-from validation.replay.contents import Message
-from validation.replay.transport import Pending
-from validation.training.forms import Form, flatten
-from validation.training.models import Stages
-from validation.training.optimizer import Optimizer, OptimizerState
-from validation.training.passes import Pass, Split, backward_for_input, backward_for_weights
-from validation.training.recomputation import Stash, run_backward, run_forward
-from validation.training.stages import Training
+
+from ..profile.division import divide
+from ..profile.footprints import likeness_key
+from ..ranks.member import Member
+from ..replay.contents import Message
+from ..replay.transport import Pending
+from ..training.forms import Form, flatten
+from ..training.models import Stages
+from ..training.optimizer import Optimizer, OptimizerState
+from ..training.passes import Pass, Split, backward_for_input, backward_for_weights
+from ..training.recomputation import Stash, run_backward, run_forward
+from ..training.stages import Training
 
 TimedValue = TypeVar("TimedValue")
 

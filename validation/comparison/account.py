@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.program import Category, Content, Kind, Op
-from validation.comparison.temporaries import update_bytes
-from validation.comparison.workspaces import Workspaces, find_workspaces
-from validation.profile.tracker import granularity
-from validation.replay.case import Outcome, Prepared
-from validation.replay.contents import BEGINNING, Message
-from validation.replay.plan import kind_of
-from validation.replay.watch import Event
-from validation.report.schema import Account, AllocatorComparison, Remainder
-from validation.training.forms import Form
+
+from ..profile.tracker import granularity
+from ..replay.case import Outcome, Prepared
+from ..replay.contents import BEGINNING, Message
+from ..replay.plan import kind_of
+from ..replay.watch import Event
+from ..report.schema import Account, AllocatorComparison, Remainder
+from ..training.forms import Form
+from .temporaries import update_bytes
+from .workspaces import Workspaces, find_workspaces
 
 WRAPPED = 64  # bytes: numbers of Python that torch makes tensors of for an operation
 BLOCKS = 0.05  # of the peak of a GPU: its allocator's blocks are larger than what is asked for

@@ -14,18 +14,21 @@ from typing import Any
 import torch
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.cli.parser import argument, command
+from cdpsim.cli.parser import argument
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.notes import explain, say
 from cdpsim.files.progress import progress
-from validation.comparison.trials import Trial, list_trials, select_trials, trial_names
-from validation.comparison.worker import Answer, Calibrated, Failed, Worker
-from validation.ranks.member import DEVICES, check_device
-from validation.report import schema as reportform
-from validation.report.environment import environment
-from validation.report.schema import MEASURED, Battery, Report, TrialResult
+
+from .. import PROGRAM
+from ..program import harness_command
+from ..ranks.member import DEVICES, check_device
+from ..report import schema as reportform
+from ..report.environment import environment
+from ..report.schema import MEASURED, Battery, Report, TrialResult
+from .trials import Trial, list_trials, select_trials, trial_names
+from .worker import Answer, Calibrated, Failed, Worker
 
 TIMEOUT = 300.0
 # The parts of an environment that may differ between the results of one file.
@@ -171,7 +174,7 @@ def battery_summary(found: Battery) -> str:
     return f"{len(states) - states.count('left out')} trials in {found.seconds:g} s: {', '.join(counts)}{left}\n"
 
 
-@command(
+@harness_command(
     "battery",
     argument("-o", "--output", metavar="FILE.json", help="the file to write"),
     argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)"),
@@ -181,7 +184,6 @@ def battery_summary(found: Battery) -> str:
     argument("--list", action="store_true", help="show the trials, and make none"),
     argument("--resume", action="store_true", help="make the trials without a good result in the file"),
     argument("--force", action="store_true", help="overwrite a file that exists"),
-    package="validation",
 )
 def battery_command(options: argparse.Namespace) -> int:
     """Replay what this machine can show, into one file of reports."""
@@ -192,7 +194,7 @@ def battery_command(options: argparse.Namespace) -> int:
         write_stdout(trials_table(select_trials(known, patterns) if patterns else known))
         return 0
     if options.output is None:
-        raise RequestError("-o/--output", "is missing; see python -m validation battery --help")
+        raise RequestError("-o/--output", f"is missing; see {PROGRAM} battery --help")
     if options.resume and options.force:
         raise RequestError("--resume", "goes on with a file that --force overwrites; leave out one of them")
     found = run_battery(

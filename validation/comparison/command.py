@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.cli.parser import argument, argument_group, command
+from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
@@ -23,17 +23,19 @@ from cdpsim.request.reading import refuse_inapplicable, shape_of
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
-from validation.comparison.forecast import Forecast
-from validation.comparison.replays import SingleProcess, compare_replay, count_runs
-from validation.ranks.member import BACKENDS, DEVICES, check_device
-from validation.ranks.torchrun import find_ranks
-from validation.replay.case import DTYPES, Case, prepare, profiled
-from validation.replay.options import replayable
-from validation.report import schema as reportform
-from validation.report.command import percent
-from validation.report.schema import Account, ParameterComparison, Report
-from validation.training.optimizer import OPTIMIZERS, Optimizer
-from validation.training.passes import SPLITS, Split
+
+from ..program import harness_command
+from ..ranks.member import BACKENDS, DEVICES, check_device
+from ..ranks.torchrun import find_ranks
+from ..replay.case import DTYPES, Case, prepare, profiled
+from ..replay.options import replayable
+from ..report import schema as reportform
+from ..report.command import percent
+from ..report.schema import Account, ParameterComparison, Report
+from ..training.optimizer import OPTIMIZERS, Optimizer
+from ..training.passes import SPLITS, Split
+from .forecast import Forecast
+from .replays import SingleProcess, compare_replay, count_runs
 
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
@@ -79,7 +81,7 @@ _MACHINE = argument_group(
 )
 
 
-@command(
+@harness_command(
     "replay",
     argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"),
     argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
@@ -104,11 +106,10 @@ _MACHINE = argument_group(
     ),
     _TRAINING,
     _MACHINE,
-    package="validation",
 )
 def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
-    from validation.profile.command import refuse_unfit_layers
+    from ..profile.command import refuse_unfit_layers
 
     with refuse_unfit_layers(options.model):
         case = case_of(options)
@@ -127,8 +128,8 @@ def replay_command(options: argparse.Namespace) -> int:
 
 def case_of(options: argparse.Namespace) -> Case:
     """Return the case of a command line, with its stages profiled."""
-    from validation.profile.command import TYPES, read_sizes, without_weights
-    from validation.profile.cuts import find_cuts
+    from ..profile.command import TYPES, read_sizes, without_weights
+    from ..profile.cuts import find_cuts
 
     n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     sizes = read_sizes(options.size)
@@ -171,7 +172,7 @@ def case_of(options: argparse.Namespace) -> Case:
 
 def _optimizer(options: argparse.Namespace, dtype: str) -> Optimizer:
     """Return the optimizer of a command line; refuse one that cannot compute in the type."""
-    from validation.profile.command import check_mixed
+    from ..profile.command import check_mixed
 
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     if options.mixed_precision:

@@ -9,14 +9,15 @@ from cdpsim.model import Model
 from cdpsim.schedules import find_schedule
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
-from validation.calibrate import results as calibration
-from validation.calibrate import timings
-from validation.calibrate.results import timed_model
-from validation.ranks.launcher import Ranks
-from validation.ranks.torchrun import TorchrunRanks
-from validation.replay.case import Case, build_training
-from validation.replay.plan import Plan
-from validation.training.passes import one_thread
+
+from ..calibrate import results as calibration
+from ..calibrate import timings
+from ..calibrate.results import timed_model
+from ..ranks.launcher import Ranks
+from ..ranks.torchrun import TorchrunRanks
+from ..replay.case import Case, build_training
+from ..replay.plan import Plan
+from ..training.passes import one_thread
 
 PROBE_SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages that are timed
 ROUNDS = 8  # micro-batches through each stage

@@ -7,10 +7,11 @@ from itertools import zip_longest
 import numpy as np
 
 from cdpsim.program import Category
-from validation.replay.contents import BEGINNING, Holding, name_of
-from validation.replay.plan import Plan
-from validation.replay.policy import Life
-from validation.report.schema import LifeDifference
+
+from ..replay.contents import BEGINNING, Holding, name_of
+from ..replay.plan import Plan
+from ..replay.policy import Life
+from ..report.schema import LifeDifference
 
 
 def compare_lives(plan: Plan) -> list[LifeDifference]:

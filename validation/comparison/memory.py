@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from cdpsim.program import Category
 from cdpsim.trace.metrics import memory
-from validation.replay.plan import Plan
-from validation.replay.watch import Reading
-from validation.report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Method, Total, relative_error
+
+from ..replay.plan import Plan
+from ..replay.watch import Reading
+from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Method, Total, relative_error
 
 MemoryBySlot = NDArray[np.int64]  # by device, slot and category: the peak in that slot
 

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.schedules.state import Home
-from validation.replay.contents import BEGINNING, Message, Passing, name_of, text_of
-from validation.replay.plan import Plan
-from validation.replay.policy import gradients
-from validation.report.schema import MessageDifference, MessageFault
-from validation.training.optimizer import Optimizer
-from validation.training.stages import Training
+
+from ..replay.contents import BEGINNING, Message, Passing, name_of, text_of
+from ..replay.plan import Plan
+from ..replay.policy import gradients
+from ..report.schema import MessageDifference, MessageFault
+from ..training.optimizer import Optimizer
+from ..training.stages import Training
 
 
 class Need(NamedTuple):

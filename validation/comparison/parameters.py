@@ -12,9 +12,10 @@ from cdpsim.program import Op
 from cdpsim.program.assembly import check_causal
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import RULES, Rule, lag_rule
-from validation.replay.case import Outcome, Prepared, expected_parameters, largest_difference
-from validation.report.schema import NearestRule, ParameterComparison
-from validation.training.optimizer import Optimizer
+
+from ..replay.case import Outcome, Prepared, expected_parameters, largest_difference
+from ..report.schema import NearestRule, ParameterComparison
+from ..training.optimizer import Optimizer
 
 # By type, where torch.distributed sums in an order of its own, and where kernels may differ.
 COLLECTIVE_TOLERANCE = {"float64": 1e-12, "float32": 1e-6}

@@ -8,27 +8,28 @@ from hashlib import sha256
 from cdpsim.files import config
 from cdpsim.model import Model
 from cdpsim.schedules import find_schedule
-from validation.comparison import forecast as forecasts
-from validation.comparison import memory
-from validation.comparison.account import compare_accounts, is_accounted
-from validation.comparison.forecast import Durations, Forecast, predict_durations
-from validation.comparison.lifetimes import compare_lives
-from validation.comparison.needs import compare_needs
-from validation.comparison.parameters import are_within, compare_parameters
-from validation.ranks.launcher import Ranks
-from validation.ranks.torchrun import TorchrunRanks
-from validation.replay.case import (
+
+from ..ranks.launcher import Ranks
+from ..ranks.torchrun import TorchrunRanks
+from ..replay.case import (
     Case,
     Outcome,
     play_in_process,
     prepare,
     profiled,
 )
-from validation.replay.contents import Calls, ReplayError
-from validation.replay.options import describe_options, recorded_options, replayable
-from validation.replay.plan import Plan
-from validation.report.environment import environment
-from validation.report.schema import DeviceTime, MessageCount, MessageDifference, Report, Scalar, Time, relative_error
+from ..replay.contents import Calls, ReplayError
+from ..replay.options import describe_options, recorded_options, replayable
+from ..replay.plan import Plan
+from ..report.environment import environment
+from ..report.schema import DeviceTime, MessageCount, MessageDifference, Report, Scalar, Time, relative_error
+from . import forecast as forecasts
+from . import memory
+from .account import compare_accounts, is_accounted
+from .forecast import Durations, Forecast, predict_durations
+from .lifetimes import compare_lives
+from .needs import compare_needs
+from .parameters import are_within, compare_parameters
 
 TIMED_RUNS = 3  # after a run that warms up; the median counts
 # As a share of a peak, for the workspaces of a GPU's libraries and the blocks of its allocator; on a CPU storages are

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from validation.profile.tracker import Tracker
-from validation.training.forms import Form, zeros
-from validation.training.optimizer import Optimizer
+from ..profile.tracker import Tracker
+from ..training.forms import Form, zeros
+from ..training.optimizer import Optimizer
 
 
 def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device, granularity: int = 1) -> int:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from cdpsim.errors import RequestError, suggestion
 from cdpsim.schedules import SCHEDULES, TABLE_1
-from validation.comparison.replays import request_of
-from validation.replay.case import Case
-from validation.report.schema import CALIBRATION, option_words
-from validation.training.optimizer import OPTIMIZERS
+
+from ..replay.case import Case
+from ..report.schema import CALIBRATION, option_words
+from ..training.optimizer import OPTIMIZERS
+from .replays import request_of
 
 _SHAPES = {  # micro-batches and stages on each device, where they are not those that a schedule has itself
     "interleaved-1f1b": (None, 2),

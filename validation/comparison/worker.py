@@ -11,17 +11,18 @@ import msgspec
 import torch
 
 from cdpsim.errors import RequestError
-from validation.calibrate import command as calibrate
-from validation.comparison.replays import SingleProcess, compare_replay, model_hash
-from validation.comparison.trials import Trial
-from validation.modules import Unfit, reason_of
-from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
-from validation.ranks.member import is_out_of_memory
-from validation.ranks.parent import end_with_parent
-from validation.replay.case import prepare, profiled
-from validation.replay.contents import ReplayError
-from validation.replay.options import replayable
-from validation.report.schema import FailureKind, Report
+
+from ..calibrate import command as calibrate
+from ..modules import Unfit, reason_of
+from ..ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
+from ..ranks.member import is_out_of_memory
+from ..ranks.parent import end_with_parent
+from ..replay.case import prepare, profiled
+from ..replay.contents import ReplayError
+from ..replay.options import replayable
+from ..report.schema import FailureKind, Report
+from .replays import SingleProcess, compare_replay, model_hash
+from .trials import Trial
 
 
 class Failed(NamedTuple):

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Kind
-from validation.profile.allocations import Windows, allocation_windows, without_collections
-from validation.profile.division import Inputs, zero_above, zero_inputs
-from validation.profile.footprints import likeness_key
-from validation.profile.tracker import Tracker, granularity
-from validation.training.passes import Pass, backward_for_input, backward_for_weights, one_thread
-from validation.training.recomputation import run_backward, run_forward
-from validation.training.stages import Training
+
+from ..profile.allocations import Windows, allocation_windows, without_collections
+from ..profile.division import Inputs, zero_above, zero_inputs
+from ..profile.footprints import likeness_key
+from ..profile.tracker import Tracker, granularity
+from ..training.passes import Pass, backward_for_input, backward_for_weights, one_thread
+from ..training.recomputation import run_backward, run_forward
+from ..training.stages import Training
 
 
 class Unstored(NamedTuple):

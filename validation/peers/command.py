@@ -2,10 +2,12 @@
 
 import argparse
 
-from cdpsim.cli.parser import argument, command
+from cdpsim.cli.parser import argument
+
+from ..program import harness_command
 
 
-@command(
+@harness_command(
     "peers",
     argument("--only", nargs="+", metavar="NAME", help="run these runtimes alone (see --list)"),
     argument("-n", nargs="+", metavar="N", help="ranks, of one run or of several (default 4; with --from all)"),
@@ -21,10 +23,9 @@ from cdpsim.cli.parser import argument, command
     argument("--from", dest="earlier", metavar="FILE.json", help="simulate anew what a report measured; run nothing"),
     argument("--format", default="text", metavar="FORM", help="of the table: text (default), markdown or latex"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
-    package="validation",
 )
 def peers_command(options: argparse.Namespace) -> int:
     """Run torch's own runtimes on the stages of a replay, and compare them with their simulations."""
-    from validation.peers.requests import run_peers  # whose imports take seconds
+    from .requests import run_peers  # whose imports take seconds
 
     return run_peers(options)

@@ -9,9 +9,16 @@ import numpy as np
 from msgspec import structs
 
 from cdpsim.model import Model
-from validation.comparison.forecast import Forecast, forecast_by_ranks
-from validation.peers.calls import Call
-from validation.peers.measure import (
+
+from ..comparison.forecast import Forecast, forecast_by_ranks
+from ..ranks.launcher import Ranks, Result
+from ..replay.case import Case, build_training, profiled
+from ..replay.equation import evaluate
+from ..report.schema import relative_error
+from ..training.optimizer import OPTIMIZERS
+from ..training.passes import one_thread
+from .calls import Call
+from .measure import (
     ContentsOfRank,
     MemoryOfRank,
     StepInterval,
@@ -20,15 +27,9 @@ from validation.peers.measure import (
     observe,
     train,
 )
-from validation.peers.prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
-from validation.peers.runtimes import PEERS, Ended, Peer, own_stages
-from validation.peers.schema import DevicePeak, Messages, PeerReport, PeerRequest, PeerTime, SimulatedMemory
-from validation.ranks.launcher import Ranks, Result
-from validation.replay.case import Case, build_training, profiled
-from validation.replay.equation import evaluate
-from validation.report.schema import relative_error
-from validation.training.optimizer import OPTIMIZERS
-from validation.training.passes import one_thread
+from .prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
+from .runtimes import PEERS, Ended, Peer, own_stages
+from .schema import DevicePeak, Messages, PeerReport, PeerRequest, PeerTime, SimulatedMemory
 
 TOLERANCE = 0.01  # of a device's peak
 PARAMETER_TOLERANCES = {"cpu": 1e-12, "cuda": 1e-9}  # in float64; a GPU's kernels add in another order

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from validation.peers.calls import Call
-from validation.peers.meter import record_allocations
-from validation.peers.observer import Observer
-from validation.peers.runtimes import PEERS, Batch, Ended, Pipelined, Session
-from validation.ranks.member import Member
-from validation.replay.case import Case, build_training
-from validation.training.stages import Training
+from ..ranks.member import Member
+from ..replay.case import Case, build_training
+from ..training.stages import Training
+from .calls import Call
+from .meter import record_allocations
+from .observer import Observer
+from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 
 SETTLE_SECONDS = 0.05
 RELEASE_SECONDS = 0.002  # in which a thread of gloo's drops what it has sent

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from validation.profile.allocations import Allocations
+from ..profile.allocations import Allocations
 
 
 class CudaAllocations(Allocations):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from validation.peers.calls import Call
-from validation.profile.tracker import Reference, Tracker, granularity
+from ..profile.tracker import Reference, Tracker, granularity
+from .calls import Call
 
 # By the function of torch or of a session, the innermost of those that run: what it makes.
 MAKERS = {

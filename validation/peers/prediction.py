@@ -10,11 +10,12 @@ from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.state import Home
 from cdpsim.trace.metrics import memory
-from validation.comparison.forecast import Forecast
-from validation.peers.calls import Call
-from validation.peers.runtimes import PAPER, Peer
-from validation.profile.footprints import with_unit_times
-from validation.replay.case import Case
+
+from ..comparison.forecast import Forecast
+from ..profile.footprints import with_unit_times
+from ..replay.case import Case
+from .calls import Call
+from .runtimes import PAPER, Peer
 
 STEPS = 2  # the second counts
 RUNTIMES = (PAPER, "torch")  # what is simulated; the last is judged

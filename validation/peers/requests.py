@@ -10,14 +10,15 @@ from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
-from validation.comparison.battery import positive
-from validation.peers.comparison import TOLERANCE, Comparer, Workload, simulate_anew
-from validation.peers.runtimes import PEERS, Peer
-from validation.peers.schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
-from validation.ranks.launcher import Ranks
-from validation.ranks.member import DEVICES
-from validation.report.command import percent
-from validation.report.environment import environment
+
+from ..comparison.battery import positive
+from ..ranks.launcher import Ranks
+from ..ranks.member import DEVICES
+from ..report.command import percent
+from ..report.environment import environment
+from .comparison import TOLERANCE, Comparer, Workload, simulate_anew
+from .runtimes import PEERS, Peer
+from .schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
 
 FORMS = ("text", "markdown", "latex")
 LAYERED_MODELS = ("mlp", "transformer")  # those of as many layers as there are stages
@@ -88,7 +89,7 @@ def choose_peers(names: list[str]) -> list[Peer]:
 
 
 def _workload(options: argparse.Namespace, ranks: str) -> Workload:
-    from validation.profile.command import read_sizes
+    from ..profile.command import read_sizes
 
     model = choose("model", options.model, LAYERED_MODELS)
     sizes = read_sizes(options.size)

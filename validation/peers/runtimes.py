@@ -27,10 +27,11 @@ from torch.utils.checkpoint import checkpoint
 from cdpsim.errors import RequestError
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.shape import Shape
-from validation.ranks.member import Member
-from validation.replay.case import Case, build_training
-from validation.training.forms import flatten
-from validation.training.stages import Training
+
+from ..ranks.member import Member
+from ..replay.case import Case, build_training
+from ..training.forms import flatten
+from ..training.stages import Training
 
 Ended = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters, as one vector
 Batch = tuple[Tensor | None, Tensor | None]  # input and target of a step, of the ranks that need them

@@ -8,8 +8,9 @@ import msgspec
 
 from cdpsim.errors import RequestError
 from cdpsim.files import writing as files
-from validation.peers.calls import Call
-from validation.report.schema import Count, Seconds
+
+from ..report.schema import Count, Seconds
+from .calls import Call
 
 Bytes = dict[str, int]  # by name
 

@@ -17,23 +17,25 @@ from msgspec.structs import replace
 from quantiphy import Quantity
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.cli.parser import argument, command
+from cdpsim.cli.parser import argument
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage
 from cdpsim.model.partition import Cuts
-from validation.profile.curves import with_curves, with_timed_curves
-from validation.profile.cuts import find_cuts
-from validation.profile.footprints import profile_stages
-from validation.profile.peak import whole_peak
-from validation.profile.ties import separate_layers, tie_stages
-from validation.profile.tracker import granularity
-from validation.training.models import make_architecture
-from validation.training.optimizer import OPTIMIZERS
-from validation.training.passes import SPLITS, Split
-from validation.training.stages import Architecture, cut
+
+from ..program import harness_command
+from ..training.models import make_architecture
+from ..training.optimizer import OPTIMIZERS
+from ..training.passes import SPLITS, Split
+from ..training.stages import Architecture, cut
+from .curves import with_curves, with_timed_curves
+from .cuts import find_cuts
+from .footprints import profile_stages
+from .peak import whole_peak
+from .ties import separate_layers, tie_stages
+from .tracker import granularity
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -155,7 +157,7 @@ def without_weights(
     return architecture
 
 
-@command(
+@harness_command(
     "profile",
     argument("model", metavar="MODEL", help="what to profile (see below)"),
     argument("-n", metavar="N", help="stages (default: one for each layer)"),
@@ -190,7 +192,6 @@ def without_weights(
     argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"),
     argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write"),
     argument("--force", action="store_true", help="overwrite a file that exists"),
-    package="validation",
 )
 def profile_command(options: Namespace) -> int:
     """Write a model's stages as a file for --model, without a GPU and without weights."""

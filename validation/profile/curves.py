@@ -19,13 +19,14 @@ from torch.utils._pytree import tree_leaves
 from cdpsim.files.progress import progress
 from cdpsim.model import Model
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
-from validation.profile.cuts import TIMED_PASSES, device_clock, usual_values
-from validation.profile.division import Inputs, zero_above, zero_inputs
-from validation.profile.flops import count_flops
-from validation.profile.footprints import likeness_key
-from validation.profile.tracker import Tracker
-from validation.training.passes import backward, forward, one_thread
-from validation.training.stages import Training, imitate
+
+from ..training.passes import backward, forward, one_thread
+from ..training.stages import Training, imitate
+from .cuts import TIMED_PASSES, device_clock, usual_values
+from .division import Inputs, zero_above, zero_inputs
+from .flops import count_flops
+from .footprints import likeness_key
+from .tracker import Tracker
 
 _ALLOCATIONS = frozenset(
     {

@@ -8,13 +8,14 @@ from torch import Tensor
 from cdpsim.errors import RequestError
 from cdpsim.model import Stage
 from cdpsim.model.partition import Cuts, balanced, check_stages
-from validation.profile.division import Inputs
-from validation.profile.footprints import profile_stages
-from validation.profile.partition import PARTITIONS, authors, read_cuts
-from validation.training.forms import Form, zeros
-from validation.training.optimizer import Optimizer
-from validation.training.passes import backward, forward, one_thread
-from validation.training.stages import Architecture, Training, cut
+
+from ..training.forms import Form, zeros
+from ..training.optimizer import Optimizer
+from ..training.passes import backward, forward, one_thread
+from ..training.stages import Architecture, Training, cut
+from .division import Inputs
+from .footprints import profile_stages
+from .partition import PARTITIONS, authors, read_cuts
 
 TIMED_PASSES = 3  # of a layer that is timed, after one to warm up
 

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from validation.training.forms import Form, zeros
-from validation.training.parts import Parts
-from validation.training.passes import Rest, backward_for_input, backward_for_weights, forward
-from validation.training.stages import Training, imitate
+from ..training.forms import Form, zeros
+from ..training.parts import Parts
+from ..training.passes import Rest, backward_for_input, backward_for_weights, forward
+from ..training.stages import Training, imitate
 
 
 class Inputs(NamedTuple):

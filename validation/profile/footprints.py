@@ -16,12 +16,10 @@ from cdpsim.files.progress import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import recompute_stage, with_activations_on_host, with_optimizer_on_host
-from validation.profile.division import find_parts, input_form, whole_parts, zero_above, zero_inputs
-from validation.profile.flops import Flops
-from validation.profile.tracker import Reference, Tracker, is_alive, storage_of
-from validation.training.forms import zeros
-from validation.training.optimizer import Optimizer
-from validation.training.passes import (
+
+from ..training.forms import zeros
+from ..training.optimizer import Optimizer
+from ..training.passes import (
     Pass,
     Rest,
     Split,
@@ -32,7 +30,10 @@ from validation.training.passes import (
     infer,
     take_groups_one_by_one,
 )
-from validation.training.stages import Training, imitate, leaves
+from ..training.stages import Training, imitate, leaves
+from .division import find_parts, input_form, whole_parts, zero_above, zero_inputs
+from .flops import Flops
+from .tracker import Reference, Tracker, is_alive, storage_of
 
 _EVERY_MODULES = frozenset(vars(nn.Module()))
 

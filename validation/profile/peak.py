@@ -5,9 +5,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdpsim.program import Category
-from validation.profile.tracker import Tracker
-from validation.training.forms import zeros
-from validation.training.stages import Architecture, Loss
+
+from ..training.forms import zeros
+from ..training.stages import Architecture, Loss
+from .tracker import Tracker
 
 
 def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int = 1) -> int:

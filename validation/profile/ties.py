@@ -8,10 +8,11 @@ from torch import nn
 
 from cdpsim.model import Model, Tie
 from cdpsim.model.stage import without_tied
-from validation.profile.footprints import factored_size
-from validation.training.forms import Form
-from validation.training.optimizer import Optimizer
-from validation.training.stages import Architecture, Training
+
+from ..training.forms import Form
+from ..training.optimizer import Optimizer
+from ..training.stages import Architecture, Training
+from .footprints import factored_size
 
 
 def separate_layers(architecture: Architecture) -> Architecture:

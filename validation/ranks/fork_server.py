@@ -6,7 +6,7 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
-from validation.ranks.parent import end_with_parent
+from .parent import end_with_parent
 
 
 def _leave(*_: object) -> None:

@@ -16,9 +16,10 @@ from torch import multiprocessing
 from torch._C._distributed_c10d import FileStore
 
 from cdpsim.errors import RequestError
-from validation.ranks.member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
-from validation.ranks.parent import end_with_parent
-from validation.replay.case import Case, Outcome, profiled
+
+from ..replay.case import Case, Outcome, profiled
+from .member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
+from .parent import end_with_parent
 
 Result = TypeVar("Result")
 
@@ -37,7 +38,7 @@ def fork_context() -> Any:
     if len(os.fsencode(gettempdir())) > LONGEST_SOCKET_FOLDER:
         raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST_SOCKET_FOLDER} bytes are the most")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["validation.ranks.fork_server", "validation.ranks.launcher", "torch._dynamo"])
+    context.set_forkserver_preload([f"{__package__}.fork_server", __name__, "torch._dynamo"])
     return context
 
 

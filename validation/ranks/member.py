@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
-from validation.replay.case import Case, DeviceRun, Outcome, parts_of, prepare, watching
-from validation.replay.contents import Kinds, ReplayError
-from validation.replay.transport import Distributed, first_line, meet_ranks
+
+from ..replay.case import Case, DeviceRun, Outcome, parts_of, prepare, watching
+from ..replay.contents import Kinds, ReplayError
+from ..replay.transport import Distributed, first_line, meet_ranks
 
 BACKENDS = ("gloo", "nccl")
 DEVICES = ("cpu", "cuda")

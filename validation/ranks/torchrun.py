@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from cdpsim.errors import RequestError
-from validation.ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, Result
-from validation.ranks.member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
-from validation.ranks.parent import end_with_parent
-from validation.replay.case import Case, Outcome, profiled
-from validation.replay.contents import ReplayError
-from validation.replay.transport import first_line, meet_ranks, missing_keys
+
+from ..replay.case import Case, Outcome, profiled
+from ..replay.contents import ReplayError
+from ..replay.transport import first_line, meet_ranks, missing_keys
+from .launcher import GRACE_SECONDS, START_SECONDS, Ranks, Result
+from .member import RankFailure, answer_call, check_device, describe_failures, join_ranks, replay_part
+from .parent import end_with_parent
 
 
 def find_ranks(

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from typing import Generic, TypeVar
 
-from validation.replay.contents import Holding, ReplayError, name_of
+from .contents import Holding, ReplayError, name_of
 
 Value = TypeVar("Value")
 

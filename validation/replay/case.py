@@ -20,15 +20,22 @@ from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
-from validation.profile.division import divide
-from validation.profile.footprints import likeness_key, profile_stages, with_unit_times
-from validation.profile.tracker import granularity
-from validation.replay.contents import Calls, ReplayError
-from validation.replay.equation import evaluate, grouping_of
-from validation.replay.interpreter import Device
-from validation.replay.plan import Part, Plan
-from validation.replay.transport import InProcess, Mailboxes, Transport
-from validation.replay.watch import (
+
+from ..profile.division import divide
+from ..profile.footprints import likeness_key, profile_stages, with_unit_times
+from ..profile.tracker import granularity
+from ..training.models import Stages
+from ..training.offload import HostUpdates
+from ..training.optimizer import Optimizer
+from ..training.parts import Parts
+from ..training.passes import Split, one_thread
+from ..training.stages import Training
+from .contents import Calls, ReplayError
+from .equation import evaluate, grouping_of
+from .interpreter import Device
+from .plan import Part, Plan
+from .transport import InProcess, Mailboxes, Transport
+from .watch import (
     Accountant,
     Allocator,
     Event,
@@ -40,12 +47,6 @@ from validation.replay.watch import (
     TaskInterval,
     Watch,
 )
-from validation.training.models import Stages
-from validation.training.offload import HostUpdates
-from validation.training.optimizer import Optimizer
-from validation.training.parts import Parts
-from validation.training.passes import Split, one_thread
-from validation.training.stages import Training
 
 Watched = Literal["nothing", "storages", "allocator", "account", "time"]
 METERED: tuple[Watched, ...] = ("storages", "allocator")

@@ -21,9 +21,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Program
 from cdpsim.schedules.rule import UpdateSources
-from validation.training.forms import flatten
-from validation.training.optimizer import Optimizer
-from validation.training.stages import Training
+
+from ..training.forms import flatten
+from ..training.optimizer import Optimizer
+from ..training.stages import Training
 
 Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
 StageParameters = list[dict[str, Tensor]]  # of each stage, by name

@@ -9,18 +9,19 @@ from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.schedules.state import Owner
-from validation.replay.buffer_store import BufferStore
-from validation.replay.contents import BEGINNING, Holding, Message, Passing, ReplayError
-from validation.replay.plan import Part, Plan, kind_of
-from validation.replay.policy import gradients, optimizer_state, parameters
-from validation.replay.transport import Pending, Transport
-from validation.replay.watch import Watch
-from validation.training.forms import Form, flatten, pack, packed, unpack, zeros
-from validation.training.offload import HostUpdates
-from validation.training.optimizer import Optimizer, OptimizerState
-from validation.training.passes import Pass, Rest, backward_for_input, backward_for_weights
-from validation.training.recomputation import Stash, run_backward, run_forward
-from validation.training.stages import Training
+
+from ..training.forms import Form, flatten, pack, packed, unpack, zeros
+from ..training.offload import HostUpdates
+from ..training.optimizer import Optimizer, OptimizerState
+from ..training.passes import Pass, Rest, backward_for_input, backward_for_weights
+from ..training.recomputation import Stash, run_backward, run_forward
+from ..training.stages import Training
+from .buffer_store import BufferStore
+from .contents import BEGINNING, Holding, Message, Passing, ReplayError
+from .plan import Part, Plan, kind_of
+from .policy import gradients, optimizer_state, parameters
+from .transport import Pending, Transport
+from .watch import Watch
 
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
 

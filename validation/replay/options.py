@@ -6,7 +6,8 @@ from dataclasses import replace
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import find_rule
 from cdpsim.schedules.state import Owner
-from validation.replay.case import Case, LeftOut
+
+from .case import Case, LeftOut
 
 REPLAYED = "replayed"
 _USUAL = {

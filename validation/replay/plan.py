@@ -14,8 +14,9 @@ from cdpsim.numeric.paths import successors
 from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import fast
-from validation.replay.contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
-from validation.replay.policy import Policy
+
+from .contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
+from .policy import Policy
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from cdpsim.program import Category, Content, Kind, Program
 from cdpsim.schedules.state import Home
-from validation.replay.contents import BEGINNING, Holding, Message
+
+from .contents import BEGINNING, Holding, Message
 
 
 class Life(NamedTuple):

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from validation.replay.contents import Calls, Message, ReplayError
-from validation.training.forms import Form
+from ..training.forms import Form
+from .contents import Calls, Message, ReplayError
 
 
 class Pending(Protocol):

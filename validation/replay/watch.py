@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Category
-from validation.profile.allocations import allocation_windows, without_collections
-from validation.profile.tracker import Tracker, granularity
-from validation.replay.contents import BEGINNING
+
+from ..profile.allocations import allocation_windows, without_collections
+from ..profile.tracker import Tracker, granularity
+from .contents import BEGINNING
 
 
 class Watch(Protocol):

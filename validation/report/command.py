@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.cli.parser import argument, command
+from cdpsim.cli.parser import argument
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.notes import explain, say
-from validation.report import schema as reportform
-from validation.report.schema import Report
+
+from .. import PROGRAM
+from ..program import harness_command
+from . import schema as reportform
+from .schema import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,9 +55,9 @@ def find_reports(folder: str | Path) -> Reports:
     for path in paths:
         _add(path, str(path.relative_to(home)), reports)
     for path in sorted(home.rglob(PEER_FILES)):
-        reports.unmeasured.append(f"{path.relative_to(home)}: is shown by `python -m validation peers --from {path}`")
+        reports.unmeasured.append(f"{path.relative_to(home)}: is shown by `{PROGRAM} peers --from {path}`")
     if not any(reports):
-        problem = f"has no {' or '.join(PATTERNS)} below it; write one with `python -m validation replay -o`"
+        problem = f"has no {' or '.join(PATTERNS)} below it; write one with `{PROGRAM} replay -o`"
         raise RequestError(str(folder), problem)
     if not reports.found:
         lines = [*reports.refused, *reports.unmeasured]
@@ -259,7 +262,7 @@ def write_reports_table(
 
 def reports_figure(found: list[StoredReport]) -> "Figure":
     """Return the figure of simulated against measured values."""
-    from validation.report.figure import draw_reports
+    from .figure import draw_reports
 
     with canvas.defaults():
         return draw_reports([each.report for each in found])
@@ -274,7 +277,7 @@ def _form_of(output: str | Path | None) -> str:
     return ENDINGS[ending]
 
 
-@command(
+@harness_command(
     "report",
     argument("folder", metavar="DIR", help="where to look, and in all folders below it"),
     argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)"),
@@ -283,7 +286,6 @@ def _form_of(output: str | Path | None) -> str:
         "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
     ),
     argument("--force", action="store_true", help="overwrite files that exist"),
-    package="validation",
 )
 def report_command(options: argparse.Namespace) -> int:
     """Show every report of a replay below a folder, as one table and one figure."""

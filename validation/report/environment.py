@@ -10,10 +10,13 @@ from pathlib import Path
 
 import torch
 
+import cdpsim
 from cdpsim.version import __version__
-from validation.modules import installed
 
-_ROOT = Path(__file__).parents[2]
+from ..modules import installed
+
+_HARNESS = Path(__file__).parents[1]
+_FOLDERS = {"cdpsim": Path(cdpsim.__file__).parent, "validation": _HARNESS}  # wherever they are, the same names
 
 
 def environment(device: str = "cpu") -> dict[str, object]:
@@ -41,10 +44,11 @@ def environment(device: str = "cpu") -> dict[str, object]:
 
 
 def source_hash() -> str:
-    """Return a hash of the code of simulator and harness, committed or not."""
+    """Return a hash of the code of simulator and harness, committed or not, in a checkout or installed."""
     digest = sha256()
-    for path in sorted(path for folder in ("cdpsim", "validation") for path in (_ROOT / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(_ROOT).as_posix()}\n".encode() + path.read_bytes())
+    for name, folder in _FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{name}/{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -75,7 +79,9 @@ def _nccl() -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, marked where files differ from it."""
+    """Return the commit of this checkout, marked where files differ from it; None where this is no checkout."""
+    if not (_HARNESS.parent / ".git").exists():  # an installation may lie in the checkout of another project
+        return None
     head = _output("git", "rev-parse", "--short=12", "HEAD")
     if head is None:
         return None
@@ -85,7 +91,7 @@ def _commit() -> str | None:
 def _output(*command: str) -> str | None:
     """Return the output of a command in the checkout; None where the command is missing or fails."""
     try:
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, cwd=_HARNESS.parent, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

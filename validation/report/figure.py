@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, PALE, plain
 from cdpsim.schedules import SCHEDULES
-from validation.report.schema import Account, Report
+
+from .schema import Account, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from validation.modules import Unfit, describe_unfit, installed, require
-from validation.training.forms import Form
-from validation.training.stages import Architecture, Build, Draw, cross_entropy
+
+from ..modules import Unfit, describe_unfit, installed, require
+from .forms import Form
+from .stages import Architecture, Build, Draw, cross_entropy
 
 ATTENTIONS = ("sdpa", "eager")
 ROTARIES = ("default", "linear", "llama3", "yarn")  # the others change their frequencies as they run

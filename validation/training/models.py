@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from validation.training.forms import Form
-from validation.training.optimizer import Optimizer
-from validation.training.stages import Architecture, Build, Draw, Training, cut, mean_square
-from validation.training.user_models import user_model
-from validation.training.zoo import ZOO, configured_model, is_config
+
+from .forms import Form
+from .optimizer import Optimizer
+from .stages import Architecture, Build, Draw, Training, cut, mean_square
+from .user_models import user_model
+from .zoo import ZOO, configured_model, is_config
 
 
 class Perceptron(nn.Module):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from validation.training.forms import Form
-from validation.training.optimizer import Optimizer, OptimizerState
+from .forms import Form
+from .optimizer import Optimizer, OptimizerState
 
 HostCopy = Tensor | NDArray[np.uint8]
 

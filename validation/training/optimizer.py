@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import choose
-from validation.training.forms import Form, view_parts, zeros
+
+from .forms import Form, view_parts, zeros
 
 OptimizerState = dict[str, Tensor]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from validation.training.forms import Form
+from .forms import Form
 
 
 class Parts(NamedTuple):

@@ -17,9 +17,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from cdpsim.errors import RequestError
-from validation.training.forms import Form, form_of
-from validation.training.parts import ParameterGroup, Parts, find_groups
-from validation.training.stages import Training, leaves, pieces
+
+from .forms import Form, form_of
+from .parts import ParameterGroup, Parts, find_groups
+from .stages import Training, leaves, pieces
 
 Split = Literal["once", "twice"]  # how often the parts of a split backward go through a stage
 SPLITS: tuple[Split, ...] = get_args(Split)

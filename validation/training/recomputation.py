@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from validation.training.offload import OnHost
-from validation.training.passes import Pass, Saved, backward, forward, infer
-from validation.training.stages import Segments, Training
+from .offload import OnHost
+from .passes import Pass, Saved, backward, forward, infer
+from .stages import Segments, Training
 
 
 class Checkpoints(NamedTuple):

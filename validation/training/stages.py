@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cdpsim.errors import RequestError
 from cdpsim.model.recipe import segment_bounds
 from cdpsim.model.stage import span_name
-from validation.training.forms import Form, zeros
-from validation.training.parts import Parts
+
+from .forms import Form, zeros
+from .parts import Parts
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over the samples
 

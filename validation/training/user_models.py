@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from validation.training.forms import Form
-from validation.training.stages import Architecture, Build, Draw, cross_entropy, mean_square
+
+from .forms import Form
+from .stages import Architecture, Build, Draw, cross_entropy, mean_square
 
 
 def user_model(name: str) -> Build:

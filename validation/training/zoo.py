@@ -7,8 +7,9 @@ from typing import Any
 
 from cdpsim.errors import RequestError
 from cdpsim.files import config
-from validation.training.families import FAMILIES, Description
-from validation.training.stages import Build
+
+from .families import FAMILIES, Description
+from .stages import Build
 
 CONFIG = "config.json"
 
