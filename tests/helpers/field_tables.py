@@ -1,0 +1,103 @@
+"""The fields of files as the reference pages have them: derived from the types that decode these files."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec import inspect
+
+from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import TOPOLOGY_FIELDS
+from cdpsim.model import OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE
+from cdpsim.model import runtime as habits
+
+Row = tuple[str, str, str]  # field, value, default
+
+# The words that a field of texts takes, where its type does not say them.
+WORDS: Mapping[tuple[str, str], Sequence[str]] = {
+    ("_ModelFile", "precision"): tuple(PRECISIONS),
+    ("Recipe", "optimizer"): OPTIMIZERS,
+    ("Recipe", "recompute"): RECOMPUTE,
+    ("Recipe", "offload"): OFFLOAD,
+    ("Runtime", "like"): habits.RUNTIMES,
+    ("Runtime", "sends"): get_args(habits.Sends),
+    ("Runtime", "gradients"): get_args(habits.Gradients),
+    ("Runtime", "gradient_buckets"): get_args(habits.GradientBuckets),
+    ("Runtime", "gathers"): get_args(habits.Gathers),
+    ("Runtime", "reductions"): get_args(habits.Reductions),
+    ("Runtime", "split_backward"): get_args(habits.SplitBackward),
+    ("Devices", "overlap"): OVERLAPS,
+    ("Topology", "kind"): tuple(TOPOLOGY_FIELDS),
+    ("Topology", "inside"): ("switch", "mesh"),
+    ("Topology", "across"): ("switch", "fat-tree"),
+}
+_QUANTITIES = {"time_or_work": "time or work", "seconds": "time", "size_bytes": "size"}
+_PLAIN: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.StrType: "text",
+    inspect.AnyType: "anything",
+}
+
+
+def rows_of(table: type[msgspec.Struct]) -> list[Row]:
+    """Return the fields of a table with their values and defaults, as a page writes them."""
+    info = inspect.type_info(table)
+    assert isinstance(info, inspect.StructType)
+    return [(f"`{field.encode_name}`", _value_text(table, field), default_text(field)) for field in info.fields]
+
+
+def _value_text(table: type[msgspec.Struct], field: inspect.Field) -> str:
+    words = WORDS.get((table.__name__, field.encode_name))
+    value = ", ".join(f"`{word}`" for word in words) if words else value_text(field.type)
+    may_be_null = isinstance(field.type, inspect.UnionType) and field.type.includes_none
+    return f"{value} or null" if field.required and may_be_null else value
+
+
+def value_text(kind: inspect.Type) -> str:
+    """Return what a field takes, in words."""
+    match kind:
+        case inspect.CustomType(cls=cls):
+            return _QUANTITIES.get(cls.__name__, cls.__name__).replace("object", "anything")
+        case inspect.IntType(ge=least, le=most, lt=below) | inspect.FloatType(ge=least, le=most, lt=below):
+            noun = "integer" if isinstance(kind, inspect.IntType) else "number"
+            bounds = {"above": kind.gt, "at least": least, "at most": most, "below": below}
+            return ", ".join([noun, *(f"{word} {_number(bound)}" for word, bound in bounds.items() if bound is not None)])
+        case inspect.UnionType(types=types):
+            return " or ".join(value_text(each) for each in types if not isinstance(each, inspect.NoneType))
+        case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
+            return f"list of {_plural(item)}"
+        case inspect.TupleType(item_types=items):
+            return f"list of {len(items)} {_plural(items[0])}"
+        case inspect.DictType(value_type=value):
+            return f"table of {_plural(value)}"
+        case inspect.NamedTupleType():
+            return "list"
+        case inspect.StructType():
+            return "table"
+        case inspect.LiteralType(values=values):
+            return ", ".join(f"`{value}`" for value in values)
+    return _PLAIN[type(kind)]
+
+
+def _plural(kind: inspect.Type) -> str:
+    return re.sub("(integer|number|text|table|list)", r"\1s", value_text(kind), count=1)
+
+
+def _number(bound: float) -> str:
+    if bound >= 10**9 and math.log2(bound) % 1 == 0:
+        return f"2^{math.log2(bound):g}"
+    return f"{bound:g}".replace("e+0", "e").replace("e-0", "e-") if bound >= 10**9 or bound < 1 else f"{bound:,.0f}"
+
+
+def default_text(field: inspect.Field) -> str:
+    """Return the default of a field: a dash where nothing is there unless it is given."""
+    if field.required:
+        return "required"
+    default: Any = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if default in (None, "", (), [], {}) or isinstance(default, msgspec.Struct):
+        return "–"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"`{default}`" if isinstance(default, str) or math.isinf(default) else f"{default:g}"
