@@ -1,8 +1,9 @@
-"""The fields of files as the reference pages have them: derived from the types that decode these files."""
+"""The tables of reference pages; and the fields of files, as these tables have them, derived from their types."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -13,7 +14,8 @@ from cdpsim.cluster.topology import TOPOLOGY_FIELDS
 from cdpsim.model import OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE
 from cdpsim.model import runtime as habits
 
-Row = tuple[str, str, str]  # field, value, default
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
+Row = tuple[str, ...]  # of a file's field: its name, value, default, and on a page its meaning
 
 # The words that a field of texts takes, where its type does not say them.
 WORDS: Mapping[tuple[str, str], Sequence[str]] = {
@@ -41,6 +43,31 @@ _PLAIN: dict[type[inspect.Type], str] = {
 }
 
 
+def tables(page: str) -> dict[str, list[list[Row]]]:
+    """Return the rows of all tables of a page, without their titles, by the heading above them."""
+    found: dict[str, list[list[Row]]] = {}
+    for section in re.split(r"^#+ ", (PAGES / page).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        lists = re.findall(r"^\|[- |]+\|\n((?:\|.*\n)*)", body, re.MULTILINE)
+        if lists:
+            found[heading] = [[_cells(line) for line in rows.splitlines()] for rows in lists]
+    return found
+
+
+def _cells(line: str) -> Row:
+    return tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+
+
+def require_fields(page: str, forms: Mapping[str, type[msgspec.Struct]]) -> None:
+    """Compare the fields of each table of a page, in their order, with those of the type that decodes it."""
+    written = tables(page)
+    assert list(written) == list(forms)
+    for heading, form in forms.items():
+        rows = written[heading][0]
+        assert [row[:3] for row in rows] == rows_of(form), heading
+        assert all(row[3] for row in rows), heading
+
+
 def rows_of(table: type[msgspec.Struct]) -> list[Row]:
     """Return the fields of a table with their values and defaults, as a page writes them."""
     info = inspect.type_info(table)
@@ -63,7 +90,9 @@ def value_text(kind: inspect.Type) -> str:
         case inspect.IntType(ge=least, le=most, lt=below) | inspect.FloatType(ge=least, le=most, lt=below):
             noun = "integer" if isinstance(kind, inspect.IntType) else "number"
             bounds = {"above": kind.gt, "at least": least, "at most": most, "below": below}
-            return ", ".join([noun, *(f"{word} {_number(bound)}" for word, bound in bounds.items() if bound is not None)])
+            return ", ".join(
+                [noun, *(f"{word} {_number(bound)}" for word, bound in bounds.items() if bound is not None)]
+            )
         case inspect.UnionType(types=types):
             return " or ".join(value_text(each) for each in types if not isinstance(each, inspect.NoneType))
         case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):

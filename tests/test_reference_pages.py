@@ -1,0 +1,150 @@
+"""The reference pages of files: each field and column that the code has, with its range and default, and no other."""
+
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import cdpsim
+from cdpsim import Request, simulate
+from cdpsim.cli import main
+from cdpsim.cluster import _ClusterFile
+from cdpsim.cluster.devices import Devices, Speeds
+from cdpsim.cluster.disorder import Disorder, Slow, Stop
+from cdpsim.cluster.topology import TOPOLOGY_FIELDS, Cable, Edge, Link, PairLink, Topology
+from cdpsim.files import units
+from cdpsim.files.config import ConfigTable
+from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
+from cdpsim.model.curve import MemoryCurve, OperatorSteps
+from cdpsim.program import Category, Content, Op
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES
+from cdpsim.trace import RUNS_HEADER, TABLES, names_of
+from tests.helpers.field_tables import PAGES, require_fields, tables
+
+MODEL_FILES: dict[str, type[msgspec.Struct]] = {
+    "The top level": _ModelFile,
+    "`[[stages]]`": _RepeatedStage,
+    "`[training]`": Recipe,
+    "`[runtime]`": Runtime,
+    "`[[tied]]`": Tie,
+    "`[stages.curve]`": MemoryCurve,
+    "`[stages.curve.forward]`, `[stages.curve.backward]`": OperatorSteps,
+}
+CLUSTER_FILES: dict[str, type[msgspec.Struct]] = {
+    "The top level of a cluster": _ClusterFile,
+    "`[devices]`": Devices,
+    "`[devices.speeds]`": Speeds,
+    "`[link]`": Link,
+    "`[[links]]`": PairLink,
+    "`[topology]`": Topology,
+    "Cables: `[topology.link]`, `[topology.host]`, `[topology.network]`": Cable,
+    "`[[edges]]`": Edge,
+    "`[disorder]`": Disorder,
+    "`[[disorder.slow]]`": Slow,
+    "`[[disorder.stop]]`": Stop,
+}
+
+
+@pytest.mark.parametrize(("page", "forms"), [("model-files.md", MODEL_FILES), ("cluster-files.md", CLUSTER_FILES)])
+def test_a_page_has_every_field_of_its_files(page: str, forms: dict[str, type[msgspec.Struct]]) -> None:
+    require_fields(page, forms)
+
+
+def of_package(form: type[ConfigTable]) -> Iterator[type[ConfigTable]]:
+    """All kinds of tables that are derived from one, and those derived from them."""
+    for kind in form.__subclasses__():
+        yield from (kind, *of_package(kind))
+
+
+def test_every_table_of_model_and_cluster_files_is_on_a_page() -> None:
+    """All but what files have as another type: `Model` and its facts, `Stage`, `Cluster`."""
+    kinds = {kind for kind in of_package(ConfigTable) if kind.__module__.startswith("cdpsim.")}
+    elsewhere = {kind.__name__ for kind in kinds - {*MODEL_FILES.values(), *CLUSTER_FILES.values()}}
+    assert elsewhere == {"_ModelFacts", "Model", "Stage", "Cluster"}
+
+
+def test_kinds_of_topologies_have_the_fields_of_the_page() -> None:
+    rows = tables("cluster-files.md")["`[topology]`"][1]
+    assert {kind.strip("`"): tuple(re.findall(r"`(.*?)`", fields)) for kind, fields in rows} == TOPOLOGY_FIELDS
+
+
+def test_quantities_have_the_units_and_bounds_of_the_page() -> None:
+    kinds = {"time": units._TIME, "size": units._SIZE, "speed": units._SPEED, "bandwidth": units._BANDWIDTH}
+    rows = {
+        name: (", ".join(kind.units), f"{kind.least:g}", f"{kind.most:g}", f"`{kind.example}`")
+        for name, kind in kinds.items()
+    }
+    time, work = units._DURATION, units._WORK
+    assert time.least == work.least
+    most = f"{time.most:g} {time.units[0]}, {work.most:g} {work.units[0]}"
+    rows["time or work"] = ("s, FLOP", f"{time.least:g}", most, f"`{time.example}`, `{work.example}`")
+    rows["bandwidth"] = (*rows["bandwidth"][:2], f"{rows['bandwidth'][2]}, or `inf`", rows["bandwidth"][3])
+    assert {name: tuple(rest) for name, *rest in tables("quantities.md")["Quantities"][0]} == rows
+
+
+def test_prefixes_are_those_of_the_page() -> None:
+    """All letters are tried."""
+    text = (PAGES / "quantities.md").read_text(encoding="utf-8").partition("Prefixes are")[2]
+    decimal, _, binary = text.partition("Sizes and bandwidths take")
+    accepted = {letter for letter in "µ" + string.ascii_letters if amount_with(letter)}
+    assert set(re.findall("`(.)`", decimal)) == accepted
+    powers = re.findall("`(.i)`", binary.partition(":")[0])
+    assert [amount_with(prefix) for prefix in powers] == [1024**k for k in range(1, len(powers) + 1)]
+    assert units.size_bytes("16 MiB") == 16_777_216
+
+
+def amount_with(prefix: str) -> float | None:
+    """Return the bytes of one unit with a prefix, if there is one."""
+    try:
+        return units._parse(f"1 {prefix}B", units._SIZE._replace(most=1e40))[0]
+    except cdpsim.RequestError:
+        return None
+
+
+def test_experiment_files_have_every_option_and_its_default() -> None:
+    rows = tables("experiment-files.md")["Experiment files"][0]
+    assert tuple(row[0].strip("`") for row in rows) == OPTION_NAMES
+    for name, default, _ in rows[2:]:
+        value: Any = DEFAULTS[name.strip("`")]
+        usual = str(value).lower() if isinstance(value, bool) else f"`{value}`" if isinstance(value, str) else value
+        assert default == ("–" if value in (None, ()) else str(usual)), name
+    assert Request("gpipe", n=2).shape.n == 2  # a schedule is required; n is not where a model has stages
+    assert [row[1] for row in rows[:2]] == ["required", "–"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_csv_file_has_the_columns_of_the_page(table: str) -> None:
+    rows = tables("trace-files.md")[f"`{table}.csv`"][0]
+    assert tuple(row[0].strip("`") for row in rows) == TABLES[table]
+    words = {"op": Op, "content": Content, "category": Category}
+    for column, value, _ in rows:
+        if kinds := words.get(column.strip("`")):
+            assert re.findall("`(.*?)`", value) == names_of(kinds).tolist()
+
+
+def test_runs_csv_has_the_columns_of_the_page() -> None:
+    rows = tables("trace-files.md")["`runs.csv`"][0]
+    assert ",".join(row[0].strip("`") for row in rows) + "\n" == RUNS_HEADER
+
+
+def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
+    """Those of a run of each kind together, in the order in which they come."""
+    model: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes", "steps": 2}
+    command = ["simulate", "multi-dp", "-n", "2", "--model", "gpt2", "--cluster", "a100-nodes"]
+    assert main([*command, "--jitter", "lognormal:0.1", "--runs", "2", "-o", str(tmp_path / "runs")]) == 0
+    random = cdpsim.load(tmp_path / "runs").summary()
+    runs = [simulate("pipemare", 3), simulate("pp-cdp", 4, **model), simulate("zero-dp", 2, offload="all", **model)]
+    always = set.intersection(*(set(run.summary()) for run in runs))
+    fields = set(random).union(*(run.summary() for run in runs))
+    summary, quantiles = tables("trace-files.md")["`summary.json`"]
+    assert {row[0].strip("`") for row in summary} == fields
+    assert {row[0].strip("`") for row in summary if not re.search("; only ", row[2])} == always
+    assert (
+        [row[0].strip("`") for row in quantiles] == list(random["runs"]["period"]) == list(random["runs"]["makespan"])
+    )
+    assert [*runs[0].summary()["peak_memory"][0]] == ["device", *names_of(Category).tolist(), "total"]
+    assert [*runs[0].summary()["bytes_sent"][0]] == [*runs[2].summary()["host_memory"][0]] == ["device", "bytes"]

@@ -1,0 +1,67 @@
+"""The reference page of report files has each field that the harness writes, and no other."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.helpers.field_tables import require_fields
+from validation.calibrate import results
+from validation.peers import schema as peers
+from validation.report import schema
+
+FORMS: dict[str, type[msgspec.Struct]] = {
+    "A report: `replay -o FILE.json`": schema.Report,
+    "The request of a report": schema.ReplayRequest,
+    "`parameters`": schema.ParameterComparison,
+    "`parameters.nearest`": schema.NearestRule,
+    "`memory`": schema.Memory,
+    "`memory.devices`": schema.DeviceMemory,
+    "`memory.devices.categories`": schema.Amount,
+    "`memory.devices.parts_at`": schema.Divergence,
+    "`memory.total`, `memory.together`": schema.Total,
+    "`memory.curve`": schema.Curve,
+    "`messages`": schema.MessageCount,
+    "`messages.differences`": schema.MessageDifference,
+    "`time`": schema.Time,
+    "`time.devices`": schema.DeviceTime,
+    "`lives`": schema.LifeDifference,
+    "`allocator`": schema.AllocatorComparison,
+    "`allocator.processes`": schema.Account,
+    "`allocator.processes.remainders`": schema.Remainder,
+    "A battery: `battery -o FILE.json`": schema.Battery,
+    "`trials`": schema.TrialResult,
+    "A calibration: `calibrate -o FILE.toml`": results.Calibration,
+    "`one_way`, `both_ways`": results.Transfers,
+    "`points`": results.Point,
+    "`fit`": results.Errors,
+    "`collectives`": results.Collective,
+    "`compute`": results.Compute,
+    "`tasks`": results.Task,
+    "Peers: `peers -o FILE.json`": peers.PeersReport,
+    "`peers`": peers.PeerReport,
+    "`peers.request`": peers.PeerRequest,
+    "`peers.devices`": peers.DevicePeak,
+    "`peers.devices.simulated`": peers.SimulatedMemory,
+    "`peers.messages`": peers.Messages,
+    "`peers.time`": peers.PeerTime,
+}
+
+
+def test_the_page_has_every_field() -> None:
+    require_fields("report-files.md", FORMS)
+
+
+def written_forms() -> Iterator[type[msgspec.Struct]]:
+    """All types of the files, but the two that only say that no other fields are allowed."""
+    for module in (schema, results, peers):
+        for form in vars(module).values():
+            if isinstance(form, type) and issubclass(form, msgspec.Struct) and form.__module__ == module.__name__:
+                yield form
+
+
+def test_every_form_is_on_the_page() -> None:
+    elsewhere = {form.__name__ for form in set(written_forms()) - set(FORMS.values())}
+    assert elsewhere == {"_Form", "_Part"}
