@@ -1,6 +1,8 @@
 """How Sphinx builds these pages: `make docs`. Neither the build nor a reader's browser fetches anything."""
 
 import logging
+import sys
+from pathlib import Path
 
 from cdpsim import __version__
 
@@ -8,7 +10,8 @@ project = "cdpsim"
 copyright = "cdpsim contributors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "command_options"]
 exclude_patterns = ["build"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]  # no mathematics: browsers would fetch what draws it

@@ -1,5 +1,6 @@
 """The reference pages of files: each field and column that the code has, with its range and default, and no other."""
 
+import importlib.util
 import re
 import string
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 import cdpsim
-from cdpsim import Request, simulate
+from cdpsim import Request, cli, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import _ClusterFile
 from cdpsim.cluster.devices import Devices, Speeds
@@ -148,3 +149,36 @@ def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
     )
     assert [*runs[0].summary()["peak_memory"][0]] == ["device", *names_of(Category).tolist(), "total"]
     assert [*runs[0].summary()["bytes_sent"][0]] == [*runs[2].summary()["host_memory"][0]] == ["device", "bytes"]
+
+
+def test_the_page_of_options_has_every_command() -> None:
+    page = (PAGES / "options.md").read_text(encoding="utf-8")
+    commands = [command.name for command in cli.COMMANDS]
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == commands
+    assert re.findall(r"^```\{options\} (.*)$", page, re.MULTILINE) == commands
+
+
+@pytest.mark.parametrize("name", [command.name for command in cli.COMMANDS])
+def test_the_options_of_a_command_are_those_of_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `--help-all` prints them, but for spaces; the page has those of all commands once, above."""
+    spec = importlib.util.spec_from_file_location("command_options", PAGES.parent / "_ext" / "command_options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    lines = "\n".join(extension.option_lines(extension.parsers()[name]))
+    main([name, "--help-all"])
+    printed = re.findall(r"^  (-.*(?:\n {10,}\S.*)*)", capsys.readouterr().out, re.MULTILINE)
+    entries = re.findall("^`(-.*)`\n: (.*)$", lines, re.MULTILINE)
+    page = (PAGES / "options.md").read_text(encoding="utf-8")
+    common = re.findall("^`(-.*)`\n: (.*)$", page, re.MULTILINE)
+    assert len(common) == 4
+    assert {"".join("".join(entry).split()) for entry in [*entries, *common]} == {"".join(e.split()) for e in printed}
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    page = (PAGES / "python-api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"cdpsim\.(\w+)(?![\w.])", page))
+    assert named >= set(cdpsim.__all__)
+    for module, name in re.findall(r"^\.\. auto\w+:: (cdpsim(?:\.\w+)*)\.(\w+)$", page, re.MULTILINE):
+        assert hasattr(importlib.import_module(module), name)
