@@ -40,7 +40,8 @@ def option_lines(parser: Parser) -> Iterator[str]:
 
 def _action_lines(action: Action, formatter: HelpFormatter) -> tuple[str, ...]:
     """Return what is written on a command line, and below it what that means."""
-    return f"`{formatter._format_action_invocation(action)}`", f": {formatter._expand_help(action)}", ""
+    meaning = " ".join(formatter._expand_help(action).split())
+    return f"`{formatter._format_action_invocation(action)}`", f": {meaning}", ""
 
 
 class Options(SphinxDirective):
