@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from cdpsim.files.progress import progress
 from cdpsim.model import Model
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 
+from ..training.fakes import Fakes
 from ..training.passes import backward, forward, one_thread
 from ..training.stages import Training, imitate
 from .cuts import TIMED_PASSES, device_clock, usual_values
@@ -116,7 +116,7 @@ def with_curves(model: Model, training: Training, granularity: int = 1) -> Model
     """Return a profile whose stages have curves; each storage counts a multiple of `granularity` bytes."""
     keys = [likeness_key(training, stage) for stage in range(training.n)]
     curves: dict[Hashable, MemoryCurve] = {}
-    with FakeTensorMode():
+    with Fakes():
         imitation = imitate(training)
         for j, key in progress(list(enumerate(keys)), "curves"):
             if key not in curves:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ..training.fakes import Fakes
 from ..training.forms import Form, zeros
 from ..training.parts import Parts
 from ..training.passes import Rest, backward_for_input, backward_for_weights, forward
@@ -52,7 +52,7 @@ def divide(training: Training, key: Callable[[Training, int], Hashable]) -> dict
     """Return the parts of the backwards of all stages but the first; stages of one key have the same."""
     keys = {stage: key(training, stage) for stage in range(1, training.n)}
     found: dict[Hashable, Parts] = {}
-    with FakeTensorMode():
+    with Fakes():
         imitation = imitate(training)
         for stage, own in keys.items():
             if own not in found:

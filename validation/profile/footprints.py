@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.files.progress import progress
@@ -17,6 +16,7 @@ from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import recompute_stage, with_activations_on_host, with_optimizer_on_host
 
+from ..training.fakes import Fakes
 from ..training.forms import zeros
 from ..training.optimizer import Optimizer
 from ..training.passes import (
@@ -98,7 +98,7 @@ def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 
 def _profile_plain(training: Training, optimizer: Optimizer, granularity: int, split: Split) -> Model:
     keys = [likeness_key(training, stage) for stage in range(training.n)]
     found: dict[Hashable, Footprint] = {}
-    with FakeTensorMode():
+    with Fakes():
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages equal others, and each takes a while

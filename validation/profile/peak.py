@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdpsim.program import Category
 
+from ..training.fakes import Fakes
 from ..training.forms import zeros
 from ..training.stages import Architecture, Loss
 from .tracker import Tracker
@@ -14,7 +14,7 @@ from .tracker import Tracker
 def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int = 1) -> int:
     """Return the peak activations of a model's forward and backward in one piece, on fake tensors."""
     net = nn.Sequential(*architecture.layers)
-    with FakeTensorMode():
+    with Fakes():
         imitate_module(net, device)
         x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
         with torch.autocast(device, architecture.autocast, enabled=architecture.autocast is not None):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +19,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model.recipe import segment_bounds
 from cdpsim.model.stage import span_name
 
+from .fakes import Fakes
 from .forms import Form, zeros
 from .parts import Parts
 
@@ -222,7 +222,7 @@ class _Draws(TorchDispatchMode):
 def _boundaries(training: Training) -> tuple[Form, ...]:
     """Return the form of each stage's output but the last one's, found with fake tensors."""
     forms = []
-    with FakeTensorMode(), torch.no_grad(), _Draws() as draws:
+    with Fakes(), torch.no_grad(), _Draws() as draws:
         imitation = imitate(training)
         x = zeros(training.inputs.form, training.device)
         for j in range(training.n):
@@ -242,7 +242,7 @@ def _boundaries(training: Training) -> tuple[Form, ...]:
 
 
 def imitate(training: Training) -> Training:
-    """Return a training with fake parameters and data, for the `FakeTensorMode` in which this is called."""
+    """Return a training with fake parameters and data, for the `Fakes` in which this is called."""
     buffers = tuple(
         {name: zeros(Form(tuple(buffer.shape), buffer.dtype), training.device) for name, buffer in own.items()}
         for own in training.buffers
