@@ -23,7 +23,7 @@ from validation.replay.case import Case, Outcome
 
 MODELS = ("mlp", "transformer")
 PIPELINES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble")
-RESULTS = Path(__file__).parents[2] / "validation" / "results" / "peers-cpu-2026-11-22.json"
+RESULTS = Path(__file__).parents[2] / "validation" / "results" / "peers-cpu-2026-11-23.json"
 SMALL = Workload(2, 4, sizes=(("width", 32), ("length", 8), ("heads", 2)), batch=2)
 every_model = pytest.mark.parametrize("model", MODELS)
 
