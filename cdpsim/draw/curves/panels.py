@@ -32,7 +32,7 @@ MOST_DEVICE_PANELS = 12  # more devices are a band
 _ACROSS = 4
 _DASHES = ("-", "--", "-.", ":")
 _HEADS = "osD^vPX*"
-_HATCHES = dict(zip(COLOURS, ("///", "", "....", "xxx", "\\\\\\", "", "", "\\\\\\"), strict=True))
+_HATCHES = dict(zip(COLOURS, ("///", "", "++", "xxx", "\\\\\\", "", "", "\\\\\\"), strict=True))
 _BAND = "#bdbdbd"
 MOST_HEADS = 200  # stems whose heads can be told apart
 

@@ -24,7 +24,7 @@ MARKS = dict(zip(Content, "^vosD", strict=True))
 # Messages are grey: colours are of tasks.
 MESSAGE_GREYS = dict(zip(Content, ("#4d4d4d", "#a3a3a3", "#6b6b6b", "#c4c4c4", "#868686"), strict=True))
 IDLE = {
-    IdleReason.MESSAGE: ("waiting for a message", "....."),
+    IdleReason.MESSAGE: ("waiting for a message", "xxxx"),
     IdleReason.STREAM: ("waiting for a stream", "-----"),
     IdleReason.DEPENDENCY: ("waiting for a dependency", ""),
     IdleReason.NOTHING: ("nothing to do", ""),
