@@ -3,7 +3,7 @@ PYTHON ?= python
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help check docs test long sample mutants bench presets format
+.PHONY: help check docs pictures test long sample mutants bench presets format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ check: ## Format, lint, types, then the tests with coverage: what CI runs
 
 docs: ## The pages of docs/ as HTML, in build/docs
 	$(PYTHON) -m sphinx -W --keep-going -q -b html docs build/docs
+
+pictures: ## The pictures of docs/, drawn anew by the commands that pages show
+	$(PYTHON) -m tests.helpers.pages
 
 test: ## The tests alone, as in the README
 	$(PYTHON) -m pytest -q

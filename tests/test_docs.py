@@ -1,56 +1,78 @@
-"""Pages of docs/ and README: their console sessions print what they say. Their Python is doctested where it stands."""
+"""Pages of docs/ and README: their sessions print what they say, and their pictures are what their commands draw.
 
-import re
+The Python of pages is doctested where it stands.
+"""
+
+import argparse
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib
 import pytest
 
-from cdpsim.cli import main
+from cdpsim.cli import COMMANDS
+from cdpsim.cli.parser import Parser
+from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, sessions
 
-REPOSITORY = Path(__file__).parent.parent
-PAGES = {
-    str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8")
-    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-}
-
-
-def sessions(page: str) -> list[tuple[str, str]]:
-    """List the commands of a page's console blocks, from top to bottom, each with its output."""
-    blocks = re.findall(r"^```console\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    return [pair for block in blocks for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE)]
-
-
-def played(command: str, code: int, expected: str) -> tuple[int, str]:
-    """Return the exit code and the output of a command, without the output that pytest captures.
-
-    `code` is that of the command before. `cat` of a file that does not exist writes it: the page gives its content.
-    """
-    words = shlex.split(command)
-    if words[0] == "cdpsim":
-        return main(words[1:]), ""
-    if words[0] == "cat":
-        file = Path(words[1])
-        if not file.exists():
-            file.write_text(expected, encoding="utf-8")
-        return 0, file.read_text(encoding="utf-8")
-    if words[0] == "head":
-        return 0, "".join(Path(words[3]).read_text(encoding="utf-8").splitlines(keepends=True)[: int(words[2])])
-    if words[0] == "ls":
-        return 0, "".join(f"{name}\n" for name in sorted(file.name for file in Path(words[1]).iterdir()))
-    assert command == "echo $?"
-    return 0, f"{code}\n"
+FILES = sorted(PICTURES.iterdir())
 
 
 @pytest.mark.parametrize("page", [name for name, text in PAGES.items() if sessions(text)])
-def test_the_sessions_of_a_page_print_what_it_says(
+def test_the_sessions_of_a_page_print_and_draw_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Word for word, from top to bottom in one folder; where a command fails, the page shows its one line."""
+    """Word for word and byte by byte, from top to bottom in one folder; a page has the line of a command that fails."""
     monkeypatch.chdir(tmp_path)
     code = 0
     for command, expected in sessions(PAGES[page]):
-        code, printed = played(command, code, expected)
+        code, printed = play(command, code, expected)
         captured = capsys.readouterr()
         assert printed + captured.out + captured.err == expected, command
         assert code == 0 or expected.startswith("cdpsim: ")
+    for name in pictures(PAGES[page]):
+        drawn, shown = (folder.joinpath(name).read_text(encoding="utf-8") for folder in (tmp_path, PICTURES))
+        if f"Matplotlib v{matplotlib.__version__}," in shown:  # another one may place letters elsewhere
+            assert drawn == shown, f"{name} is another picture; `make pictures` draws those of all pages"
+
+
+def test_the_pictures_are_of_the_matplotlib_that_is_pinned() -> None:
+    """So CI, which has that one, compares them."""
+    pins = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (version,) = {path.read_text(encoding="utf-8").partition("Matplotlib v")[2].partition(",")[0] for path in FILES}
+    assert f"matplotlib=={version}" in pins
+
+
+def test_every_picture_is_on_one_page() -> None:
+    """The page whose commands draw it."""
+    shown = [name for text in PAGES.values() for name in dict.fromkeys(pictures(text))]
+    assert sorted(shown) == [path.name for path in FILES]
+
+
+def kinds() -> Iterator[tuple[str, str]]:
+    """Yield all kinds of pictures: commands that draw, the values of their options that choose a kind, their flags."""
+    parsers = argparse.ArgumentParser().add_subparsers(parser_class=Parser)
+    for command in COMMANDS:
+        command.add_to(parsers)
+    for name, parser in parsers.choices.items():
+        if "--dark" not in parser._option_string_actions:
+            continue
+        yield name, "-o"
+        for action in parser._actions:
+            if action.dest in {"style", "colour", "what", "number"}:
+                yield from ((name, value) for value in action.choices or [])
+        for action in parser._optionals._group_actions:
+            if isinstance(action, argparse._StoreTrueAction) and action.dest != "force":
+                yield name, action.option_strings[0]
+
+
+def test_the_gallery_has_every_kind_of_picture() -> None:
+    """Sizes and the dark ground once for all commands."""
+    shown = {
+        (words[1], word)
+        for command, _ in sessions(PAGES["docs/gallery.md"])
+        for words in [shlex.split(command)]
+        for word in words
+    }
+    assert not set(kinds()) - shown
+    assert {"--for", "--dark"} <= {word for _, word in shown}
