@@ -16,6 +16,8 @@
 # %% [markdown]
 # # Table 1, measured
 #
+# Needs `pip install cdpsim` and Jupyter.
+#
 # A model of $N$ stages is trained on mini-batches that are cut into $N$ micro-batches. In one *slot*, one stage does
 # the forward or the backward of one micro-batch; a training step of a micro-batch is $2N$ slots. Data parallelism
 # (DP) starts all micro-batches together. *Cyclic* data parallelism (CDP, [Fournier & Oyallon
@@ -26,27 +28,13 @@
 # runs a schedule, and reads the number off the run. No formula feeds it.
 
 # %%
-# %matplotlib inline
-# %config InlineBackend.figure_formats = ["retina"]
-import sys
-from pathlib import Path
-
-root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "cdpsim").is_dir())
-sys.path.insert(0, str(root))
-
 from fractions import Fraction
 
+import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
 import cdpsim
-from cdpsim.draw.canvas import plain
-from cdpsim.draw.curves import memory_over_time
-from cdpsim.draw.palette import colour
 from cdpsim.draw.text import timetable
-from cdpsim.files import tables
-from cdpsim.studies import table1_forms
-from cdpsim.studies.table1 import compute_table1
 
 # %% [markdown]
 # ## Nine implementations
@@ -55,8 +43,9 @@ from cdpsim.studies.table1 import compute_table1
 # and the lifetime of everything in memory, follow from that.
 
 # %%
-for name, schedule in cdpsim.SCHEDULES.items():
-    print(f"{name:11} {schedule.about}")
+table = cdpsim.table1(4)
+for row in table:
+    print(f"{row['schedule']:11} {cdpsim.SCHEDULES[row['schedule']].about}")
 
 # %% [markdown]
 # The smallest example, three stages on three devices: `F1.0` is the forward of micro-batch 1 on stage 0, and `/`
@@ -73,9 +62,7 @@ for name in ("multi-dp", "multi-cdp"):
 # one micro-batch in all stages, $\Psi_P$ the parameters of all stages; a stage has $1/N$ of both.
 
 # %%
-table = compute_table1(4)
-print(table1_forms.TABLE1_FORMS["text"](table))
-assert all(row["agree"] for row in table.rows)
+display(table)
 
 # %% [markdown]
 # ## One cell by hand: activations
@@ -89,36 +76,28 @@ assert all(row["agree"] for row in table.rows)
 # %%
 n = 4
 dp, cdp = cdpsim.simulate("single-dp", n=n), cdpsim.simulate("single-cdp", n=n)
-memory_over_time([dp, cdp])
+cdpsim.plot("memory", [dp, cdp])
 
 # %% [markdown]
-# The total falls less here, by one stage's parameters: one device that runs all micro-batches cyclically needs two
-# versions of its early stages at once. The next notebook shows which.
-
-
-# %% [markdown]
-# The same number, counted from the tasks without `memory.csv`: in a slot, memory has the activations of all passes
-# that have begun their forward and not ended their backward.
+# The total falls only from 21 to 20: a device that runs all micro-batches cyclically holds a second version of some
+# parameters, and sums of gradients for longer. The next notebook shows the versions.
+#
+# The same number, counted from the tasks: in a slot, memory has the activations of all passes that have begun their
+# forward and not ended their backward.
 
 
 # %%
-def held(trace: cdpsim.Trace, slot: int) -> int:
+def held(run: cdpsim.Run, slot: int) -> int:
     """Return how many passes through a stage are between the start of their forward and the end of their backward."""
-    tasks = trace.tasks
-    begun = int(((tasks["kind"] == "F") & (tasks["start"] <= slot)).sum())
-    done = int(((tasks["kind"] == "B") & (tasks["end"] <= slot)).sum())
-    return begun - done
+    tasks = run.tasks
+    begun = ((tasks.kind == "F") & (tasks.start <= slot)).sum()
+    done = ((tasks.kind == "B") & (tasks.end <= slot)).sum()
+    return int(begun - done)
 
 
-peaks = {}
-for name, trace in (("single-dp", dp), ("single-cdp", cdp)):
-    curve = [held(trace, slot) for slot in range(2 * n, 4 * n)]
+for name, run in (("single-dp", dp), ("single-cdp", cdp)):
+    curve = [held(run, slot) for slot in range(2 * n, 4 * n)]
     print(f"{name:10} {curve}  peak {max(curve)} stages of N = {Fraction(max(curve), n)} BΨA")
-    peaks[name] = Fraction(max(curve), n)
-
-cells = {row["schedule"]: row for row in table.rows}
-assert peaks["single-dp"] == n == cells["single-dp"]["activations"]["simulated"]
-assert peaks["single-cdp"] == Fraction(n + 1, 2) == cells["single-cdp"]["activations"]["simulated"]
 
 # %% [markdown]
 # ## Another cell by hand: a volume
@@ -128,14 +107,11 @@ assert peaks["single-cdp"] == Fraction(n + 1, 2) == cells["single-cdp"]["activat
 
 # %%
 messages = cdpsim.simulate("mp-cdp", n=n, steps=4).messages
-rows = (messages["content"] == "gradient") & (messages["step"] == 1)
-for stage, src, dst, slot in zip(
-    *(messages[name][rows].tolist() for name in ("stage", "src", "dst", "start")), strict=True
-):
-    print(f"stage {stage}: the sum goes from device {src} to {dst} at slot {slot}")
-volume = Fraction(int(rows.sum()), n * n)  # a stage is 1/N of ΨP, and there are N micro-batches
-print(f"{rows.sum()} messages = {volume} ΨP per micro-batch; with N² devices (mp-dp) it is {Fraction(n - 1, n)}")
-assert volume == cells["mp-cdp"]["gradient_volume"]["simulated"] == Fraction(n - 1, 2 * n)
+sums = messages[(messages.content == "gradient") & (messages.step == 1)]
+for sent in sums:
+    print(f"stage {sent.stage}: the sum goes from device {sent.src} to {sent.dst} at slot {sent.start}")
+volume = Fraction(len(sums), n * n)  # a stage is 1/N of ΨP, and there are N micro-batches
+print(f"{len(sums)} messages = {volume} ΨP per micro-batch; with N² devices (mp-dp) it is {Fraction(n - 1, n)}")
 
 # %% [markdown]
 # ## What changes with N
@@ -144,40 +120,26 @@ assert volume == cells["mp-cdp"]["gradient_volume"]["simulated"] == Fraction(n -
 # to $(N+1)/2N$, towards a half. Dots are measured, lines are the formulas.
 
 # %%
-sizes = [1, 2, 3, 4, 6, 8, 12]
-devices = {name: [cdpsim.simulate(name, n=k).summary()["devices"] for k in sizes] for name in ("mp-dp", "mp-cdp")}
-held_most = {
-    name: [cdpsim.simulate(name, n=k).summary()["peak_memory"][0]["activations"] for k in sizes]
+sizes = np.array([1, 2, 3, 4, 6, 8, 12])
+devices = {name: [cdpsim.simulate(name, n=k).devices for k in sizes] for name in ("mp-dp", "mp-cdp")}
+peaks = {
+    name: np.array([cdpsim.simulate(name, n=k).peak_memory[0]["activations"] for k in sizes])
     for name in ("single-dp", "single-cdp")
 }
-ratio = np.array(held_most["single-cdp"]) / np.array(held_most["single-dp"])
 
-
-def against_n() -> Figure:
-    """Draw devices and peaks over N."""
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    x = np.linspace(1, sizes[-1], 100)
-    plain(left, "Devices that model parallelism needs")
-    left.plot(x, x**2, "-", color=colour(0), label="mp-dp: N²")
-    left.plot(x, x * (x + 1) / 2, "--", color=colour(1), label="mp-cdp: N(N+1)/2")
-    for number, name in enumerate(devices):
-        left.plot(sizes, devices[name], "os"[number], color=colour(number))
-    plain(right, "Peak of activations, CDP over DP")
-    right.plot(x, (x + 1) / (2 * x), color=colour(2), label="(N+1)/2N")
-    right.plot(sizes, ratio, "o", color=colour(2))
-    right.set_ylim(0, 1.05)
-    for axes in (left, right):
-        axes.set_xlabel("N")
-        axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-against_n()
-
-# %%
-assert devices == {"mp-dp": [k * k for k in sizes], "mp-cdp": [k * (k + 1) // 2 for k in sizes]}
-assert ratio.tolist() == [(k + 1) / (2 * k) for k in sizes]
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+left.set_title("Devices that model parallelism needs")
+left.plot(sizes, sizes**2, "-", color="C0", label="mp-dp: N²")
+left.plot(sizes, sizes * (sizes + 1) / 2, "--", color="C1", label="mp-cdp: N(N+1)/2")
+left.plot(sizes, devices["mp-dp"], "o", color="C0")
+left.plot(sizes, devices["mp-cdp"], "s", color="C1")
+right.set_title("Peak of activations, CDP over DP")
+right.plot(sizes, (sizes + 1) / (2 * sizes), color="C2", label="(N+1)/2N")
+right.plot(sizes, peaks["single-cdp"] / peaks["single-dp"], "o", color="C2")
+right.set_ylim(0, 1.05)
+for axes in (left, right):
+    axes.set_xlabel("N")
+    axes.legend(frameon=False)
 
 # %% [markdown]
 # ## Rounds and volume
@@ -188,20 +150,17 @@ assert ratio.tolist() == [(k + 1) / (2 * k) for k in sizes]
 # with a device per micro-batch, and exactly half as much with model parallelism.
 
 # %%
-lines = []
+heads = [" N", "doubling", "tree", "ring", "multi-cdp", "volume: multi-dp", "multi-cdp", "mp-dp", "mp-cdp"]
+print("  ".join(heads))
 for k in (2, 4, 8, 12):
-    rows_of = {row["schedule"]: row for row in cdpsim.table1(k)}
-    rounds = {
-        how: cdpsim.table1(k, collective=how)[2]["rounds"]["simulated"]
-        for how in ("recursive-doubling", "tree", "ring")
-    }
-    volumes = [rows_of[name]["gradient_volume"]["simulated"] for name in ("multi-dp", "multi-cdp", "mp-dp", "mp-cdp")]
-    assert volumes[0] == volumes[1] == volumes[2] == 2 * volumes[3] == Fraction(k - 1, k)
-    assert rounds["ring"] == 2 * (k - 1)
-    assert rows_of["multi-cdp"]["rounds"]["simulated"] == 1
-    lines.append([str(k), *map(str, rounds.values()), "1", str(volumes[2]), str(volumes[3])])
-header = ["N", "doubling", "tree", "ring", "multi-cdp", "volume mp-dp", "volume mp-cdp"]
-print(tables.as_text(header, lines))
+    cells = {row["schedule"]: row for row in cdpsim.table1(k)}
+    row = [k]
+    for collective in ("recursive-doubling", "tree", "ring"):
+        multi_dp = cdpsim.table1(k, collective=collective)[2]
+        row.append(multi_dp["rounds"]["simulated"])
+    row.append(cells["multi-cdp"]["rounds"]["simulated"])
+    row += [cells[name]["gradient_volume"]["simulated"] for name in ("multi-dp", "multi-cdp", "mp-dp", "mp-cdp")]
+    print("  ".join(str(value).rjust(len(head)) for head, value in zip(heads, row, strict=True)))
 
 # %% [markdown]
 # From the shell: `cdpsim table1 -n 4`, with `--format latex` for a paper and `--collective ring` for other rounds.

@@ -16,53 +16,29 @@
 # %% [markdown]
 # # Timelines
 #
+# Needs `pip install cdpsim` and Jupyter.
+#
 # A schedule is easiest to understand in pictures. This notebook shows data parallelism (DP) beside cyclic data
 # parallelism (CDP) slot by slot: computation, memory, messages, the age of the parameters, and the effect of real
 # costs.
 
 # %%
-# %matplotlib inline
-# %config InlineBackend.figure_formats = ["retina"]
-import sys
-from pathlib import Path
-
-root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "cdpsim").is_dir())
-sys.path.insert(0, str(root))
-
-from tempfile import TemporaryDirectory
-
 import cdpsim
-from cdpsim import Cluster, Model, Stage
-from cdpsim.cluster import Devices, Link
-from cdpsim.draw.curves import memory_over_time, traffic_over_time, versions_over_time
-from cdpsim.draw.paper import paper
 from cdpsim.draw.text import timetable
-from cdpsim.export import pictures
 
 # %% [markdown]
 # ## As text
 #
 # Three stages, three micro-batches, a device for each. A column is a slot; `B1.0` is the backward of micro-batch 1 on
-# stage 0. Every micro-batch starts two slots after the one before it, so in each slot some go forward and some
-# backward. A `/` marks a task that reads older parameters than the newest that exist.
+# stage 0. Every micro-batch starts two slots after the one before it. So in each slot some go forward and some
+# backward, and each stage is at work exactly once. A `/` marks a task that reads older parameters than the newest
+# that exist.
 
 # %%
-n = 3
-dp, v1, v2 = (
-    cdpsim.simulate(name, n=n, rule=rule)
-    for name, rule in (("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("multi-cdp", "cdp-v2"))
-)
+dp = cdpsim.simulate("multi-dp", n=3)
+v1 = cdpsim.simulate("multi-cdp", n=3, rule="cdp-v1")
+v2 = cdpsim.simulate("multi-cdp", n=3, rule="cdp-v2")
 print(timetable(v2))
-
-# %% [markdown]
-# In each steady slot each stage is at work exactly once, whatever the rule:
-
-# %%
-for trace in (v1, v2):
-    tasks = trace.tasks
-    for slot in range(2 * (n - 1), 2 * n * 3):
-        busy = (tasks["start"] == slot) & (tasks["kind"] != "U")
-        assert sorted(tasks["stage"][busy].tolist()) == list(range(n))
 
 # %% [markdown]
 # ## As the paper's Fig. 1
@@ -72,30 +48,17 @@ for trace in (v1, v2):
 # wherever they arrive in time. It has no such bar, only messages from one device to another.
 
 # %%
-paper([dp, v1, v2])
+cdpsim.plot("timeline", [dp, v1, v2])
 
 # %% [markdown]
 # ## Memory
 #
-# All devices together hold $N^2$ stage-activations at DP's peak, and $N(N+1)/2$ all the time under CDP.
+# All devices together hold $N^2$ stage-activations at DP's peak, and $N(N+1)/2$ all the time under CDP: 64 and 36 for
+# eight devices.
 
 # %%
-n = 8
-dp, cdp = (cdpsim.simulate(name, n=n) for name in ("multi-dp", "multi-cdp"))
-memory_over_time([dp, cdp])
-
-
-# %%
-def held(trace: cdpsim.Trace, slot: int) -> int:
-    """Return the activations in the memory of all devices in a slot: the sum of each device's last row until then."""
-    rows = (trace.memory["category"] == "activations") & (trace.memory["time"] <= slot)
-    return sum(
-        dict(zip(trace.memory["device"][rows].tolist(), trace.memory["size"][rows].tolist(), strict=True)).values()
-    )
-
-
-assert max(held(dp, slot) for slot in range(2 * n * 3)) == n * n
-assert {held(cdp, slot) for slot in range(2 * (n - 1), 2 * n * 3)} == {n * (n + 1) // 2}
+dp, cdp = (cdpsim.simulate(name, n=8) for name in ("multi-dp", "multi-cdp"))
+cdpsim.plot("memory", [dp, cdp], sums=True)
 
 # %% [markdown]
 # The memory of every single device still goes up and down as before, but the devices do not peak together. Only the
@@ -103,7 +66,13 @@ assert {held(cdp, slot) for slot in range(2 * (n - 1), 2 * n * 3)} == {n * (n + 
 # fewer devices).
 
 # %%
-memory_over_time([cdp])
+cdp.plot("memory")
+
+# %% [markdown]
+# One slot of this run, device by device:
+
+# %%
+cdp.plot("snapshot", slot=24)
 
 # %% [markdown]
 # ## Messages
@@ -113,18 +82,12 @@ memory_over_time([cdp])
 # task of the run reads.)
 
 # %%
-traffic_over_time([dp, cdp])
+cdpsim.plot("traffic", [dp, cdp])
 
 # %%
-for trace in (dp, cdp):
-    gradients = trace.messages["content"] == "gradient"
-    print(
-        trace.summary()["request"]["schedule"],
-        "sends gradients in",
-        len(set(trace.messages["start"][gradients])),
-        "slots",
-    )
-assert set(dp.messages["start"].tolist()) == {2 * n, 4 * n, 6 * n}
+for run in (dp, cdp):
+    gradients = run.messages[run.messages.content == "gradient"]
+    print(run.request["schedule"], "sends gradients in", len(set(gradients.start)), "slots")
 
 # %% [markdown]
 # ## Versions and their age
@@ -135,16 +98,16 @@ assert set(dp.messages["start"].tolist()) == {2 * n, 4 * n, 6 * n}
 # have done their forward with the old version, and their backward is still to come.
 
 # %%
-pipeline = cdpsim.simulate("pp-cdp", n=4)
-versions_over_time([pipeline])
+cdpsim.plot("versions", "pp-cdp", n=4)
 
 # %%
 several = [
     cdpsim.simulate(name, n=4, rule=rule)
     for name, rule in (("multi-dp", "dp"), ("multi-cdp", "cdp-v1"), ("multi-cdp", "cdp-v2"), ("pp-cdp", "cdp-v2"))
 ]
-assert [trace.summary()["mean_staleness"] for trace in several] == [0, 1, 3 / 8, 3 / 8]
-versions_over_time(several)
+for run in several:
+    print(f"{run.request['schedule']:10} {run.summary()['mean_staleness']:5} steps old")
+cdpsim.plot("versions", several)
 
 # %% [markdown]
 # ## Real costs
@@ -154,31 +117,43 @@ versions_over_time(several)
 # they follow from the dependencies.
 
 # %%
-stage = Stage(forward="8 ms", backward="16 ms", activation="1.5 GB", boundary="16 MB", parameters="400 MB")
-model = Model(name="toy", stages=(stage,) * 4)
-cluster = Cluster(name="box", devices=(Devices(),), link=Link(latency="5 us", bandwidth="100 GB/s"))
-real = {name: cdpsim.simulate(name, model=model, cluster=cluster) for name in ("multi-dp", "multi-cdp")}
-memory_over_time(list(real.values()))
+stage = {
+    "repeat": 4,
+    "forward": "8 ms",
+    "backward": "16 ms",
+    "activation": "1.5 GB",
+    "boundary": "16 MB",
+    "parameters": "400 MB",
+}
+costs = {
+    "model": {"name": "toy", "stages": [stage]},
+    "cluster": {"name": "box", "link": {"latency": "5 us", "bandwidth": "100 GB/s"}},
+}
+dp, cdp = (cdpsim.simulate(name, n=4, **costs) for name in ("multi-dp", "multi-cdp"))
+cdpsim.plot("memory", [dp, cdp])
 
 # %%
-traffic_over_time(list(real.values()))
+cdpsim.plot("traffic", [dp, cdp])
 
 # %% [markdown]
 # DP's devices wait for their all-reduce. CDP's wait, too: a device pulls new parameters just in time, and stands
 # still while they travel. With `prefetch=1` it pulls them one task earlier, and they travel while it computes: a step
-# takes no longer than its work, 4 x 24 ms. (CDP's devices begin and end one after another. In a run as short as this
-# one, that is most of their idle time.)
+# takes no longer than its work, 4 × 24 ms.
 
 # %%
-real["multi-cdp, early"] = cdpsim.simulate("multi-cdp", model=model, cluster=cluster, prefetch=1)
-for name, trace in real.items():
-    summary = trace.summary()
-    print(f"{name:16} one step {summary['period']:.4f} s, bubble {summary['bubble']:.1%}")
-times = {name: trace.summary()["period"] for name, trace in real.items()}
-assert round(times["multi-cdp, early"], 9) == 4 * 0.024 < times["multi-dp"] < times["multi-cdp"]
+early = cdpsim.simulate("multi-cdp", n=4, prefetch=1, **costs)
+comparison = cdpsim.compare(dp, cdp, early)
+for name, row in zip(("multi-dp", "multi-cdp", "multi-cdp, prefetch=1"), comparison, strict=True):
+    print(f"{name:22} step {1e3 * row.step:6.2f} ms, waits {row.exposed:.1%}, holds {row.memory / 1e9:.2f} GB")
 
 # %% [markdown]
-# ## A page to zoom into, and to send to a colleague
+# A run shows itself: its figures, and a timeline.
+
+# %%
+display(early)
+
+# %% [markdown]
+# ## Explore
 #
 # `cdpsim timeline` writes one self-contained HTML file to pan, zoom and search, or a trace for
 # [Perfetto](https://ui.perfetto.dev):
@@ -187,11 +162,3 @@ assert round(times["multi-cdp, early"], 9) == 4 * 0.024 < times["multi-dp"] < ti
 #     cdpsim timeline multi-cdp -n 8 -o run.json
 #     cdpsim timeline multi-cdp -n 8 -o run.svg --style gantt
 #     cdpsim plot memory multi-dp multi-cdp -n 8 -o memory.pdf
-
-# %%
-with TemporaryDirectory() as folder:
-    for form in ("html", "json", "svg"):
-        path = Path(folder) / f"run.{form}"
-        pictures.write_timeline(cdp, path)
-        print(f"{path.name:9} {path.stat().st_size / 1e3:7.1f} kB")
-        assert path.stat().st_size

@@ -100,7 +100,7 @@ class Table(Generic[Row]):
         if isinstance(key, str):
             return self._columns[key]
         if isinstance(key, int | np.integer):
-            return self._row(*(self[name][key].item() for name in self._row._fields))
+            return self._row(*(np.asarray(self[name][key]).item() for name in self._row._fields))  # text is an object
         return Table(self._row, {name: column[key] for name, column in self.items()})
 
     def __getattr__(self, name: str) -> NDArray[Any]:

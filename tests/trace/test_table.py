@@ -29,6 +29,12 @@ def test_a_row_has_the_cell_of_each_column(name: str) -> None:
     assert {type(cell) for row in rows for cell in row} <= {int, str}
 
 
+def test_a_row_has_the_members_of_a_collective() -> None:
+    messages = simulate("multi-dp", 3).messages
+    assert messages[0] == next(iter(messages))
+    assert messages[0].dst == "0|1|2"
+
+
 @every_table
 def test_a_choice_of_rows_is_a_table(name: str) -> None:
     table = getattr(RUN, name)
