@@ -4,6 +4,7 @@ The Python of pages is doctested where it stands.
 """
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 
 from cdpsim.cli import COMMANDS
 from cdpsim.cli.parser import Parser
+from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, QUANTILE_COLUMNS
+from cdpsim.trace import RUNS_HEADER
+from cdpsim.trace.table import MemoryRow, MessageRow, TaskRow
 from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, sessions
 
 FILES = sorted(PICTURES.iterdir())
@@ -76,3 +80,25 @@ def test_the_gallery_has_every_kind_of_picture() -> None:
     }
     assert not set(kinds()) - shown
     assert {"--for", "--dark"} <= {word for _, word in shown}
+
+
+def test_the_glossary_has_all_headings_and_columns() -> None:
+    """Of comparisons and of trace files."""
+    terms = set(re.findall(r"^(\S.*)$", PAGES["docs/glossary.md"].partition(":sorted:")[2], flags=re.MULTILINE))
+    headings = {column.heading for column in (*MEASURED_COLUMNS, *QUANTILE_COLUMNS)}
+    columns = {name for row in (TaskRow, MessageRow, MemoryRow) for name in row._fields}
+    assert {"schedule", "rule", *headings, *columns, *RUNS_HEADER.strip().split(",")} <= {
+        term.strip() for term in terms
+    }
+
+
+@pytest.mark.parametrize("page", ["docs/start.md", "docs/concepts.md"])
+def test_amounts_in_the_words_of_a_page_are_printed_on_it(page: str) -> None:
+    """What its commands print, or write in a command."""
+    blocks = "".join(re.findall(r"^```console\n.*?^```", PAGES[page], flags=re.MULTILINE | re.DOTALL))
+    words = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    amounts = re.findall(r"(\d[\d,.]*) (GB|%|samples|tokens)", words)
+    assert amounts
+    for amount, unit in amounts:
+        found = amount.replace(",", "")
+        assert re.search(rf"(?<![\d.]){re.escape(found)}(?![\d.])", blocks), f"{amount} {unit}"
