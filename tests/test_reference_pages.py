@@ -182,3 +182,15 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
     assert named >= set(cdpsim.__all__)
     for module, name in re.findall(r"^\.\. auto\w+:: (cdpsim(?:\.\w+)*)\.(\w+)$", page, re.MULTILINE):
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_page_of_schedules_has_each_with_its_options_and_the_paper_s_page() -> None:
+    rows = tables("schedules.md")["Schedules"][0]
+    assert [(name, about) for name, about, *_ in rows] == [(f"`{s.name}`", s.about) for s in cdpsim.SCHEDULES.values()]
+    for name, _, options, page in rows:
+        schedule = cdpsim.SCHEDULES[name.strip("`")]
+        assert options == (", ".join(f"`{option}`" for option in schedule.options) or "–")
+        title, file = re.findall(r"\[(.*)\]\((.*)\)", page)[0]
+        text = (PAGES / file).read_text(encoding="utf-8")
+        assert text.startswith(f"# {title}\n")
+        assert name in text
