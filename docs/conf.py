@@ -1,6 +1,5 @@
 """How Sphinx builds these pages: `make docs`. Neither the build nor a reader's browser fetches anything."""
 
-import logging
 import sys
 from pathlib import Path
 
@@ -32,6 +31,3 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f4e79", "color-brand-content": "#1f5f99"},
     "dark_css_variables": {"color-brand-primary": "#9ec5e8", "color-brand-content": "#8ab8e0"},
 }
-
-# Until docs/papers has a page.
-logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda record: "toctree glob" not in str(record.msg))

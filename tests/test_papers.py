@@ -1,6 +1,5 @@
 """Algorithm 1 of the CDP paper on its page: why it cannot run as printed, and what the mended one does in a run."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +43,9 @@ def test_as_printed_it_cannot_run(n: int) -> None:
     assert outside == {(what, t): n - (what == "receive") for what in ("send", "receive") for t in range(3)}
     # With N for 0: in each step one send of each stage that nobody receives.
     wrapped = [(what, (s or n, j), (r or n, j), t) for what, (s, j), (r, _), t in events]
-    sent, received = (Counter((s, r) for what, s, r, t in wrapped if what == kind and t == 1) for kind in ("send", "receive"))
+    sent, received = (
+        Counter((s, r) for what, s, r, t in wrapped if what == kind and t == 1) for kind in ("send", "receive")
+    )
     assert Counter(receiver[1] for _, receiver in (sent - received).elements()) == dict.fromkeys(range(1, n + 1), 1)
     assert not received - sent
     # The updater receives what it has made: from another, or at stage 1 from itself.
