@@ -1,5 +1,6 @@
-"""Algorithm 1 of the CDP paper on its page: why it cannot run as printed, and what the mended one does in a run."""
+"""Pages of papers and of results: Algorithm 1 as printed and as run, and the figures that differ from papers."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from cdpsim.schedules.placement import BY_MICRO_BATCH_AND_STAGE
 from cdpsim.schedules.rule import CDP_V2
 from cdpsim.schedules.state import ALONG
 
-PAGE = (Path(__file__).parent.parent / "docs" / "papers" / "cdp.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "papers" / "cdp.md").read_text(encoding="utf-8")
 N, STAGE, STEP = 3, 1, 2  # what the table of the page shows: the paper's stage 2, in its third step
 
 Worker = tuple[int, int]  # i and j, from 1 on, as the paper counts
@@ -56,7 +58,7 @@ def test_as_printed_it_cannot_run(n: int) -> None:
 def worker(device: int | str) -> str:
     """Return a device's worker, as the paper counts."""
     i, j = divmod(int(device), N)
-    return f"({i + 1}, {j + 1})"
+    return f"({i + 1},{j + 1})"
 
 
 class OneWorker:
@@ -75,7 +77,7 @@ class OneWorker:
         where = {"step": STEP, "stage": STAGE, here: self.device} | where
         found = [m for m in self.run.messages if m.content == content and where.items() <= m._asdict().items()]
         assert len(found) < 2
-        return "".join(f"{way} {worker(getattr(m, there))}, slot {m.start}" for m in found) or "–"
+        return "".join(f"{way} {worker(getattr(m, there))} at {m.start}" for m in found) or "–"
 
     def lines(self) -> dict[str, str]:
         """Return what it does, by the lines of the algorithm."""
@@ -88,13 +90,13 @@ class OneWorker:
             "5": f"θ{reads} {came}" if came != "–" else f"has θ{reads}",
             "6": f"θ{reads} {passed_on}" if passed_on != "–" else "–",
             "8–11": self.moved("activation", "from", stage=STAGE - 1, micro_batch=i),
-            "13": f"slot {self.forward.start}",
+            "13": f"at {self.forward.start}",
             "15–16": self.moved("activation", "to", micro_batch=i),
             "20–23": "0" if i == 0 else self.moved("gradient", "from"),
             "24–27": self.moved("activation_gradient", "from", stage=STAGE + 1, micro_batch=i),
-            "29–30": f"slot {self.backward.start}",
+            "29–30": f"at {self.backward.start}",
             "32–33": self.moved("activation_gradient", "to", micro_batch=i),
-            "35": "".join(f"makes θ{makes}, slot {t.start}" for t in updated) or "–",
+            "35": "".join(f"makes θ{makes} at {t.start}" for t in updated) or "–",
             "36": self.moved("parameters", "to", step=STEP, dst=first_reader),
             "37–38": self.moved("gradient", "to"),
         }
@@ -109,3 +111,15 @@ def test_the_page_shows_the_algorithm_as_it_runs() -> None:
     table = PAGE.partition("\n| line | as printed |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
     assert [[line, *ran] for line, _, _, *ran in cells if any(ran)] == shown
+
+
+def test_shares_that_differ_from_papers_are_those_that_the_page_prints() -> None:
+    """The least and the most of what its sessions, which are played elsewhere, print of each model."""
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| CDP, Fig\. 4 \| (\S+): (\d+) % less \| (\S+) % to (\S+) %", page, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["ViT-B/16", "ResNet-50"]
+    for name, paper, least, most in rows:
+        model = name.lower().replace("-b/", "-b").replace("-50", "50")
+        printed = re.findall(rf"^{model} .* operator .* (\S+) %$", page, re.MULTILINE)
+        assert (least, most) == (min(printed), max(printed))
+        assert re.search(rf"^\*{name}\*: the paper says {paper} %", page, re.MULTILINE)
