@@ -19,7 +19,7 @@ check: ## Format, lint, types, then the tests with coverage: what CI runs
 	$(PYTHON) -m pytest tests/validation
 
 docs: ## The pages of docs/ as HTML, in build/docs
-	$(PYTHON) -m sphinx -W --keep-going -q -b html docs build/docs
+	$(PYTHON) -m sphinx -E -W --keep-going -q -b html docs build/docs
 
 pictures: ## The pictures of docs/, drawn anew by the commands that pages show
 	$(PYTHON) -m tests.helpers.pages

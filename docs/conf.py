@@ -1,9 +1,14 @@
 """How Sphinx builds these pages: `make docs`. Neither the build nor a reader's browser fetches anything."""
 
+import re
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
 from cdpsim import __version__
+from cdpsim.cli import main
 
 project = "cdpsim"
 copyright = "cdpsim contributors"
@@ -31,3 +36,17 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f4e79", "color-brand-content": "#1f5f99"},
     "dark_css_variables": {"color-brand-primary": "#9ec5e8", "color-brand-content": "#8ab8e0"},
 }
+
+
+def write_explored_page(app: Sphinx, failure: Exception | None) -> None:
+    """Write the page that the gallery links to, by the command that it shows."""
+    gallery = Path(__file__).with_name("gallery.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ cdpsim (.*) -o explore\.html$", gallery, flags=re.MULTILINE)
+    page = str(Path(app.outdir) / "explore.html")
+    if failure is None and main([*command.split(), "-o", page, "--force", "--quiet"]) != 0:
+        raise ExtensionError(f"{page} was not written")
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what is written beside the pages."""
+    app.connect("build-finished", write_explored_page)

@@ -14,7 +14,8 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     counts = ((shape.n, "stage"), (shape.m, "micro-batch"), (measured.devices, "device"))
     what = ", ".join(counted(count, noun) for count, noun in counts)
     share, exposed = short_text(measured.bubble, "%"), short_text(measured.exposed, "%")
-    age = f"{measured.staleness:.4g} steps, the mean age of the versions that forwards read"
+    steps = "step" if measured.staleness == 1 else "steps"
+    age = f"{measured.staleness:.4g} {steps}, the mean age of the versions that forwards read"
     return {
         "run": f"{measured.schedule}: {what}; {measured.setting or 'in slots'}",
         "step time": _step_text(measured, slots=slots),
