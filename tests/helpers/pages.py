@@ -10,6 +10,8 @@ from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from cdpsim.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -40,6 +42,12 @@ def play(command: str, code: int, expected: str) -> tuple[int, str]:
     words = shlex.split(command)
     if words[0] == "cdpsim":
         return main(words[1:]), ""
+    if words[:3] == ["python", "-m", "validation"]:
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+        from validation.__main__ import main as validate
+
+        return validate(words[3:]), ""
     if words[0] == "cat":
         file = Path(words[1])
         if not file.exists():
