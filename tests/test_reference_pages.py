@@ -1,6 +1,6 @@
 """The reference pages of files: each field and column that the code has, with its range and default, and no other."""
 
-import importlib.util
+import importlib
 import re
 import string
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
 from cdpsim.trace import RUNS_HEADER, TABLES, names_of
+from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
 
 MODEL_FILES: dict[str, type[msgspec.Struct]] = {
@@ -161,11 +162,8 @@ def test_the_page_of_options_has_every_command() -> None:
 @pytest.mark.parametrize("name", [command.name for command in cli.COMMANDS])
 def test_the_options_of_a_command_are_those_of_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As `--help-all` prints them, but for spaces; the page has those of all commands once, above."""
-    spec = importlib.util.spec_from_file_location("command_options", PAGES.parent / "_ext" / "command_options.py")
-    assert spec is not None
-    assert spec.loader is not None
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
+    pytest.importorskip("sphinx")
+    extension = load_extension()
     lines = "\n".join(extension.option_lines(extension.parsers()[name]))
     main([name, "--help-all"])
     printed = re.findall(r"^  (-.*(?:\n {10,}\S.*)*)", capsys.readouterr().out, re.MULTILINE)

@@ -10,7 +10,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from cdpsim.cli import COMMANDS
-from cdpsim.cli.parser import Parser
+from cdpsim.cli.parser import Command, Parser
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -19,12 +19,12 @@ COMMON = {"--help", "--help-all", "--quiet", "--verbose"}  # of all commands
 
 
 @cache
-def parsers() -> dict[str, Parser]:
-    """Return the parser of each command."""
-    commands = Parser(prog="cdpsim").add_subparsers(parser_class=Parser)
-    for command in COMMANDS:
-        command.add_to(commands)
-    return cast(dict[str, Parser], commands.choices)
+def parsers(program: str = "cdpsim", commands: tuple[Command, ...] = COMMANDS) -> dict[str, Parser]:
+    """Return the parser of each command of a program."""
+    choices = Parser(prog=program).add_subparsers(parser_class=Parser)
+    for command in commands:
+        command.add_to(choices)
+    return cast(dict[str, Parser], choices.choices)
 
 
 def option_lines(parser: Parser) -> Iterator[str]:

@@ -242,7 +242,7 @@ def ladder(devices: int, m: int, chunks: int) -> Actions:
 
 
 def test_a_schedule_from_outside_is_simulated_measured_and_checked() -> None:
-    """The schedule of `docs/schedules.md`, declared outside of the package."""
+    """The schedule of `docs/how-to/write-a-schedule.md`, declared outside of the package."""
     trace = simulate(pipeline("ladder", "one micro-batch at a time", ladder), 4, m=3, steps=2)
     assert violations(trace) == {}
     assert measure(trace).step == 3 * 2 * 4
