@@ -115,6 +115,11 @@ def caption(figure: "Figure", lines: Sequence[str]) -> None:
         figure.suptitle("\n".join(wrapped), x=0.012, ha="left", fontsize=7.5, color=GREY)
 
 
+def figure_of(axes: "Axes") -> "Figure":
+    """Return the whole figure of axes, which may lie in a part of it."""
+    return axes.figure.figure
+
+
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
     """Give a panel its title, grey axes and a pale grid, without a frame."""
     axes.set_title(title, fontsize=size, loc="left")

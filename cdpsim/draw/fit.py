@@ -66,7 +66,7 @@ def _wrap_texts(figure: Figure) -> None:
         _wrap(text, figure.get_figwidth() * 72)
     for axes in figure.axes:
         place, heading = axes.get_subplotspec(), axes.get_title(loc="left")
-        room = 0.85 * axes.get_figure(root=False).bbox.width / figure.dpi * 72  # type: ignore[union-attr]
+        room = 0.85 * axes.figure.bbox.width / figure.dpi * 72
         for child in axes.get_children():
             if heading and isinstance(child, Text) and child.get_text() == heading:
                 _wrap(child, room / (place.get_gridspec().ncols if place else 1))

@@ -243,13 +243,20 @@ def _stack(axes: Axes, series: Series, layers: Mapping[int, Layer], scale: Scale
                 part: Patch | PolyCollection = draw_boxes(axes, *bounds, clip_on=False)
             else:
                 part = steps(axes, few.time, np.where(seen, above, np.nan), scale.end, name, below)
-            part.set(gid=name, hatch=layer.hatch, hatchcolor="white", zorder=2)
-            part.set(facecolor=layer.shade, edgecolor=layer.shade, linewidth=0.5)
-            part.set_hatch_linewidth(0.5)
+            part.set(gid=name, facecolor=layer.shade, edgecolor=layer.shade, linewidth=0.5, zorder=2)
+            _hatch(part, layer.hatch)
         below = above
     if scale.unit == "B" and not scale.at_once:
         width = 0.8 if len(few.time) < columns // 4 else 0.3
         steps(axes, few.time, below, scale.end, f"{gid}-total", edgecolor=INK, linewidth=width, zorder=3)
+
+
+def _hatch(part: Artist, hatch: str) -> None:
+    """Hatch a shape in white; matplotlib has colours of hatches since 3.11, before that they are those of edges."""
+    if hasattr(part, "set_hatchcolor"):
+        part.set(hatch=hatch, hatchcolor="white", hatch_linewidth=0.5)
+    else:
+        part.set(hatch=hatch, edgecolor="white", linewidth=0)
 
 
 def _bar_width(scale: Scale) -> float:
@@ -262,9 +269,8 @@ def _layer_entries(layers: Mapping[int, Layer], series: Series) -> list[Artist]:
     drawn = [layer for row, layer in layers.items() if series.value[row].any()]
     patches: list[Artist] = []
     for name, shade, hatch in drawn:
-        patch = Patch(facecolor=shade, hatch=hatch, hatchcolor="white", label=name, linewidth=0)
-        patch.set_hatch_linewidth(0.5)
-        patches.append(patch)
+        patches.append(Patch(facecolor=shade, label=name, linewidth=0))
+        _hatch(patches[-1], hatch)
     return patches
 
 
