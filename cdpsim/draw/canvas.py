@@ -115,7 +115,7 @@ def caption(figure: "Figure", lines: Sequence[str]) -> None:
         figure.suptitle("\n".join(wrapped), x=0.012, ha="left", fontsize=7.5, color=GREY)
 
 
-def figure_of(axes: "Axes") -> "Figure":
+def figure_with(axes: "Axes") -> "Figure":
     """Return the whole figure of axes, which may lie in a part of it."""
     return axes.figure.figure
 

@@ -132,7 +132,7 @@ def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[
     }
     for trace in traces:
         draw[what](trace, axes, **settings)
-    return canvas.figure_of(axes)
+    return canvas.figure_with(axes)
 
 
 def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:

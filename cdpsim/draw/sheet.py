@@ -13,7 +13,7 @@ from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 from matplotlib.textpath import text_to_path
 
-from cdpsim.draw.canvas import INK, figure_of
+from cdpsim.draw.canvas import INK, figure_with
 from cdpsim.draw.look import Look
 from cdpsim.errors import RequestError
 
@@ -46,13 +46,13 @@ def sheet_in(axes: Axes, width: float, height: float) -> tuple[Figure, Axes]:
     """Return the figure of some axes, and these axes as a sheet of that size, as large as they have room for."""
     axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
     axes.axis("off")
-    return figure_of(axes), axes
+    return figure_with(axes), axes
 
 
 def scale_in(axes: Axes) -> Figure:
     """Return the figure of axes that are a sheet, its letters and lines as much smaller as the sheet is in them."""
     box, (_, width), (_, height) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
-    figure = figure_of(axes)
+    figure = figure_with(axes)
     factor = min(box.width / width, box.height / height) * 72 / figure.dpi
     _enlarge_marks(axes, factor)
     return figure

@@ -34,7 +34,8 @@ def explain(line: str) -> None:
     if sys.stderr is None:
         return
     try:
-        print(f"cdpsim: {one_line(line)}", file=sys.stderr, flush=True)
+        # One write, even where nothing is buffered: lines of several processes do not mix.
+        print(f"cdpsim: {one_line(line)}\n", end="", file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr)
 

@@ -133,7 +133,8 @@ def test_of_several_runs_the_fullest_device_is_drawn() -> None:
 def test_the_end_of_a_run_is_pale_from_where_a_device_lets_go_of_its_parameters() -> None:
     """Device k of cyclic training ends its third step 2 k slots after the first device, which ends at 6 n."""
     figure = memory_over_time([simulate("multi-cdp", 4)])
-    begins = {name: one(figure, name).get_xy()[0] for name in ("pale", "pale-0", "pale-1", "pale-2")}
+    pale = {name: one(figure, name) for name in ("pale", "pale-0", "pale-1", "pale-2")}
+    begins = {name: patch.get_path().get_extents(patch.get_patch_transform()).x0 for name, patch in pale.items()}
     assert begins == {"pale": 24, "pale-0": 24, "pale-1": 26, "pale-2": 28}
     assert not marked(figure, "pale-3"), "the last one ends with the run"
 

@@ -33,7 +33,7 @@ def main(schedules: str, n: int, harm: str, timeout: float) -> int:
         return 0
     except (RequestError, ReplayError) as error:
         if reports:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error}\n", end="", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         return 130

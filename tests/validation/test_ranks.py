@@ -62,3 +62,11 @@ def test_too_few_ranks_are_told() -> None:
 def test_what_a_rank_raises_reaches_the_launcher() -> None:
     with Ranks(1) as ranks, pytest.raises(RequestError, match="model: unknown model 'nlp'"):
         ranks.run(Case("single-cdp", 2, model="nlp"))
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_ranks_need_linux(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They meet in a file without a name, and end with the process that started them."""
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(RequestError, match=r"^ranks: are started on Linux alone; take a machine that has it, or --"):
+        Ranks(2)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -35,6 +36,8 @@ def fork_context() -> Any:
 
     So torch is imported once. Fake tensors and optimizers would make each process import `torch._dynamo` by itself.
     """
+    if sys.platform != "linux":
+        raise RequestError("ranks", "are started on Linux alone; take a machine that has it, or --single-process")
     if len(os.fsencode(gettempdir())) > LONGEST_SOCKET_FOLDER:
         raise RequestError("TMPDIR", f"leaves no room for a socket's name; {LONGEST_SOCKET_FOLDER} bytes are the most")
     context = multiprocessing.get_context("forkserver")
@@ -54,9 +57,9 @@ class Ranks:
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         check_device(device, backend, count)
         self._start, self._joined = start, False
+        context = fork_context()
         # Ranks meet in a file without a name, which needs no port and is never left behind.
         self._meeting = TemporaryFile()  # noqa: SIM115 - closed with the ranks
-        context = fork_context()
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(count):

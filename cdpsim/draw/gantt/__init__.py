@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw import sheet
-from cdpsim.draw.canvas import INK, PALE, TITLE, figure_of, label, one_unit, plain
+from cdpsim.draw.canvas import INK, PALE, TITLE, figure_with, label, one_unit, plain
 from cdpsim.draw.curves.panels import titles
 from cdpsim.draw.gantt.bars import BUBBLE, Drawing, draw_bars, draw_messages, fitted_names, idle_boxes
 from cdpsim.draw.gantt.blocks import Blocks, Panel, read_blocks
@@ -110,7 +110,7 @@ def _clock_of(
     width = min(max(span / short * TASK, NARROW), WIDE)
     if axes is not None:
         box = axes.get_position()
-        width = box.width * figure_of(axes).get_figwidth()
+        width = box.width * figure_with(axes).get_figwidth()
     elif look.inches_wide:
         width = max(1.0, look.inches_wide / _enlargement(look) - left - _RIGHT)
     return Clock(span, width, left, every[0].in_slots)
@@ -242,4 +242,4 @@ def _draw_into(axes: Axes, panel: Panel, clock: Clock) -> Figure:
     handles.append(Patch(color=BUBBLE, label="bubble"))
     style: dict[str, Any] = {"frameon": False, "fontsize": LETTERS, "borderaxespad": 0}
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=5, **style)
-    return figure_of(axes)
+    return figure_with(axes)
