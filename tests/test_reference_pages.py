@@ -3,6 +3,7 @@
 import importlib
 import re
 import string
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,23 @@ def test_the_page_of_schedules_has_each_with_its_options_and_the_paper_s_page() 
         text = (PAGES / file).read_text(encoding="utf-8")
         assert text.startswith(f"# {title}\n")
         assert name in text
+
+
+def examples_of(page: str) -> list[str]:
+    """Return what a page shows as the content of a file: TOML, and lists of CSV that stand indented."""
+    text = (PAGES / page).read_text(encoding="utf-8")
+    return re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + [
+        textwrap.dedent(rows) for rows in re.findall(r"^\n((?:    \S.*\n)+)", text, re.MULTILINE)
+    ]
+
+
+def test_files_of_the_pages_load_and_run(tmp_path: Path) -> None:
+    shown = [*examples_of("model-files.md"), *examples_of("cluster-files.md"), *examples_of("experiment-files.md")]
+    names = ["toy.toml", "box.toml", "experiment.toml", "order.csv", "rule.csv"]
+    for name, content in zip(names, shown, strict=True):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    toy, box, experiment, order, rule = (tmp_path / name for name in names)
+    assert simulate("1f1b", model=toy, cluster=box).devices == 4
+    assert simulate(Request.load(experiment)).devices == 8
+    assert simulate(str(order), steps=1).makespan == 6
+    assert simulate("multi-cdp", 3, rule=str(rule)).tasks == simulate("multi-cdp", 3, rule="cdp-v2").tasks
