@@ -101,3 +101,23 @@ def test_amounts_in_the_words_of_a_page_are_printed_on_it(page: str) -> None:
     for amount, unit in amounts:
         found = amount.replace(",", "")
         assert re.search(rf"(?<![\d.]){re.escape(found)}(?![\d.])", blocks), f"{amount} {unit}"
+
+
+def anchors(text: str) -> set[str]:
+    """List the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "DESIGN.md", "CHANGELOG.md", "benchmarks/README.md", "tests/README.md", "validation/README.md"],
+)
+def test_links_of_pages_outside_docs_lead_somewhere(page: str) -> None:
+    """To a file, and to a heading of it; Sphinx tells of links in docs/."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)]*)\)", text):
+        name, _, anchor = target.partition("#")
+        file = (REPOSITORY / page).parent / name if name else REPOSITORY / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
