@@ -335,5 +335,5 @@ def test_hostile_names_come_out_escaped_and_short() -> None:
 
 def test_the_readme_s_picture_is_what_the_command_draws() -> None:
     """Marks, colours, places and words."""
-    shown = Path(__file__).parents[2] / "notebooks" / "figure1.svg"
+    shown = Path(__file__).parents[2] / "docs" / "pictures" / "figure1.svg"
     assert read(shown.read_bytes()) == drawn(figure_1())
