@@ -21,6 +21,7 @@ exclude_patterns = ["build"]
 myst_enable_extensions = ["colon_fence", "deflist"]  # no mathematics: browsers would fetch what draws it
 myst_heading_anchors = 4
 
+smartquotes = False  # options begin with two dashes, and are copied
 default_role = "code"  # docstrings have code in single backticks, as Markdown has
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
