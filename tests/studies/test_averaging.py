@@ -6,6 +6,8 @@ The three cases here all fill the memory. In two averaging takes three times the
 third three quarters of it.
 """
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -32,6 +34,19 @@ def ring(k: int, number: int = 2) -> float:
     """Patarasuk & Yuan 2009, section 3: 2(k-1) rounds, each of a k-th; within a node, or as slow as between nodes."""
     latency, bandwidth = (3.4e-6, NVLINK) if k <= 8 else (14e-6, NETWORK)
     return 2 * (k - 1) * (latency + number * PARAMETERS / k / bandwidth)
+
+
+def page_row(weights: str, attention: str) -> list[str]:
+    """Averaging, forward and backward, and their quotient on 32 devices, as docs/assumptions/break-even.md has them."""
+    page = (Path(__file__).parents[2] / "docs" / "assumptions" / "break-even.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    (row,) = (row[3:] for row in rows if row[:2] == [weights, attention])
+    return row
+
+
+def in_words(averaging: float, alone: float) -> list[str]:
+    """Return such a row."""
+    return [f"{averaging:.2f} s", f"{alone:.2f} s", f"{averaging / alone:.2g}"]
 
 
 def test_forward_and_backward_are_those_of_a_textbook() -> None:
@@ -68,6 +83,7 @@ def test_outside_of_a_node_averaging_takes_three_quarters_of_the_pass(k: int, ra
     assert alone is not None
     assert one.step - alone == pytest.approx(ring(k))
     assert (one.step - alone) / alone == pytest.approx(ratio, abs=6e-4)
+    assert k != 32 or in_words(one.step - alone, alone) == page_row("bf16", "fused")
 
 
 def test_the_best_algorithm_takes_no_more_than_the_ring() -> None:
@@ -126,5 +142,7 @@ def test_with_other_assumptions_devices_are_idle_most_of_the_time(
         assert (averaging - hidden) / (averaging - hidden + alone) > 0.5
     work = 6 * 2048 * (PARAMETERS - 32_000 * 4096) + attention * 4 * 2048 * 4096 * 32 * 2048
     assert averaging / alone == pytest.approx(ring(32, number) / (work / (0.44 * speed)), rel=1e-3)
+    words = ("fp32, products in tf32", "fused") if precision == "tf32" else ("bf16", "eager")
+    assert in_words(averaging, alone) == page_row(*words)
     # Four passes: with 80 to 82 % of 100 Gb/s.
     assert 0.79 < 0.96 * averaging / alone / 4 < 0.83
