@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from cdpsim import Model, presets, simulate
+from cdpsim.files.units import Number
 from cdpsim.model import Runtime
 from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
@@ -44,9 +45,9 @@ def page_row(weights: str, attention: str) -> list[str]:
     return row
 
 
-def in_words(averaging: float, alone: float) -> list[str]:
+def in_words(averaging: Number, alone: Number) -> list[str]:
     """Return such a row."""
-    return [f"{averaging:.2f} s", f"{alone:.2f} s", f"{averaging / alone:.2g}"]
+    return [f"{float(averaging):.2f} s", f"{float(alone):.2f} s", f"{float(averaging / alone):.2g}"]
 
 
 def test_forward_and_backward_are_those_of_a_textbook() -> None:
