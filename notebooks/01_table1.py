@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Table 1, measured
 #
-# Needs `pip install cdpsim` and Jupyter.
+# Needs `pip install 'cdpsim[notebooks]'` and Jupyter.
 #
 # A model of $N$ stages is trained on mini-batches that are cut into $N$ micro-batches. In one *slot*, one stage does
 # the forward or the backward of one micro-batch; a training step of a micro-batch is $2N$ slots. Data parallelism

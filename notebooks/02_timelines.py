@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Timelines
 #
-# Needs `pip install cdpsim` and Jupyter.
+# Needs `pip install 'cdpsim[notebooks]'` and Jupyter.
 #
 # A schedule is easiest to understand in pictures. This notebook shows data parallelism (DP) beside cyclic data
 # parallelism (CDP) slot by slot: computation, memory, messages, the age of the parameters, and the effect of real

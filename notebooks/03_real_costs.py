@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Which schedule, how much memory, how fast?
 #
-# Needs `pip install 'cdpsim[torch,models]'` and Jupyter.
+# Needs `pip install 'cdpsim[torch,models,notebooks]'` and Jupyter.
 #
 # This notebook goes from a configuration of Hugging Face's transformers and a cluster to answers in seconds and
 # bytes. The model is a Llama of 1.1 billion parameters (TinyLlama's sizes). The cluster is that of the ACCO paper

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Is the simulator right?
 #
-# Needs `pip install 'cdpsim[torch]'` and Jupyter.
+# Needs `pip install 'cdpsim[torch,notebooks]'` and Jupyter.
 #
 # The harness replays a schedule's program with real tensors, by torch. Before the replay, the simulation predicts the
 # memory of each device in each slot, all messages, and the final parameters. This notebook replays three schedules on
