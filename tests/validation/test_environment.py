@@ -1,6 +1,7 @@
 """The description of a machine: enough to compare results, without the names of users or hosts."""
 
 import socket
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def test_no_names_of_hosts_or_folders() -> None:
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
+    assert environment()["commit"] is None
+
+
+def test_an_installation_in_the_checkout_of_another_project_has_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one in its virtual environment."""
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setattr("validation.report.environment._HARNESS", tmp_path / "cdpsim_validation")
+    assert environment()["commit"]
+    monkeypatch.setattr("validation.report.environment._HARNESS", tmp_path / "site-packages" / "cdpsim_validation")
     assert environment()["commit"] is None
 
 
