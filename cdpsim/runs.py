@@ -300,7 +300,12 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
     if not ends[last] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
         steps = range(last + 1)
     low, high = ends[steps.start - 1].item() if steps.start else 0, ends[last].item()
-    return SteadyState(run, _exact_quotient(high - low, len(steps)), False, steps, step, low, high)
+    period = _exact_quotient(high - low, len(steps))
+    if irregular and not program.together:
+        first, dry = steady.busy_span(program, run.start, run.end)
+        if max(low, first) < min(high, dry):
+            low, high = max(low, first), min(high, dry)
+    return SteadyState(run, period, False, steps, step, low, high)
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

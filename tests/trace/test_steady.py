@@ -265,6 +265,17 @@ def test_chance_is_measured_in_the_run_that_has_it() -> None:
     assert summary["period_is"] == "measured"
 
 
+@pytest.mark.parametrize(
+    ("name", "idle"), [("single-cdp", 0), ("multi-cdp", 0), ("mp-cdp", 5 / 7), ("pp-cdp", 0), ("zero-cdp", 0)]
+)
+def test_devices_that_begin_and_end_in_turn_are_not_idle_for_that(name: str, idle: float) -> None:
+    """Chance of a billionth leaves the bubble of 3 steps as in steady state: 21 devices do the work of 6 in mp-cdp."""
+    model = Model(name="even", stages=(Stage(forward=1.0, backward=1.0),) * 6)
+    run = simulate(name, 6, model=model, jitter="lognormal:1e-9")
+    assert (run.summary()["period_is"], len(np.unique(run.tasks.step))) == ("measured", 3)
+    assert run.bubble == pytest.approx(idle, abs=1e-6)
+
+
 @pytest.mark.parametrize("steps", [1, 3, 40])
 def test_shared_links_are_measured_over_steps_of_our_own(steps: int) -> None:
     """However many are asked for; as nothing else is on the links, a ring takes what it takes alone."""

@@ -67,6 +67,14 @@ def last_followed_step(program: Program, step: Ints) -> int:
     return max(0, program.steps - 1 - dependency_reach(program, step)[1])
 
 
+def busy_span(program: Program, start: Times, end: Times) -> tuple[Any, Any]:
+    """Return the time from which on all lanes have begun, and the one at which the first of them has no task left."""
+    first, after = program.lane_start[:-1], program.lane_start[1:]
+    lanes = first < after
+    tasks = program.lane_tasks
+    return start[tasks[first[lanes]]].max().item(), end[tasks[after[lanes] - 1]].min().item()
+
+
 def last_complete_step(program: Program, step: Ints, start: Times, forward: int) -> int:
     """Return the last step whose nodes end as in a run that goes on; dependencies reach `forward` steps forward.
 
