@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
@@ -205,7 +205,10 @@ def test_a_sum_that_comes_late_goes_on_in_the_next_one(processor: TraceProcessor
 @given(request=requests())
 @settings(max_examples=30)
 def test_any_run_arrives(processor: TraceProcessor, request: dict[str, Any]) -> None:
-    check(simulate(**request, ignore_memory=True), processor)
+    """If it takes less than 51 days: Perfetto reads microseconds as doubles, beyond 2**42 not to the nanosecond."""
+    run = simulate(**request, ignore_memory=True)
+    assume(run.in_slots or run.makespan < 2**42 / 1e6)
+    check(run, processor)
 
 
 @pytest.mark.parametrize("costs", ["unit", "real"])
