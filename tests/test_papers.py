@@ -43,7 +43,7 @@ def test_as_printed_it_cannot_run(n: int) -> None:
     # There is a worker 0, of whom the paper has none: one from whom and one to whom is sent, at each stage.
     outside = Counter((what, t) for what, sender, receiver, t in events if not {sender, receiver} <= workers)
     assert outside == {(what, t): n - (what == "receive") for what in ("send", "receive") for t in range(3)}
-    # With N for 0: in each step one send of each stage that nobody receives.
+    # With N in place of 0, one send of each stage has no receiver in each step.
     wrapped = [(what, (s or n, j), (r or n, j), t) for what, (s, j), (r, _), t in events]
     sent, received = (
         Counter((s, r) for what, s, r, t in wrapped if what == kind and t == 1) for kind in ("send", "receive")
@@ -62,7 +62,7 @@ def worker(device: int | str) -> str:
 
 
 class OneWorker:
-    """What the worker of one micro-batch does at the stage in the step of a run, line by line."""
+    """The lines of the algorithm that the worker of a micro-batch and a stage executes in a step of a run."""
 
     def __init__(self, run: cdpsim.Run, i: int) -> None:
         self.run, self.i, self.device = run, i, i * N + STAGE

@@ -256,14 +256,14 @@ def sharded(runtime: object, **options: Any) -> Any:
 
 
 def level(run: Any, device: int, time: float) -> int:
-    """What a device holds at a time, of all categories."""
+    """The memory of a device at a time, of all categories."""
     rows = (run.memory["device"] == device) & (run.memory["time"] <= time)
     categories = run.memory["category"][rows]
     return sum(int(run.memory["size"][rows][categories == name][-1]) for name in set(categories.tolist()))
 
 
 def in_tasks(runtime: object, kind: Kind, **options: Any) -> np.ndarray:
-    """What devices hold in the midst of their tasks of the second step: a row for each device, a column for a stage."""
+    """The memory of devices in the middle of their tasks of the second step, by device and stage."""
     run = sharded(runtime, **options)
     tasks = run.program.tasks_of_kind(kind)[4:]
     middle = (run.start[tasks] + run.end[tasks]) / 2
@@ -275,7 +275,7 @@ def in_tasks(runtime: object, kind: Kind, **options: Any) -> np.ndarray:
 
 
 def added(habit: str, kind: Kind, base: str = "paper") -> list[list[int]]:
-    """What a habit adds to each device in the task of each stage."""
+    """The bytes that a habit adds to each device in the task of each stage."""
     more = in_tasks(f"{base}{',' if ':' in base else ':'}{habit}", kind) - in_tasks(base, kind)
     return [[int(size) for size in row] for row in more]
 
@@ -330,7 +330,7 @@ SLOW = Cluster.from_builtins({"devices": {}, "link": {"latency": "1 s", "bandwid
 
 
 def test_collectives_copy_while_they_run() -> None:
-    """What broadcasts bring, but where it is, and what is given to reductions, where they take time."""
+    """The buffers of broadcasts on all but the sender, and of reductions, where these take time."""
     plain, copies = (sharded(runtime, cluster=SLOW) for runtime in ("paper", "paper:collective_copies=yes"))
     messages, nodes = plain.program.messages, plain.program.message_nodes
     start, end = plain.start[nodes], plain.end[nodes]

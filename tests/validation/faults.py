@@ -552,7 +552,7 @@ FAULTS = [
         "too large a message", "multi-cdp", messages(size(8)), r"too large: p2p gradient.* has \d+ B, and its tensors"
     ),
     Fault("too small a message", "multi-dp", messages(size(-8)), r"too small: all_reduce gradient.* has \d+ B"),
-    # what the program's tasks read
+    # the versions that tasks read
     Fault("an older version read", "multi-dp", program(read_older), DIFFER),
     Fault("updates from the first version", "single-dp", program(start_from_the_first), DIFFER),
     Fault("another rule", "multi-cdp", another_rule, r"parameters  differ by .* in stage \d, as those of cdp-v1"),

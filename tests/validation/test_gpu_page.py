@@ -18,7 +18,7 @@ from validation.__main__ import main
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "how-to" / "calibrate-and-replay.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"(?:^    .*\n)+", PAGE.partition("## Replay on several")[0], flags=re.MULTILINE)
-# What differs here, and on the page.
+# The words of the page's commands, and those in their place here.
 SMALLER = {
     "--device cuda --backend nccl": "",
     "--model gpt2": "--model mlp",

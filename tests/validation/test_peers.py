@@ -78,7 +78,7 @@ def test_the_wrong_rule_does_not_end_there(ranks: Ranks, model: str) -> None:
     assert apart(delayed, ended) > 1e-6
 
 
-# What torch holds, sends and ends with
+# Memory, messages and parameters of torch's runtimes
 
 
 on_two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -148,7 +148,7 @@ def test_fsdp2_has_a_share_of_every_stage(ranks: Ranks) -> None:
     assert more == [stage // 3 + numbers, stage // 3 + numbers, stage // 3 - stage + numbers]
 
 
-# What is committed
+# The committed results
 
 
 def committed() -> list[PeerReport]:
