@@ -152,6 +152,15 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         sizes = [inf if group.memory is None else group.memory for group in self.devices]
         return np.array(sizes, np.float64)[self._groups(count)]
 
+    def memory_bandwidths(self, count: int) -> list[float | None]:
+        """Return the bandwidth of the memory of each of the first `count` devices; refuse one that has none."""
+        groups = self._groups(count)
+        found = [group.memory_bandwidth for group in self.devices[: groups.max(initial=-1) + 1]]
+        if None in found:
+            problem = "devices have no memory_bandwidth, of which updates take their time; add it to [devices]"
+            raise RequestError(self._subject, f"{problem}, or leave update_time out")
+        return [found[group] for group in groups]
+
     def lanes(self, count: int) -> Ints:
         """Return how many tasks each of the first `count` devices runs side by side."""
         return np.array([group.lanes for group in self.devices], np.int64)[self._groups(count)]

@@ -44,7 +44,9 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
     speeds: Speeds | None = None
     achieved: Share | None = None  # the share of either that is reached; None: all
     memory: Size | None = None  # None: unlimited
-    memory_bandwidth: Bandwidth | None = None  # at which it is read and written; only Fig. 4's rooflines ask for it
+    memory_bandwidth: Bandwidth | None = (
+        None  # at which it is read and written: for updates by their bytes, and Fig. 4's rooflines
+    )
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
     overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 

@@ -25,11 +25,13 @@ from cdpsim.model.runtime import Runtime
 from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, without_tied
 
 __all__ = [
+    "GRADIENT_TYPES",
     "OFFLOAD",
     "OPTIMIZERS",
     "PRECISIONS",
     "RECOMPUTE",
     "STAGE_SIZES",
+    "UPDATE_TIMES",
     "Model",
     "Recipe",
     "Runtime",
@@ -44,10 +46,13 @@ MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact in float6
 
 # Bytes of a number; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
-Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor", "lion", "sm3", "adam-8bit", "lamb", "lars"]
+GradientType = Literal["fp32", "bf16", "fp16"]
+UpdateTime = Literal["stated", "memory", "clipped"]
 Recomputation = Literal["none", "full", "sqrt"]
 Offload = Literal["none", "optimizer", "activations", "all"]
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
+GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
 
 # Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
 _DEFAULTS = {
@@ -67,6 +72,10 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
 
     optimizer: str | None = None  # one of OPTIMIZERS; None: the stages give its bytes themselves
     mixed_precision: bool = False  # a master copy of the weights, and the optimizer's state, in fp32
+    gradients: str | None = None  # the type in which they are added up and sent; None: that of the parameters
+    update_time: str = UPDATE_TIMES[
+        0
+    ]  # as stages say, or of what the optimizer moves in memory, clipping included or not
     recompute: str = "none"  # which activations are computed again in the backward
     offload: str = "none"  # what the devices' hosts hold for them
 
@@ -75,15 +84,22 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
             choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("recompute", self.recompute, RECOMPUTE)
         choose("offload", self.offload, OFFLOAD)
+        if self.gradients is not None:
+            choose("gradients", self.gradients, GRADIENT_TYPES)
+        choose("update_time", self.update_time, UPDATE_TIMES)
         if self.mixed_precision and not self.optimizer:
             raise RequestError("mixed_precision", "what is kept in fp32 depends on the optimizer; name one")
+        if self.update_time != UPDATE_TIMES[0] and not self.optimizer:
+            raise RequestError("update_time", "what an update reads and writes depends on the optimizer; name one")
 
     @property
     def description(self) -> list[str]:
         """The recipe in words, without what has its default."""
         parts = [self.optimizer or "", "mixed precision" * self.mixed_precision]
-        ways = {"recompute": self.recompute, "offload": self.offload}
-        return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how != "none"]
+        ways = {"gradients": self.gradients, "update time": self.update_time}
+        ways |= {"recompute": self.recompute, "offload": self.offload}
+        usual = (None, "none", UPDATE_TIMES[0])
+        return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how not in usual]
 
 
 class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):
@@ -137,7 +153,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             choose("precision", self.precision, PRECISIONS)
         if self.tokens is not None and self.samples is None:
             raise RequestError("tokens", "are those of a sample, and there is no number of samples; add `samples`")
-        if any(stage.updated_on_host for stage in self.stages) and any(stage.update for stage in self.stages):
+        if any(stage.updated_on_host for stage in self.stages) and self.updates_in_lanes:
             raise RequestError("stages", "some are updated on their device and some on its host; give all in one way")
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")
@@ -265,21 +281,29 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return the time of the weights' part of each stage's backward; 0 where it is not given."""
         return self._times("weight_backward", speed)
 
-    def update_time(self, speed: float | None) -> npt.NDArray[Any]:
+    def update_time(self, speed: float | None, memory_bandwidth: float | None = None) -> npt.NDArray[Any]:
         """Return the time of each stage's update, on its device or on the host; 0 where it is not given."""
         times = self._times("update", speed)
+        if self.moves_bytes:
+            assert memory_bandwidth is not None, "the cluster has been asked for it"
+            times = times + np.array(self._sizes("update_bytes")) / memory_bandwidth
         hosts = [stage.host_update if stage.updated_on_host else 0.0 for stage in self.stages]
         return times + hosts if any(hosts) else times
 
     @property
     def updates_in_lanes(self) -> bool:
         """Whether updates take their devices' time."""
-        return any(stage.update for stage in self.stages)
+        return any(stage.update or stage.update_bytes for stage in self.stages)
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether any update's time depends on the bandwidth of its device's memory."""
+        return any(stage.update_bytes for stage in self.stages)
 
     @property
     def updates_take_time(self) -> bool:
         """Whether any update takes time, on a device or on a host."""
-        return any(stage.update or (stage.updated_on_host and stage.host_update) for stage in self.stages)
+        return self.updates_in_lanes or any(stage.updated_on_host and stage.host_update for stage in self.stages)
 
     def size(self, kind: str) -> npt.NDArray[np.int64]:
         """Return one of `STAGE_SIZES` for each stage, in bytes or stage-activations."""

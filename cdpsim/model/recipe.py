@@ -1,18 +1,15 @@
-"""The costs of a training recipe: optimizer state, mixed precision, recomputation and offload; bytes exactly.
+"""The costs of a training recipe: states of the update, recomputation and offload; bytes exactly.
 
-Optimizer state, in multiples of a stage's parameters P, in their type:
-
-    sgd 0 · momentum P, the velocity · adam 2 P, two moments (Kingma & Ba 2015, algorithm 1)
-    adamw 2 P, the same: its weight decay needs none (Loshchilov & Hutter 2019, algorithm 2)
-    adafactor  for each matrix its row and column sums, for a vector all of it (Shazeer & Stern 2018, algorithm 4;
-               without its optional momentum), which only a profile can tell: `Stage.factored`. Of a tensor of more
-               dimensions, the last two are rows and columns of many matrices, as in torch.optim.Adafactor.
-
-torch keeps 4 bytes for each tensor besides, a count of steps, for adam, adamw and adafactor; they are left out here.
+`cdpsim.model.optimizers` has what optimizers keep, and the bytes that an update reads and writes.
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
 and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with
 Adam 2 + 2 + 12 = 16 bytes a parameter). Tensors kept for the update count as optimizer state and travel with it.
+
+Gradients are added up and sent in the type of the parameters, or in the one that `gradients` names. If that has two
+bytes in mixed precision, a copy of them in four is kept for the update, as in Megatron-LM: 2 + 2 + 16 = 20 bytes a
+parameter with Adam, where gradients in fp32 make 2 + 4 + 12 = 18 (its docs, "Distributed Optimizer"). Sums in another
+type than autograd's own are buffers that are there before a backward.
 
 Recomputation (Chen et al. 2016): a segment keeps only its input and computes its forward again before its backward.
 `full` makes each stage one segment, `sqrt` cuts its l layers into the least number of segments that is at least their
@@ -27,15 +24,17 @@ their times are in `cdpsim.model.offload`.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import isqrt
-from typing import TypeVar
+from math import ceil, isqrt
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
+from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.stage import Stage, Tie, add_costs, first_gradients, merge_stages
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
@@ -56,8 +55,8 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
         return grouped if grouped.training == recipe else replace(grouped, training=recipe)
     if model.is_unit:
         raise RequestError("training", "the slot model has no bytes and no layers; give a model")
-    if recipe.optimizer:
-        model = _with_optimizer_state(model, recipe)
+    if recipe.optimizer or recipe.gradients:
+        model = with_update(model, recipe)
     groups = enumerate(model.groups(n))
     stages = [_make_stage(layers, given, recipe.recompute, j) for j, (given, layers) in groups]
     tied = list(model.tied_groups(n))
@@ -73,32 +72,100 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
 
-def _with_optimizer_state(model: Model, recipe: Recipe) -> Model:
-    """Return the model with the bytes of the recipe's optimizer state."""
+def with_update(model: Model, recipe: Recipe) -> Model:
+    """Return the model with the bytes of gradients and of optimizer state, and those that an update moves."""
     scale = _widening(model) if recipe.mixed_precision else 1
-
-    def with_state(part: Part, name: str) -> Part:
-        return replace(part, optimizer=state_bytes(part, recipe, scale, name))
-
-    stages = tuple(with_state(stage, f"stage {j}") for j, stage in enumerate(model.stages))
-    tied = tuple(with_state(tie, f"tied[{k}]") for k, tie in enumerate(model.tied))
+    ratio = _gradient_ratio(model, recipe)
+    _check_update_time(model, recipe)
+    stages = tuple(
+        _with_sizes(stage, recipe, model, scale, ratio, f"stage {j}") for j, stage in enumerate(model.stages)
+    )
+    tied = tuple(_with_sizes(tie, recipe, model, scale, ratio, f"tied[{k}]") for k, tie in enumerate(model.tied))
     return replace(model, stages=stages, tied=tied, training=Recipe())
 
 
-def state_bytes(part: Stage | Tie, recipe: Recipe, scale: int, name: str) -> int:
-    """Return the bytes that an optimizer keeps for a stage or a tied tensor.
+def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fraction, name: str) -> Part:
+    """Return a stage or a tied tensor with the bytes of its update; see `with_update`."""
+    made = part.gradient_bytes
+    changed: dict[str, Any] = {}
+    if ratio != 1:
+        changed["gradients"] = ceil(made * ratio)
+        if isinstance(part, Stage):
+            changed["first_gradients"] = None
+    if recipe.optimizer is None:
+        return replace(part, **changed)
+    copy = scale * made if _copies_gradients(recipe) else 0
+    changed["optimizer"] = copy + state_bytes(part, recipe, model, scale, name)
+    if recipe.update_time != "stated":
+        changed["update_bytes"] = _moved_bytes(part, recipe, model, scale, changed.get("gradients", made), copy)
+    return replace(part, **changed)
+
+
+def _copies_gradients(recipe: Recipe) -> bool:
+    """Return whether gradients are kept in fp32 as well, for an update in fp32."""
+    return recipe.mixed_precision and recipe.gradients in ("bf16", "fp16")
+
+
+def state_bytes(part: Stage | Tie, recipe: Recipe, model: Model, scale: int, name: str) -> int:
+    """Return the bytes that an optimizer keeps for a stage or a tied tensor, the master copy of weights included.
 
     Each number is `scale` times as large as one of the parameters.
     """
     assert recipe.optimizer is not None, "without one, stages give the bytes themselves"
-    parameters = part.parameters
-    if recipe.optimizer == "adafactor" and parameters and not part.factored:
+    facts, parameters = UPDATE_FACTS[recipe.optimizer], part.parameters
+    if facts.is_factored and parameters and not part.factored:
         problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
         raise RequestError(name, f"{problem}, or take another optimizer")
-    moments = 2 * parameters
-    state = {"sgd": 0, "momentum": parameters, "adam": moments, "adamw": moments, "adafactor": part.factored}
-    kept = state[recipe.optimizer]
-    return scale * (parameters + kept) if recipe.mixed_precision else kept
+    if facts.is_8bit and not model.precision:
+        problem = f"{recipe.optimizer} keeps bytes for each number, and the model does not say how large one is"
+        raise RequestError("optimizer", f"{problem}; add `precision` to its file")
+    width = PRECISIONS[model.precision] if model.precision else 1
+    kept = facts.state_bytes(scale * parameters, scale * part.factored, scale * width)
+    return kept + (scale * parameters if recipe.mixed_precision else 0)
+
+
+def _moved_bytes(part: Part, recipe: Recipe, model: Model, scale: int, gradients: int, copy: int) -> int:
+    """Return the bytes that an update of a stage or a tied tensor reads and writes, with what is done before and after.
+
+    `gradients` are those that are added up, and `copy` those of their copy for the update, if there is one.
+    """
+    assert recipe.optimizer is not None, "without one, stages say what an update takes"
+    weights = scale * part.parameters
+    state = state_bytes(part, recipe, model, scale, "") - (weights if recipe.mixed_precision else 0)
+    used = copy or gradients
+    moved = UPDATE_FACTS[recipe.optimizer].moved(weights, used, state)
+    moved += gradients + copy if copy else 0
+    moved += weights + part.parameters if recipe.mixed_precision else 0
+    moved += 2 * used if "fp16" in (model.precision, recipe.gradients) else 0  # unscaled, and checked
+    return moved + (3 * used if recipe.update_time == "clipped" else 0)
+
+
+def _gradient_ratio(model: Model, recipe: Recipe) -> Fraction:
+    """Return how many times as large as a parameter a gradient is; refuse a type that changes nothing."""
+    if recipe.gradients is None:
+        return Fraction(1)
+    if not model.precision:
+        problem = f"{recipe.gradients} asks for another type, and the model does not say what its bytes are in"
+        raise RequestError("gradients", f"{problem}; add `precision` to its file, or leave this out")
+    ratio = Fraction(PRECISIONS[recipe.gradients], PRECISIONS[model.precision])
+    if ratio == 1 and not recipe.mixed_precision:
+        problem = f"{recipe.gradients} has as many bytes as the model's own {model.precision}, and changes nothing"
+        raise RequestError("gradients", f"{problem}; leave it out, or add --mixed-precision")
+    return ratio
+
+
+def _check_update_time(model: Model, recipe: Recipe) -> None:
+    """Refuse a time from bytes moved where the update has another one."""
+    if recipe.update_time == "stated":
+        return
+    if any(stage.update or stage.update_bytes for stage in model.stages):
+        problem = "stages say themselves what an update takes (`update`, `update_bytes`)"
+        raise RequestError("update_time", f"{problem}; leave these out, or update_time")
+    if recipe.offload in ("optimizer", "all") or any(stage.updated_on_host for stage in model.stages):
+        problem = (
+            "hosts update, and memory_bandwidth is of devices; leave it out, and give host_update in the model's file"
+        )
+        raise RequestError("update_time", problem)
 
 
 def _widening(model: Model) -> int:

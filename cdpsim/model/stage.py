@@ -62,6 +62,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     optimizer: Size = 0
     recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
+    update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
     # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
     offloaded: Size = 0  # what leaves the device during the forward and comes back during the backward
     transfer: Seconds = 0.0  # the time for that, each way; 0: derived from the cluster's link
@@ -84,9 +85,11 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
-        if self.updated_on_host and (self.optimizer or self.update):
-            problem = "is on the device, but host_optimizer says that updates are made on its host; keep one"
-            raise RequestError("optimizer" if self.optimizer else "update", problem)
+        if self.updated_on_host:
+            for name in ("optimizer", "update", "update_bytes"):
+                if getattr(self, name):
+                    problem = "is on the device, but host_optimizer says that updates are made on its host; keep one"
+                    raise RequestError(name, problem)
         self._check_parts_of_backward()
         self._check_left()
         self._check_retained()
@@ -166,6 +169,7 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
     parameters: Size
     gradients: Size | None = None  # None: as parameters
     optimizer: Size = 0
+    update_bytes: Size = 0
     host_optimizer: Size = 0
     factored: Size = 0
 
@@ -178,7 +182,7 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
 def without_tied(stage: Stage, tie: Tie) -> Stage:
     """Return a stage without a tied tensor, because another stage counts it."""
     alike = stage.gradients is None and tie.gradients is None
-    kinds = ("parameters", "optimizer", "host_optimizer", "factored")
+    kinds = ("parameters", "optimizer", "update_bytes", "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
     gradients = stage.gradient_bytes - tie.gradient_bytes
     first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
@@ -217,7 +221,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     backward = add_costs([layer.backward for layer in layers])
     again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
-    added = ("parameters", "optimizer", "offloaded", "host_optimizer", "data", "factored")
+    added = ("parameters", "optimizer", "update_bytes", "offloaded", "host_optimizer", "data", "factored")
     return Stage(
         name=span_name([layer.name for layer in layers]),
         forward=add_costs([layer.forward for layer in layers]),

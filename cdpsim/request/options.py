@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.errors import RequestError
-from cdpsim.model import Model, Offload, Optimizer, Recomputation, Runtime
+from cdpsim.model import GradientType, Model, Offload, Optimizer, Recomputation, Runtime, UpdateTime
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 
@@ -51,6 +51,8 @@ class TrainingOptions(TypedDict, total=False):
 
     optimizer: Optimizer | None
     mixed_precision: bool | None
+    gradients: GradientType | None
+    update_time: UpdateTime | None
     recompute: Recomputation | None
     offload: Offload | None
 

@@ -192,6 +192,8 @@ def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
     if model.is_unit and cluster.is_measured:
         problem = "is of slots, which have no seconds and no bytes, and the cluster says something in them"
         raise RequestError("model", f"{problem}; name a model (`cdpsim models` lists some), or leave --cluster out")
+    if model.moves_bytes:
+        cluster.memory_bandwidths(1)
     lanes = max(group.lanes for group in cluster.devices)
     if not schedule.placement.lanes and 1 < lanes < UNLIMITED_LANES:
         problem = f"the cluster's devices have {lanes}, and {schedule.name} runs one task at a time on each"

@@ -91,14 +91,20 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     """Return the times of all compute tasks and updates; a device's speed turns work into time."""
     tasks, splits = program.tasks, program.splits
     speeds = reached(cluster, program.devices, model)
+    bandwidths: list[float | None] = [None] * len(speeds)
+    if model.moves_bytes:
+        bandwidths = cluster.memory_bandwidths(program.devices)
+    paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
-    for speed in dict.fromkeys(speeds):
+    for pace in dict.fromkeys(paces):
+        speed, bandwidth = pace
         rows: slice | Ints = slice(None)
-        if len(set(speeds)) > 1:
-            rows = np.flatnonzero(np.array([s == speed for s in speeds])[tasks.device])
+        if len(set(paces)) > 1:
+            rows = np.flatnonzero(np.array([p == pace for p in paces])[tasks.device])
         weights = model.weight_backward_time(speed)
         backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
-        times = np.stack([model.update_time(speed), model.forward_time(speed), backward, weights])  # by `Kind`
+        update = model.update_time(speed, bandwidth)
+        times = np.stack([update, model.forward_time(speed), backward, weights])  # by `Kind`
         duration[rows] = times[tasks.kind[rows], tasks.stage[rows]]
     return duration
 

@@ -26,6 +26,7 @@ LAYER = Stage(
     forward_transient=5,
 )
 HOST = Link(latency=0.5, bandwidth=50.0)
+MEMORY = (Devices(memory_bandwidth=1e3),)
 # Cards that two devices share: messages are late, or they come while their receivers are at work.
 CARDS = {"slow": Cable(latency=0.25, bandwidth=1.0), "fast": Cable(latency=0.01, bandwidth=1e3)}
 NEVER_REFUSED = {
@@ -74,6 +75,8 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "stop": [({}, ["0:0:3"]), ({}, ["0:0 s:3 s"])],
     "optimizer": [({}, "adam")],
     "mixed_precision": [({"optimizer": "adam"}, True)],
+    "gradients": [({}, "fp32"), ({"optimizer": "adam", "mixed_precision": True}, "bf16")],
+    "update_time": [({"optimizer": "adam"}, "memory"), ({"optimizer": "adam"}, "clipped")],
     "recompute": [({}, "full"), ({}, "sqrt")],
     "offload": [({}, "activations"), ({"optimizer": "adam"}, "all")],
 }
@@ -83,6 +86,8 @@ OTHER = {
     "defer_receives": ["rendezvous"],
     "optimizer": ["training"],
     "mixed_precision": ["training"],
+    "gradients": ["training"],
+    "update_time": ["training"],
     "recompute": ["training"],
     "offload": ["training"],
 }
@@ -101,7 +106,7 @@ def base(name: str, kind: str) -> dict[str, Any]:
         return size
     topology = Topology(kind="nodes", per_node=2, link=CARDS[kind], network=CARDS[kind])
     model = Model(stages=(LAYER,) * 8, precision="bf16")
-    return size | {"model": model, "cluster": Cluster(topology=topology, host=HOST)}
+    return size | {"model": model, "cluster": Cluster(devices=MEMORY, topology=topology, host=HOST)}
 
 
 def columns(trace: Trace) -> tuple[Any, ...]:

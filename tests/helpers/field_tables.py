@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.cluster.topology import TOPOLOGY_FIELDS
-from cdpsim.model import OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE
+from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.model import runtime as habits
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
@@ -21,6 +21,8 @@ Row = tuple[str, ...]  # of a file's field: its name, value, default, and on a p
 WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("_ModelFile", "precision"): tuple(PRECISIONS),
     ("Recipe", "optimizer"): OPTIMIZERS,
+    ("Recipe", "gradients"): GRADIENT_TYPES,
+    ("Recipe", "update_time"): UPDATE_TIMES,
     ("Recipe", "recompute"): RECOMPUTE,
     ("Recipe", "offload"): OFFLOAD,
     ("Runtime", "like"): habits.RUNTIMES,

@@ -13,7 +13,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, preset
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.front import step_actions
-from cdpsim.model import OFFLOAD, OPTIMIZERS, RECOMPUTE
+from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import CollectiveName, Contention, EngineName, TrainingOptions
 from cdpsim.schedules.table import write_actions
@@ -29,6 +29,7 @@ LAYERS = Model(stages=(LAYER,) * 8, precision="bf16")
 BOX = Cluster(link=Link(latency=0.25, bandwidth=40.0), host=Link(latency=0.5, bandwidth=50.0))
 REAL: dict[str, Any] = {"model": LAYERS, "cluster": BOX}
 ALONE = Cluster(devices=(Devices(overlap="none"),), link=Link(latency=0.5))
+MEMORY = Cluster(devices=(Devices(memory_bandwidth=100.0),), link=Link(latency=0.25))
 JITTER = {"jitter": "lognormal:0.2", "seed": 3, "run": 2}
 DISORDER = Disorder(link_jitter="uniform:0.3", slow=(Slow(device=0, factor=1 / 3),))
 # Beside slots and plain costs: requests for each option, each with all that a record must say of it.
@@ -38,6 +39,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "slots disturbed": {"slow": ["0:3"], "stop": ["0:4:2", "0:9:1"]},
     "real": REAL,
     "trained": REAL | {"optimizer": "adam", "mixed_precision": True, "recompute": "sqrt", "offload": "all"},
+    "updated": REAL | {"cluster": MEMORY, "optimizer": "lamb", "gradients": "fp32", "update_time": "clipped"},
     "disturbed": REAL | JITTER | {"link_jitter": "uniform:0.5", "slow": ["0:0.1"], "stop": ["0:3 s:250 ms"]},
     "by its cluster": REAL | {"cluster": Cluster(link=Link(latency=1.0), disorder=DISORDER)},
     "shared": REAL | {"contention": "fair"},
@@ -201,5 +203,7 @@ def test_a_type_checker_knows_all_names_that_are_taken() -> None:
     assert get_args(Contention) == CONTENTION
     assert get_args(EngineName) == ("auto", *ENGINES)
     hints = get_type_hints(TrainingOptions)
-    for word, taken in {"optimizer": OPTIMIZERS, "recompute": RECOMPUTE, "offload": OFFLOAD}.items():
+    known = {"optimizer": OPTIMIZERS, "recompute": RECOMPUTE, "offload": OFFLOAD}
+    known |= {"gradients": GRADIENT_TYPES, "update_time": UPDATE_TIMES}
+    for word, taken in known.items():
         assert get_args(get_args(hints[word])[0]) == taken
