@@ -147,6 +147,7 @@ HARNESS = (
     "calibrate",
     "comparison",
     "peers",
+    "published",
     "__main__",
 )
 HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
