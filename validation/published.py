@@ -28,6 +28,7 @@ from cdpsim.cluster.topology import Link
 from cdpsim.files.tables import as_markdown
 from cdpsim.files.writing import read_text
 from cdpsim.program import Op
+from cdpsim.request.options import Rendezvous
 
 from .calibrate.fits import Sample, fit_collective
 
@@ -166,11 +167,17 @@ def fit_machine(published: PublishedSteps) -> Machine:
     return Machine(line.latency, line.bandwidth, launch)
 
 
-def simulated_step(published: PublishedSteps, run: MeasuredStep, machine: Machine) -> float:
+def simulated_step(
+    published: PublishedSteps,
+    run: MeasuredStep,
+    machine: Machine,
+    overlap: str = NONE,
+    rendezvous: Rendezvous | None = None,
+) -> float:
     """Return the seconds of a run's step on a machine."""
     model = Model(stages=stages_of(published, run, machine.launch))
     link = Link(latency=machine.latency, bandwidth=machine.bandwidth)
-    cluster = Cluster(devices=(Devices(overlap=NONE),), link=link)
+    cluster = Cluster(devices=(Devices(overlap=overlap),), link=link)
     trace = simulate(
         "1f1b",
         run.stages,
@@ -179,6 +186,7 @@ def simulated_step(published: PublishedSteps, run: MeasuredStep, machine: Machin
         model=model,
         cluster=cluster,
         collective=RING if run.data > 1 else None,
+        rendezvous=rendezvous,
         steps=1,
     )
     return float(trace.end.max())
@@ -240,7 +248,8 @@ def describe(published: PublishedSteps) -> str:
     return "".join(chain([fitted, "\n", as_markdown(header, [*map(_step_cells, steps)]), "\n"], _summaries(steps)))
 
 
-def _print_comparison(arguments: list[str]) -> int:
+def print_comparison(arguments: list[str]) -> int:
+    """Print the comparison of a file of measurements, the only argument, and return the exit code."""
     if len(arguments) != 1:
         raise RequestError("FILE", "give one file of measurements, such as validation/results/sailor-2025.json")
     write_stdout(describe(load_published(arguments[0])))
@@ -248,4 +257,4 @@ def _print_comparison(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(_print_comparison))
+    sys.exit(exit_code_of(print_comparison))
