@@ -180,7 +180,7 @@ class Request(Mapping[str, Any]):
         """The number of devices of each stage, where the placement derives it from the stages' times; else ()."""
         if not self.schedule.placement.exclusive:
             return ()
-        return pyramid_of(self.timed_model, self.shape.m, reached(self.cluster, 1, self.timed_model)[0])
+        return pyramid_of(self.timed_model, self.shape.side_by_side, reached(self.cluster, 1, self.timed_model)[0])
 
     @property
     def in_slots(self) -> bool:

@@ -114,7 +114,7 @@ def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
     defaults = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
     given = {name: default if options[name] is None else options[name] for name, default in defaults.items()}
     m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
-    return Shape(n, m, chunks, replicas)
+    return Shape(n, m, chunks, replicas, workers=schedule.workers(n, m))
 
 
 def _rule_and_steps(
@@ -128,6 +128,8 @@ def _rule_and_steps(
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
     rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
+    if options["rule"] is None and rule == schedule.rule:
+        rule = schedule.rule_of(shape)
     if rule.name == CUSTOM and rule.record(shape) == schedule.rule.record(shape):  # a record of its own rule
         rule = schedule.rule
     if given is None and (needed := rule.fill(shape) + 2) > LEAST_STEPS:
@@ -203,7 +205,7 @@ def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
 def _refuse_ineffective(shape: Shape, model: Model, cluster: Cluster, options: Mapping[str, Any]) -> None:
     """Refuse options that change nothing with this model and this cluster."""
     is_free, in_slots = cluster.is_unit, model.is_unit
-    lanes_for_all = cluster.lanes(1)[0] >= shape.m
+    lanes_for_all = cluster.lanes(1)[0] >= shape.side_by_side
     give_links = "messages take no time; give a --cluster with links"
     give_lanes = "every micro-batch has a lane of its own; give a --cluster with fewer lanes"
     for option, is_ineffective, problem in (

@@ -155,9 +155,9 @@ class Schedule:
         """The options that it accepts beyond those that every schedule accepts."""
         together, replicas = self.order.together, self.placement.replicas
         owned = self.state.parameters is Home.OWNED
-        pipeline = self.order.lists is not None or (not replicas and not self.placement.lanes)
+        pipeline = self.order.lists is not None or self.is_line
         accepts = {
-            "m": (self.all_reduces or self.order.any_m) and self.m is None,
+            "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
             "overlap-all-reduce": together and not self.placement.lanes and not owned,
@@ -166,6 +166,11 @@ class Schedule:
             "slot-order": self.placement.lanes and not together,
         }
         return tuple(name for name, is_accepted in accepts.items() if is_accepted)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether each stage is on one device, past which all micro-batches go."""
+        return not (self.placement.replicas or self.placement.lanes)
 
     @property
     def all_reduces(self) -> bool:
@@ -180,6 +185,26 @@ class Schedule:
     def micro_batches(self, n: int) -> int:
         """Return the number of micro-batches in a training step, by default."""
         return n if self.m is None else self.m
+
+    def workers(self, n: int, m: int) -> int:
+        """Return how many workers take m micro-batches of a cyclic step in turns; 0 where each has a worker.
+
+        Without a worker of their own, in a pipeline, m may be any number from n on.
+        """
+        if not self.order.accumulates or m == self.micro_batches(n) or "m" not in self.options:
+            return 0
+        if self.is_line:
+            if m < n:
+                raise RequestError("m", f"{self.name} needs m >= n, to keep its stages busy; m={m}, n={n}")
+        elif m % n:
+            least, most = m // n * n, (m // n + 1) * n
+            near = f"{least} or {most}" if least else most
+            raise RequestError("m", f"{self.name} needs a multiple of its n={n} workers; m={m}, so give {near}")
+        return n
+
+    def rule_of(self, shape: Shape) -> Rule:
+        """Return the rule by default: in a line of more micro-batches than stages the newest that exists for each."""
+        return rules.NEWEST if shape.workers and self.is_line and self.rule == rules.CDP_V2 else self.rule
 
     def splits(self, shape: Shape) -> bool:
         """Return whether backwards have a part of their own for the weights."""

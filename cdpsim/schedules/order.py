@@ -46,6 +46,7 @@ class Order:
     # Of micro-batch i: a share of its own pass.
     release: Callable[[int, Shape], Fraction] = field(default=_at_once, repr=False)
     any_m: bool = False  # whether a step may have another number of micro-batches than the model has stages
+    accumulates: bool = False  # whether a step may have several micro-batches for each worker, one after another
     chunks: int = 1  # stages per device, by default
     any_chunks: bool = False  # whether a request may give another number of them
 
@@ -198,7 +199,7 @@ def _simultaneous(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
 
 
 def _cyclic(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
-    return 2 * shape.n * t + 2 * shape.n * i // shape.m + phase
+    return 2 * shape.n * (shape.m * t + i) // shape.side_by_side + phase
 
 
 def _streamed(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
@@ -206,7 +207,7 @@ def _streamed(t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
 
 
 def _evenly(i: int, shape: Shape) -> Fraction:
-    return Fraction(i, shape.m)
+    return Fraction(i, shape.side_by_side) if i < shape.side_by_side else Fraction(0)
 
 
 def _stage_by_stage(i: int, shape: Shape) -> Fraction:
@@ -214,5 +215,5 @@ def _stage_by_stage(i: int, shape: Shape) -> Fraction:
 
 
 SIMULTANEOUS = Order("simultaneous", True, _simultaneous)
-CYCLIC = Order("cyclic", False, _cyclic, _evenly)
+CYCLIC = Order("cyclic", False, _cyclic, _evenly, accumulates=True)
 STREAMED = Order("streamed", False, _streamed, _stage_by_stage, any_m=True)

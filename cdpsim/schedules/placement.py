@@ -60,11 +60,11 @@ def _single(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
 
 
 def _by_micro_batch(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return i
+    return i % np.int32(shape.side_by_side)
 
 
 def _by_both(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
-    return i * shape.n + j
+    return i % np.int32(shape.side_by_side) * shape.n + j
 
 
 def _by_stage(i: Ints, j: Ints, t: Ints, shape: Shape) -> Ints:
@@ -79,12 +79,12 @@ def _one_device(shape: Shape) -> int:
     return 1
 
 
-def _each_micro_batch(shape: Shape) -> int:
-    return shape.m
+def _each_worker(shape: Shape) -> int:
+    return shape.side_by_side
 
 
-def _each_micro_batch_and_stage(shape: Shape) -> int:
-    return shape.n * shape.m
+def _each_worker_and_stage(shape: Shape) -> int:
+    return shape.n * shape.side_by_side
 
 
 def _all_widths(shape: Shape) -> int:
@@ -100,8 +100,8 @@ def _each_group_of_chunks(shape: Shape) -> int:
 
 
 SINGLE = Placement("single", _single, _one_device, replicas=False, lanes=True)
-BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, _each_micro_batch)
-BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, _each_micro_batch_and_stage)
+BY_MICRO_BATCH = Placement("by micro-batch", _by_micro_batch, _each_worker)
+BY_MICRO_BATCH_AND_STAGE = Placement("by micro-batch and stage", _by_both, _each_worker_and_stage)
 PYRAMID = Placement("pyramid", _pyramid, _all_widths, exclusive=True)
 BY_STAGE = Placement("by stage", _by_stage, _each_stage, replicas=False)
 LISTED = Placement("as listed", _as_listed, _each_group_of_chunks, replicas=False)

@@ -195,7 +195,12 @@ def _one_step(i: Ints, j: Ints, shape: Shape) -> Ints:
 
 
 def _one_step_while_in_flight(i: Ints, j: Ints, shape: Shape) -> Ints:
-    return (i + j < shape.m - 1).astype(np.int32)
+    """Return 1 where the update is not there yet when a micro-batch comes, or when its worker's first one comes.
+
+    All micro-batches of a worker in a step read the same parameters: together they are one micro-batch of the paper.
+    """
+    workers = shape.side_by_side
+    return (i % workers + j < workers - 1).astype(np.int32)
 
 
 DP = Rule("dp", _none)

@@ -14,6 +14,12 @@ class Shape:
     chunks: int = 1  # stages per device, in pipelines
     replicas: int = 1
     widths: Widths = ()  # for placements that need them
+    workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
+
+    @property
+    def side_by_side(self) -> int:
+        """The number of micro-batches that workers have at a time: all of a step, if each has a worker."""
+        return self.workers or self.m
 
     @property
     def micro_batches(self) -> int:

@@ -22,7 +22,8 @@ def equal_shape(
 
     A pipeline without n has a stage for each of its chunks on all devices; with n, as many replicas as the devices are
     enough for. Of other schedules, n and m decide on the devices. A schedule that cannot run on so many devices is
-    refused, and so is a batch that its micro-batches do not divide. A schedule that takes no m keeps its own.
+    refused, and so is a batch that its micro-batches do not divide. A schedule that takes no m keeps its own, and so
+    does a cyclic one whose workers cannot share that m.
     """
     if devices is None:
         shape = {}
@@ -32,10 +33,25 @@ def equal_shape(
         shape = _grid(schedule, options, devices)
     if options.get("m") is not None and shape.get("m") not in (None, whole_number("m", options["m"], at_least=1)):
         raise RequestError("m", f"{schedule.name} has m={shape['m']} on {devices} devices; leave it out")
-    if batch is not None and "m" in schedule.options and "m" not in shape:
+    accumulates = schedule.order.accumulates
+    if batch is not None and "m" in schedule.options and (accumulates or "m" not in shape):
         replicas = shape.get("replicas", options.get("replicas", 1))
-        shape["m"] = _micro_batches(options, batch, whole_number("replicas", replicas, at_least=1))
+        m = _micro_batches(options, batch, whole_number("replicas", replicas, at_least=1))
+        if not accumulates or _can_share(schedule, shape.get("n", options.get("n")), options, m):
+            shape["m"] = m
     return shape
+
+
+def _can_share(schedule: Schedule, n: object, options: Mapping[str, Any], m: int) -> bool:
+    """Return whether the n workers of a cyclic schedule can take m micro-batches in turns."""
+    model = _model_of(options)
+    if n is None and model is None:
+        return True  # a request without n is refused for that
+    try:
+        schedule.workers(model.n if n is None and model else whole_number("n", n, at_least=1), m)
+    except RequestError:
+        return False
+    return True
 
 
 def samples_of(options: Mapping[str, Any]) -> int:
@@ -103,7 +119,7 @@ def _grid_sizes(
 
     Where any m is taken, n is not more than the model has.
     """
-    any_m = "m" in schedule.options
+    any_m = "m" in schedule.options and not schedule.order.accumulates
     model = _model_of(options)
     if options.get("n") is not None:
         n = whole_number("n", options["n"], at_least=1)

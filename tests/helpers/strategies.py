@@ -44,8 +44,9 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     ms = range(1, most + 3) if "m" in takes else [None]
     found = []
     for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
-        shape = Shape(n, schedule.micro_batches(n) if m is None else m, chunk, replicas)
+        m = schedule.micro_batches(n) if m is None else m
         with suppress(RequestError):
+            shape = Shape(n, m, chunk, replicas, workers=schedule.workers(n, m))
             if schedule.order.lists:
                 schedule.actions(shape)
             check_causal(schedule, schedule.rule, shape)
@@ -85,8 +86,8 @@ def taken(asked: dict[str, Any]) -> dict[str, Any]:
     asked, cluster = dict(asked), asked.get("cluster", Cluster.unit())
     schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
     m, chunks = asked.get("m", schedule.micro_batches(n)), asked.get("chunks", schedule.order.chunks)
-    shape = Shape(n, m, chunks, asked.get("replicas", 1))
-    if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= m:
+    shape = Shape(n, m, chunks, asked.get("replicas", 1), workers=schedule.workers(n, m))
+    if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= shape.side_by_side:
         asked.pop("slot_order", None)
     if cluster.devices[0].overlap != "none":
         asked.pop("rendezvous", None)
@@ -202,11 +203,11 @@ a_one_lane_cluster = clusters(several_lanes=False)
 
 
 @st.composite
-def causal_rules(draw: st.DrawFn, n: int) -> Rule:
+def causal_rules(draw: st.DrawFn, n: int, m: int) -> Rule:
     """Draw any rule that reads fresh parameters only where CDP-v2 does; or v1, with its barrier."""
-    i, j = np.indices((n, n))
-    fresh = np.array(draw(st.lists(st.booleans(), min_size=n * n, max_size=n * n))).reshape(n, n)
-    return draw(st.sampled_from([CDP_V1, CDP_V2, matrix_rule(fresh & (i + j >= n - 1))]))
+    i, j = np.indices((m, n))
+    fresh = np.array(draw(st.lists(st.booleans(), min_size=m * n, max_size=m * n))).reshape(m, n)
+    return draw(st.sampled_from([CDP_V1, CDP_V2, matrix_rule(fresh & (i % n + j >= n - 1))]))
 
 
 @st.composite
@@ -235,7 +236,7 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     n = request["n"]
     request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
     if request["schedule"].order is CYCLIC:
-        request["rule"] = draw(causal_rules(n))
+        request["rule"] = draw(causal_rules(n, request["m"]))
     several = request["schedule"].placement.lanes
     if draw(st.booleans()):
         request["model"], request["cluster"] = draw(models(n)), draw(a_cluster if several else a_one_lane_cluster)

@@ -155,14 +155,19 @@ def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) 
 
 
 def test_an_option_is_for_those_that_take_it(command: Command) -> None:
-    """Schedules with chunks need fewer devices; pipelines without a number of micro-batches get M."""
+    """Schedules with chunks need fewer devices; cyclic ones share M micro-batches, of which others have N."""
     done = command("compare", "-n", 4, "-m", 8, "--chunks", 2, "--format", "json")
     devices = {one["schedule"]: one["devices"] for one in json.loads(done.out)}
     assert {name: count for name, count in devices.items() if count == 2} == dict.fromkeys(
         ("interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"), 2
     )
-    assert not {"multi-cdp", "pp-cdp", "zero-dp"} & set(devices)
-    assert "left out because of m: single-dp, single-cdp, multi-cdp," in done.err
+    assert {name: devices[name] for name in ("multi-cdp", "pp-cdp", "mp-cdp")} == {
+        "multi-cdp": 4,
+        "pp-cdp": 4,
+        "mp-cdp": 10,
+    }
+    assert not {"single-dp", "zero-dp"} & set(devices)
+    assert "left out because of m: single-dp, zero-dp (" in done.err
 
 
 NAMED: dict[str, dict[str, str]] = {

@@ -39,6 +39,15 @@ def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optim
         assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) <= tolerance(schedule)
 
 
+@pytest.mark.parametrize("schedule", cyclic)
+@pytest.mark.parametrize("rule", ["cdp-v1", "cdp-v2", "newest"])
+@pytest.mark.parametrize(("n", "m"), [(2, 6), (3, 6)])
+def test_it_ends_where_the_equation_does_at_larger_batches(schedule: str, rule: str, n: int, m: int) -> None:
+    """Several micro-batches of each worker: bit for bit, each device's own summed first."""
+    prepared = prepare(known(Case(schedule, n, m=m, rule=rule)))
+    assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
+
+
 @every_schedule
 @every_size
 def test_it_calls_what_the_program_says(schedule: str, n: int) -> None:

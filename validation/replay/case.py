@@ -101,7 +101,7 @@ class Case:
         """The sizes of its program."""
         schedule = find_schedule(self.schedule)
         m, chunks = self.m or schedule.micro_batches(self.n), self.chunks or schedule.order.chunks
-        return Shape(self.n, m, chunks, self.replicas)
+        return Shape(self.n, m, chunks, self.replicas, workers=schedule.workers(self.n, m))
 
     @property
     def request(self) -> Request:

@@ -140,7 +140,10 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 
 def grouping_of(program: Program) -> Grouping:
-    """Return the order of additions point to point: each device its own micro-batches, then device by device."""
+    """Return the order of additions point to point: each device its own micro-batches, then device by device.
+
+    To a sum that travels with its stage's state each micro-batch adds in turn.
+    """
     gives, first = program.gradient_tasks, program.first_pass
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
@@ -149,7 +152,8 @@ def grouping_of(program: Program) -> Grouping:
         tasks = gives[first[step] : first[step + 1], stage]
         groups: dict[int, list[int]] = {}
         for micro_batch in np.argsort(rank[tasks]).tolist():
-            groups.setdefault(int(program.tasks.device[tasks[micro_batch]]), []).append(micro_batch)
+            group = micro_batch if program.state.travels else int(program.tasks.device[tasks[micro_batch]])
+            groups.setdefault(group, []).append(micro_batch)
         return sorted(groups.values(), key=lambda group: group[-1])
 
     return grouping

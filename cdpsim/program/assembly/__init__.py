@@ -53,10 +53,10 @@ def derive(
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
-        shape = replace(shape, widths=pyramid_of(model, shape.m))
+        shape = replace(shape, widths=pyramid_of(model, shape.side_by_side))
     passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
     check_causal(schedule, passes.rule, shape)
-    tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.m), forward_first))
+    tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.side_by_side), forward_first))
     _check_homes(tables)
     habits = habits_of(runtime, schedule)
     if passes.splits and habits.split_backward == "retained":
