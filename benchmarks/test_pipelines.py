@@ -14,6 +14,7 @@ from cdpsim import simulate
 from cdpsim.numeric import paths
 from cdpsim.schedules import SCHEDULES, _checked_actions
 from cdpsim.schedules.actions import Actions, check_actions
+from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 
@@ -55,7 +56,7 @@ def order(name: str, n: int, m: int, chunks: int = 1) -> Actions:
     """Write out an order anew."""
     listing = SCHEDULES[name].order.lists
     assert listing is not None
-    return listing.write_out(n // chunks, m, chunks)
+    return listing.write_out(Shape(n, m, chunks))
 
 
 def test_peer(benchmark: Any) -> None:

@@ -34,13 +34,12 @@ from cdpsim.program.assembly.runtime import usual_habits
 from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT, differs_from_default
 from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
-from cdpsim.program.streams import occupy_streams
+from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.shape import Shape
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES, find_engine
@@ -105,8 +104,9 @@ simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
 def assemble(request: Request) -> Program:
     """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
-    program = whole = _assemble_unexpanded(request)
+    program = _assemble_unexpanded(request)
     request = _resolve(request, program)
+    program = whole = queue_in_streams(program, request.cluster.overlaps(program.devices))
     origin = unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
     if request.expands:
@@ -138,7 +138,7 @@ def _assemble_unexpanded(request: Request) -> Program:
 def _derive(request: Request, steps: int, runtime: Runtime) -> Program:
     """Return the program of a request with a number of steps and a runtime, each collective in one piece."""
     return derive(
-        request.schedule.with_early_sums if request.overlap_all_reduce else request.schedule,
+        replace(request.schedule, state=request.state),
         request.timed_model,
         steps,
         shape=replace(request.shape, widths=request.widths),
@@ -376,7 +376,7 @@ def step_actions(trace: Trace) -> Actions:
     if schedule.order.lists is None or not schedule.order.together:
         problem = f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
         raise RequestError("timeline", problem)
-    return schedule.actions(Shape(request["n"], request["m"], request.get("chunks", 1)))
+    return schedule.actions(request.shape if isinstance(request, Request) else Request.from_builtins(request).shape)
 
 
 def reopen(directory: str | Path) -> Trace:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdpsim import SCHEDULES
+from cdpsim.schedules.rule import RULES
 
 PROJECT = Path(__file__).parent.parent
 # A module imports only from its own room and from rooms above it.
@@ -317,7 +318,8 @@ ENGINES = [name for name in MODULES if name.startswith("timing.engine")]
 
 @pytest.mark.parametrize("name", DERIVED)
 def test_what_is_derived_knows_no_schedule_by_its_name(name: str) -> None:
-    named = [text for text in texts(MODULES[name]) if any(schedule in text for schedule in SCHEDULES)]
+    known = SCHEDULES.keys() - RULES.keys()  # a rule, dp, is of the same name as a schedule
+    named = [text for text in texts(MODULES[name]) if any(schedule in text for schedule in known)]
     assert not named
 
 

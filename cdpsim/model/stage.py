@@ -30,6 +30,7 @@ STAGE_SIZES = (
     "freed_output",
     "optimizer",
     "data",
+    "unused_input",
 )
 
 

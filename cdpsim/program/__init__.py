@@ -46,6 +46,17 @@ class Op(IntEnum):
     REDUCE_SCATTER = 5
 
 
+class Stream(IntEnum):
+    """Stream of a device beside its tasks, in which messages go one after another.
+
+    Gathers and reductions take turns on one link; sums across groups of ranks have another one.
+    """
+
+    GATHER = 0
+    REDUCE = 1
+    ACROSS = 2
+
+
 class Content(IntEnum):
     """Content of a message."""
 
@@ -196,6 +207,7 @@ class Program:
     fill: int = 0  # the first step that reads versions as old as all later steps do
     together: bool = False  # whether a training step ends for all micro-batches before the next one begins
     state: State = REPLICATED  # where parameters, gradients and optimizer states live
+    shard: int = 1  # the number of ranks that share what is split, and of the updates of its shares
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     habits: Habits = PAPER_HABITS  # what devices hold beyond what the schedule needs
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own

@@ -155,8 +155,8 @@ def _check_messages(program: Program) -> Iterator[str]:
         missing[ends[data & (ends >= first)] - first] = False
     for wrong, problem in (
         (
-            (messages.stages != 1) | (messages.stream != -1),
-            "carries several stages or has a stream of its own, which nothing runs so far",
+            (messages.stages < 1) | (messages.stage + messages.stages > program.n),
+            "carries something of stages that are not there",
         ),
         (unread, "has no reader: no node waits for it"),
         (unsent & (messages.step >= 0), "has nothing to send: no task makes its content"),

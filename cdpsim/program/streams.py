@@ -22,11 +22,61 @@ import numpy as np
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import lane_edges, successors
-from cdpsim.program import EdgeKind, Op, Parts, Program
+from cdpsim.program import EdgeKind, Op, Parts, Program, Stream
 
 _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # the nodes at one place of a lane, in this order
 
 Pairs = tuple[Ints, Ints]  # nodes: (before, after)
+
+
+def queue_in_streams(program: Program, overlaps: Sequence[str]) -> Program:
+    """Let messages of a stream go one after another, on devices whose messages overlap with tasks fully.
+
+    Where they do not, messages take their devices' time anyway. Gathers and reductions share a link, and so a queue;
+    sums across groups of ranks have their own. All ranks have the messages in one order: by the task that they come
+    after, through nodes that are no tasks; of those after one task, sums before gathers, which are there for later
+    tasks; of gathers, the one first that is read first.
+    """
+    rows = np.flatnonzero(program.messages.stream >= 0)
+    if not len(rows):
+        return program
+    first = len(program.tasks)
+    overlap = np.array(overlaps) == FULL
+    members = [program.groups[group] for group in program.messages.dst[rows].tolist()]
+    row, device = np.repeat(rows, [*map(len, members)]), np.concatenate(members)
+    turn, read = _turns(program)
+    gathers = program.messages.stream[rows] == Stream.GATHER
+    place = np.empty(len(program.messages), dtype=np.int64)
+    place[rows[sort_by(turn[first + rows], gathers, read[first + rows], rows)]] = np.arange(len(rows))
+    queue = program.messages.stream[row] == Stream.ACROSS
+    order = sort_by(device, queue, place[row])
+    order = order[overlap[device[order]]]
+    device, queue, node = device[order], queue[order], first + row[order]
+    follows = np.flatnonzero((device[1:] == device[:-1]) & (queue[1:] == queue[:-1]))
+    pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
+    return program.with_edges(pairs[0], pairs[1], EdgeKind.STREAM)
+
+
+def _turns(program: Program) -> tuple[Ints, Ints]:
+    """Return the moment of each node in its device's lane, and that of its first reader.
+
+    A task's moment is its place. That of another node is a little after the last one that it waits for.
+    """
+    tasks, head = program.lane_tasks, program.lane_start[:-1][program.lane_numbers]
+    turn, read = np.full(program.nodes, -1, dtype=np.int64), np.full(program.nodes, _NEVER, dtype=np.int64)
+    turn[tasks] = read[tasks] = (np.arange(len(tasks)) - head) * _AFTER
+    before, after = program.edges.before, program.edges.after
+    passed_on = after >= program.compute
+    given, taken = before[passed_on], after[passed_on]
+    known = np.full_like(turn, -2)
+    while not np.array_equal(turn, known):
+        known = turn.copy()
+        np.maximum.at(turn, taken, np.where(known[given] < 0, -1, known[given] + 1))
+    np.minimum.at(read, before[~passed_on], read[after[~passed_on]])
+    return turn, read
+
+
+_AFTER, _NEVER = 2**20, 2**62
 
 
 class Endpoints(NamedTuple):

@@ -25,13 +25,15 @@ from cdpsim.request.reading import memory_engine, preset_options, read_cluster, 
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.schedules.state import State
 from cdpsim.timing.costs import reached
 
 # Options that a record leaves out where they have their defaults; it has the others in any case.
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("order", "counts", "chunks", "replicas", "overlap_all_reduce", "expand_collectives"),
+        *("order", "counts", "chunks", "replicas", "shard", "by_layer", "overlap_all_reduce", "expand_collectives"),
+        *("buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in"),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
     )
 }
@@ -76,6 +78,8 @@ class Request(Mapping[str, Any]):
     shape: Shape
     steps: int
     prefetch: int
+    zero: int  # the stage of ZeRO: what data ranks split
+    state: State
     overlap_all_reduce: bool
     slot_order: str
     counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: always m
@@ -125,7 +129,7 @@ class Request(Mapping[str, Any]):
         return len(self._record)
 
     def __repr__(self) -> str:
-        options: dict[str, Any] = {"n": self.shape.n, "m": self.shape.m, "steps": self.steps}
+        options: dict[str, Any] = {"n": self.shape.parts, "m": self.shape.m, "steps": self.steps}
         options |= {"model": self.model.name, "cluster": self.cluster.name}
         given = (f"{name}={short_repr(value, 40)}" for name, value in options.items())
         return one_line(f"Request({short_repr(self.schedule.name)}, {', '.join(given)})")
@@ -136,12 +140,17 @@ class Request(Mapping[str, Any]):
         record = {
             "schedule": self.schedule.name,
             "order": self.given["order"],
-            "n": shape.n,
+            "n": shape.parts,
             "m": shape.m,
             "steps": self.steps,
             "counts": self.counts and [list(row) for row in self.counts],
             "chunks": shape.chunks if shape.chunks > 1 else None,
-            "replicas": shape.replicas,
+            "replicas": shape.replicas // shape.shard,
+            "shard": shape.shard if self.zero else None,
+            "zero": self.zero or None,
+            **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
+            **{name: self.given[name] for name in ("gather", "clip", "update_in")},
+            "by_layer": list(shape.layers) or self.given["by_layer"],
             "overlap_all_reduce": self.overlap_all_reduce,
             "rule": self.rule.record(shape),
             "prefetch": self.prefetch,
@@ -254,9 +263,9 @@ class Request(Mapping[str, Any]):
 
     def _other_model(self, model: str | Path | Model) -> Model:
         """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
-        n = self.shape.n
+        n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            model = read_model(model, n, self.given)
+            model = read_model(model, None if layers else n, self.given)
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"
             raise RequestError("model", f"{problem}, and this request's is not; make another request")

@@ -16,6 +16,9 @@ SlotOrder = Literal["forward-first", "backward-first"]
 EngineName = Literal["auto", "fast", "simpy"]
 Contention = Literal["none", "fair", "queue"]
 Rendezvous = Literal["megatron", "torch"]
+Reduce = Literal["end", "last", "each"]
+Gather = Literal["units", "step"]
+UpdateIn = Literal["lane", "stream"]
 CollectiveName = Literal[
     "recursive-doubling",
     "ring",
@@ -40,9 +43,19 @@ class ScheduleOptions(TypedDict, total=False):
     counts: Sequence[Sequence[int]] | None
     chunks: int | None
     replicas: int
+    shard: int | None
+    zero: int | None
+    buckets: str | None
+    whole_first_step: bool
+    reduce: Reduce | None
+    reshard: str | int | None
+    gather: Gather | None
+    clip: bool
+    update_in: UpdateIn | None
+    by_layer: bool | Sequence[int] | None
     overlap_all_reduce: bool
     vertical_sync: bool
-    prefetch: int
+    prefetch: int | None
     slot_order: SlotOrder | None
 
 
@@ -99,7 +112,7 @@ TRAINING = tuple(TrainingOptions.__annotations__)
 _OTHER_THAN_NONE: dict[str, Any] = {
     **dict.fromkeys(FLAGS, False),
     **dict.fromkeys(("model", "cluster"), "unit"),
-    **dict.fromkeys(("prefetch", "seed", "run"), 0),
+    **dict.fromkeys(("seed", "run"), 0),
     **dict.fromkeys(("slow", "stop"), ()),
     "replicas": 1,
     "engine": "auto",

@@ -1,6 +1,7 @@
 """Read the options of a request into its fields, check them alone and together, and refuse what would do nothing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from cdpsim.request.options import (
     TRAINING,
     InapplicableOption,
 )
+from cdpsim.request.sharing import MOST_SPLIT, SHARING, check_layers, named_zero, read_ranks, read_sharing, stage_layers
 from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape
@@ -36,6 +38,7 @@ from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
+_GIVEN = ("by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,37 +47,49 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     The slot model of very many stages is made only after the size of the run has been checked.
     """
     options = _check_each(given)
-    schedule, n = options["schedule"], options["n"]
-    if n is None and schedule.shape is not None:
-        n = schedule.shape.n
-    is_unit = isinstance(options["model"], str) and options["model"] in UNIT_MODELS
-    model = None if is_unit else read_model(options["model"], n, options)
-    if model is None and n is None:
-        raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
-    n = whole_number("n", n, at_least=1) if model is None else model.n
-    shape, in_slots = shape_of(schedule, n, options), model is None or model.is_unit
+    schedule = options["schedule"]
+    model, shape = _model_and_shape(schedule, options)
+    in_slots = model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
-    model = model or read_model(options["model"], n, options)
+    model = model or read_model(options["model"], shape.n, options)
     cluster = read_cluster(options["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_ineffective(shape, model, cluster, options)
+    sharing = read_sharing(schedule, shape, model, options)
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots, parts=3)
         model = model.split(schedule.name)
-    return options | {
-        "counts": _counts(options["counts"], shape, steps),
-        "model": model,
-        "runtime": options["runtime"] or model.runtime,
-        "cluster": undisturbed(cluster),
-        "rule": rule,
-        "shape": shape,
-        "steps": steps,
-        "slot_order": options["slot_order"] or FORWARD_FIRST,
-        "disorder": disorder,
-        "given": {name: options[name] for name in ("order", "model", "cluster", "collective", "runtime", *TRAINING)}
-        | {name: getattr(disorder, name) for name in DISORDER if options[name]},
-    }
+    return (
+        options
+        | sharing
+        | {
+            "counts": _counts(options["counts"], shape, steps),
+            "model": model,
+            "runtime": options["runtime"] or model.runtime,
+            "cluster": undisturbed(cluster),
+            "rule": rule,
+            "shape": shape,
+            "steps": steps,
+            "slot_order": options["slot_order"] or FORWARD_FIRST,
+            "disorder": disorder,
+            "given": {name: options[name] for name in (*_GIVEN, *TRAINING)}
+            | {name: getattr(disorder, name) for name in DISORDER if options[name]},
+        }
+    )
+
+
+def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Model | None, Shape]:
+    """Return the model in stages, or None of the slot model, which is made later; and the shape of the schedule."""
+    n = schedule.shape.n if options["n"] is None and schedule.shape is not None else options["n"]
+    if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
+        if n is None:
+            raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
+        return None, shape_of(schedule, whole_number("n", n, at_least=1), options)
+    layers = _layers_of_stages(schedule, n, options)
+    model = read_model(options["model"], None if layers else n, options)
+    shape = shape_of(schedule, len(layers) or model.n, options)
+    return model, replace(shape, n=model.n, layers=layers) if layers else shape
 
 
 def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,10 +100,14 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     if options["order"] is not None:
         options["schedule"] = schedule_from_lists(options["schedule"], options["order"])
         options["order"] = [list(map(str, row)) for row in options["order"]]
+    options |= named_zero(options)
     options["schedule"] = find_schedule(options["schedule"])
     choose("contention", options["contention"], CONTENTION)
     find_engine(options["engine"], options["contention"])
-    options |= {name: whole_number(name, options[name], at_least=0) for name in ("prefetch", "seed", "run")}
+    numbers = ("prefetch", "seed", "run")
+    options |= {name: whole_number(name, options[name], at_least=0) for name in numbers if options[name] is not None}
+    if options["by_layer"] is not None and not isinstance(options["by_layer"], Sequence):
+        options["by_layer"] = true_or_false("by_layer", options["by_layer"])
     if options["runtime"] is not None:
         options["runtime"] = read_runtime(options["runtime"])
     if options["collective"] is not None:
@@ -114,7 +133,18 @@ def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
     defaults = {"m": schedule.micro_batches(n), "chunks": schedule.order.chunks, "replicas": 1}
     given = {name: default if options[name] is None else options[name] for name, default in defaults.items()}
     m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
-    return Shape(n, m, chunks, replicas, workers=schedule.workers(n, m))
+    _, replicas, shard = read_ranks(schedule, replicas, options)
+    return Shape(n, m, chunks, replicas, workers=schedule.workers(n, m), shard=shard)
+
+
+def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the first layer of each stage where stages are to be layers; () where they are not, or have one each."""
+    given, (zero, _, _) = options["by_layer"], read_ranks(schedule, 1, options)
+    wanted = given if given is not None else zero == MOST_SPLIT or options["buckets"] not in (None, "none")
+    if n is None or not wanted or "by-layer" not in schedule.options:
+        return ()
+    found, n = _find_model(options["model"], None), whole_number("n", n, at_least=1)
+    return stage_layers(found, n) if given is True or given is None else check_layers(given, found, n)
 
 
 def _rule_and_steps(
@@ -174,12 +204,15 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
     if slot_order is not None:
         choose("slot-order", slot_order, SLOT_ORDERS)
     changed = {
-        "m": shape.m != schedule.micro_batches(shape.n),
+        "m": shape.m != schedule.micro_batches(shape.parts),
         "chunks": shape.chunks != schedule.order.chunks,
-        "replicas": shape.replicas > 1,
+        "replicas": shape.replicas > shape.shard,
+        "shard": shape.shard > 1,
+        "zero": options.get("zero"),
+        **{name.replace("_", "-"): options.get(name) for name in (*SHARING, "by_layer")},
         "overlap-all-reduce": options.get("overlap_all_reduce"),
         "vertical-sync": options.get("vertical_sync"),
-        "prefetch": options.get("prefetch"),
+        "prefetch": options.get("prefetch") and options.get("zero") != MOST_SPLIT and options.get("shard") is None,
         "slot-order": slot_order == BACKWARD_FIRST,
     }
     for option, is_changed in changed.items():
@@ -234,11 +267,15 @@ def read_model(model: str | Path | Model | Mapping[str, object], n: int | None, 
         true_or_false("mixed_precision", given["mixed_precision"])
     if n is not None:
         n = whole_number("n", n, at_least=1)
-    if isinstance(model, str) and model in UNIT_MODELS:
-        found = Model.unit(whole_number("n", n, at_least=1), split=model != "unit")
-    else:
-        found = Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
+    found = _find_model(model, n)
     return apply_recipe(found, msgspec.structs.replace(found.training, **given), n)
+
+
+def _find_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:
+    """Return a model by name, file or content, as it is; the slot model has n stages."""
+    if isinstance(model, str) and model in UNIT_MODELS:
+        return Model.unit(whole_number("n", n, at_least=1), split=model != "unit")
+    return Model.from_builtins(model, "model") if isinstance(model, Mapping) else presets.find_model(model)
 
 
 def read_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluster:

@@ -120,7 +120,7 @@ from cdpsim.schedules.placement import (
 )
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State, When
+from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
@@ -140,6 +140,7 @@ class Schedule:
     vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
     shape: Shape | None = None  # of an order from a file: the only one that it has
     torch_sends: str = "until-step-end"  # how long torch's runtime for such a pipeline holds what it has sent
+    usual_m: int | None = None  # micro-batches where a request does not say; None: as many as stages
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and is_unicode(self.name)):
@@ -156,11 +157,22 @@ class Schedule:
         together, replicas = self.order.together, self.placement.replicas
         owned = self.state.parameters is Home.OWNED
         pipeline = self.order.lists is not None or self.is_line
+        flushed = pipeline and together
         accepts = {
             "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
-            "overlap-all-reduce": together and not self.placement.lanes and not owned,
+            "shard": pipeline,
+            "zero": pipeline,
+            "buckets": flushed,
+            "whole-first-step": flushed,
+            "reduce": flushed,
+            "reshard": flushed,
+            "gather": pipeline,
+            "clip": flushed,
+            "update-in": pipeline,
+            "by-layer": flushed and not self.order.one_place,
+            "overlap-all-reduce": together and not self.placement.lanes and not owned and not self.order.one_place,
             "vertical-sync": self.vertical_sync is not None,
             "prefetch": replicas and (owned or not together),
             "slot-order": self.placement.lanes and not together,
@@ -177,14 +189,9 @@ class Schedule:
         """Whether all holders of a stage have the same tasks, and sum gradients by an all-reduce."""
         return self.placement.replicas and self.order.together and self.state.parameters is Home.COPIED
 
-    @property
-    def with_early_sums(self) -> "Schedule":
-        """The same schedule, with gradients summed as soon as those of a step are complete."""
-        return replace(self, state=replace(self.state, reduce=When.LAST))
-
     def micro_batches(self, n: int) -> int:
         """Return the number of micro-batches in a training step, by default."""
-        return n if self.m is None else self.m
+        return self.m or self.usual_m or n
 
     def workers(self, n: int, m: int) -> int:
         """Return how many workers take m micro-batches of a cyclic step in turns; 0 where each has a worker.
@@ -214,13 +221,13 @@ class Schedule:
         """Return the actions of each device of a replica in a step; its order must be one by lists."""
         assert self.order.lists is not None
         if self.shape is not None:
-            return self.order.lists.write_out(0, 0, 0)
-        devices, rest = divmod(shape.n, shape.chunks)
-        if rest:
-            problem = f"needs n to be a multiple of its chunks; n={shape.n}, chunks={shape.chunks}"
+            actions = self.order.lists.write_out(shape)
+            return actions.refined(shape.layers, shape.n) if shape.layers else actions
+        if shape.parts % shape.chunks:
+            problem = f"needs n to be a multiple of its chunks; n={shape.parts}, chunks={shape.chunks}"
             raise RequestError("n", f"{self.name} {problem}")
         try:
-            return _checked_actions(self.order.lists, devices, shape.m, shape.chunks)
+            return _checked_actions(self.order.lists, shape)
         except RequestError as error:
             raise RequestError(error.subject, f"{self.name} {error.problem}") from None
 
@@ -265,19 +272,19 @@ def _actions_as_listed(actions: Actions, devices: int, m: int, chunks: int) -> A
 
 
 @lru_cache(maxsize=4)  # a request needs it to know whether backwards are split, and its assembly for the rest
-def _checked_actions(lists: Lists, devices: int, m: int, chunks: int) -> Actions:
-    actions = lists.write_out(devices, m, chunks)
+def _checked_actions(lists: Lists, shape: Shape) -> Actions:
+    actions = lists.write_out(shape)
     if not isinstance(actions, Actions):
         raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")
-    if getattr(lists.actions, "__module__", "").startswith(_TRUSTED_ORDERS):
-        return actions
-    check_actions(actions)
-    counts = {"devices": (actions.devices, devices), "stages": (int(actions.stage.max()) + 1, devices * chunks)}
-    counts["micro-batches"] = int(actions.micro_batch.max()) + 1, m
-    for what, (has, wanted) in counts.items():
-        if has != wanted:
-            raise RequestError("actions", f"has {has} {what} where {wanted} are asked for")
-    return actions
+    if not getattr(lists.actions, "__module__", "").startswith(_TRUSTED_ORDERS):
+        check_actions(actions)
+        counts = {"devices": (actions.devices, shape.parts // shape.chunks)}
+        counts |= {"stages": (int(actions.stage.max()) + 1, shape.parts)}
+        counts["micro-batches"] = int(actions.micro_batch.max()) + 1, shape.m
+        for what, (has, wanted) in counts.items():
+            if has != wanted:
+                raise RequestError("actions", f"has {has} {what} where {wanted} are asked for")
+    return actions.refined(shape.layers, shape.n) if shape.layers else actions
 
 
 def pipeline(
@@ -307,6 +314,14 @@ _TABLE_1_SCHEDULES = (
     Schedule("zero-cdp", "a stage's state travels to its user", CYCLIC, BY_MICRO_BATCH, rules.CDP_V2, TRAVELLING),
 )
 _OTHER_SCHEDULES = (
+    Schedule(
+        "dp",
+        "data parallelism: every device has all stages",
+        Order("one-place", True, Lists(alternating.one_place), any_m=True, one_place=True),
+        LISTED,
+        rules.DP,
+        usual_m=1,
+    ),
     pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
     replace(
         pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
@@ -339,6 +354,8 @@ _OTHER_SCHEDULES = (
     Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
     Schedule("pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH),
 )
+# Names of a schedule with a stage of ZeRO.
+ZERO_NAMES = {"ddp": ("dp", 0), "zero-1": ("dp", 1), "zero-2": ("dp", 2), "zero-3": ("dp", 3), "fsdp": ("dp", 3)}
 _ALL = (*_TABLE_1_SCHEDULES, *_OTHER_SCHEDULES)
 TABLE_1 = tuple(schedule.name for schedule in _TABLE_1_SCHEDULES)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}

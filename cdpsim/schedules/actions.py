@@ -95,6 +95,23 @@ class Actions:
         kind, stage, micro_batch = (column[row[order]] for column in (self.kind, self.stage, self.micro_batch))
         return Actions(self.first * np.int32(steps), kind, stage, micro_batch), at.reshape(steps, -1)
 
+    def refined(self, first: Sequence[int], layers: int) -> "Actions":
+        """Return the actions of layers, of which stage j has those from `first[j]` on: one after another, and back.
+
+        >>> Actions.of([[("F", 0, 0), ("F", 1, 0), ("B", 1, 0), ("B", 0, 0)]]).refined([0, 2], 3).timetable()
+        '0F0 1F0 2F0 2B0 1B0 0B0'
+        """
+        low, count = np.asarray(first, np.int32), np.diff(np.append(first, layers)).astype(np.int32)
+        many = count[self.stage]
+        row = np.repeat(np.arange(len(self), dtype=np.int32), many)
+        inside = np.arange(len(row), dtype=np.int32) - (np.cumsum(many) - many)[row].astype(np.int32)
+        kind, stage = self.kind[row], self.stage[row]
+        stage = low[stage] + np.where(kind == Action.F, inside, count[stage] - 1 - inside)
+        beside = None if self.beside is None else self.beside[row] & (inside == 0)
+        delay = None if self.delay is None else self.delay[row]
+        ends = np.append(0, np.cumsum(many)).astype(np.int32)
+        return Actions(ends[self.first], kind, stage, self.micro_batch[row], beside, delay)
+
     @cached_property
     def splits(self) -> bool:
         """Whether any backward is done in two parts."""

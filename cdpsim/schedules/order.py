@@ -49,6 +49,7 @@ class Order:
     accumulates: bool = False  # whether a step may have several micro-batches for each worker, one after another
     chunks: int = 1  # stages per device, by default
     any_chunks: bool = False  # whether a request may give another number of them
+    one_place: bool = False  # whether one device has all stages
 
     @property
     def lists(self) -> "Lists | None":
@@ -67,9 +68,9 @@ class Lists:
     actions: ActionsOf
     together: bool = True
 
-    def write_out(self, devices: int, m: int, chunks: int) -> Actions:
-        """Return the lists of so many devices for a step of m micro-batches."""
-        actions = self.actions(devices, m, chunks)
+    def write_out(self, shape: Shape) -> Actions:
+        """Return the lists of the devices of one replica for a step."""
+        actions = self.actions(shape.parts // shape.chunks, shape.m, shape.chunks)
         return actions if self.together or not isinstance(actions, Actions) else actions.repeated()
 
     def __call__(self, t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:
@@ -165,7 +166,8 @@ class Listing:
 
 @lru_cache(maxsize=4)
 def _listing(lists: Lists, shape: Shape) -> Listing:
-    return Listing.of(lists.write_out(shape.n // shape.chunks, shape.m, shape.chunks), shape)
+    actions = lists.write_out(shape)
+    return Listing.of(actions.refined(shape.layers, shape.n) if shape.layers else actions, shape)
 
 
 def newest_rule(order: Order) -> Rule:

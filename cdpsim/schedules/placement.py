@@ -96,7 +96,7 @@ def _each_stage(shape: Shape) -> int:
 
 
 def _each_group_of_chunks(shape: Shape) -> int:
-    return shape.n // shape.chunks
+    return shape.parts // shape.chunks
 
 
 SINGLE = Placement("single", _single, _one_device, replicas=False, lanes=True)

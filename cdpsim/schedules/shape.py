@@ -12,14 +12,21 @@ class Shape:
     n: int  # stages
     m: int  # micro-batches of a training step
     chunks: int = 1  # stages per device, in pipelines
-    replicas: int = 1
+    replicas: int = 1  # of the whole schedule, one for each data rank
     widths: Widths = ()  # for placements that need them
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
+    shard: int = 1  # so many replicas, one after another, share what is split
+    layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them
 
     @property
     def side_by_side(self) -> int:
         """The number of micro-batches that workers have at a time: all of a step, if each has a worker."""
         return self.workers or self.m
+
+    @property
+    def parts(self) -> int:
+        """The number of stages as the schedule has them, each of which may be several layers."""
+        return len(self.layers) or self.n
 
     @property
     def micro_batches(self) -> int:

@@ -6,15 +6,22 @@ layout causes an exchange; nothing else causes a message of values.
     homes (parameters, gradients, optimizer)   holders at one moment             holders one after another
     copied, copied, copied                     all-reduce                        needs one holder
     copied, copied or owned, owned             reduce, broadcast after updates   -
+    copied, copied or split, split             reduce-scatter, all-gather        -
+                                               after updates
+    all split                                  reduce-scatter, all-gather        -
+                                               for each use
     copied, owned, owned by the last           -                                 sums, states and versions passed on
     all owned                                  reduce, broadcast for each use    -
     all owned, by the user                     -                                 a stage carried to its next user
+
+What is split is split among the data ranks of a sharding group; sums of shares go on by an all-reduce across groups.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
 from cdpsim.errors import RequestError
+from cdpsim.schedules.buckets import Buckets
 
 Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
 
@@ -56,6 +63,8 @@ class Holding:
     alone: bool  # every stage has one holder
     once: bool  # no device uses a stage for two micro-batches of a step
     lags: bool  # some tasks read older versions than the newest
+    stays: bool  # every stage is on the same devices in all steps
+    even: bool  # every data rank has as many micro-batches in all steps
 
 
 @dataclass(frozen=True)
@@ -71,11 +80,30 @@ class State:
     optimizer: Home = Home.COPIED
     owner: Owner = Owner.FIXED
     reduce: When = When.END
+    streams: bool = False  # what is exchanged goes one after another, in streams beside the tasks
+    buckets: Buckets | None = None  # of gradients; None: a message for each stage
+    one_step: bool = False  # a device makes all its updates when all its exchanges of gradients are done
+    # Whether gathered parameters go after each use: no (with the last use of a step), root (those of the first and the
+    # last stage stay), or into shares of so many ranks from a forward to its backward.
+    reshard: str | int = "yes"
+    clips: bool = False  # updates wait for the norm of all gradients, which devices sum
+    updates_in_stream: bool = False  # updates that take their devices' time do so among the messages, not the tasks
+    gather_at_once: bool = False  # forwards wait until all new parameters of their device have been gathered
 
     @property
     def label(self) -> str:
         """The word for it in tables of schedules: whether every device that uses parameters keeps them."""
-        return "sharded" if self.parameters is Home.OWNED else "replicated"
+        return "replicated" if self.parameters is Home.COPIED else "sharded"
+
+    @property
+    def splits(self) -> bool:
+        """Whether each rank of a sharding group has a share of something."""
+        return Home.SPLIT in self._homes
+
+    @property
+    def joins(self) -> bool:
+        """Whether parameters come together for each use: from all shares, or from their owner."""
+        return self.parameters is not Home.COPIED and not self.travels
 
     @property
     def travels(self) -> bool:
@@ -96,14 +124,36 @@ class State:
     def _refusals(self) -> tuple[Refusal, ...]:
         copied = self._homes == (Home.COPIED,) * 3
         return (
-            (Home.SPLIT in self._homes, "split homes are not assembled yet", "take COPIED or OWNED"),
-            (self.reduce is When.EACH, "sums after each pass are not assembled yet", "take END or LAST"),
+            (
+                self.splits and self._homes not in _SPLIT_HOMES,
+                "a share of the optimizer updates a share of the parameters, and takes a share of their gradients",
+                "split optimizer states alone, or gradients with them, or all three",
+            ),
+            (
+                self.streams and self.optimizer is Home.OWNED,
+                "streams are for what all holders exchange, and owners send alone",
+                "leave streams out",
+            ),
+            (
+                not self.streams and (self.splits or self.buckets is not None or self.reduce is When.EACH),
+                "shares, buckets and sums after each pass go in streams",
+                "add streams",
+            ),
+            (
+                self.reduce is When.EACH and self.optimizer is Home.SPLIT and self.gradients is Home.COPIED,
+                "every holder adds up whole gradients, and reduces them once",
+                "let them be SPLIT, or take END or LAST",
+            ),
             (
                 self.optimizer is Home.COPIED and not copied,
                 "every holder makes the update, and needs whole parameters and gradients for it",
                 "let these be COPIED, or the optimizer OWNED",
             ),
-            (copied and self.owner is not Owner.FIXED, "nothing is owned", "leave the owner out"),
+            (
+                self.owner is not Owner.FIXED and Home.OWNED not in self._homes,
+                "nothing is owned",
+                "leave the owner out",
+            ),
         )
 
     def _refusals_together(self, holding: Holding) -> tuple[Refusal, ...]:
@@ -120,8 +170,8 @@ class State:
                 "let them be OWNED",
             ),
             (
-                owned and holding.lags,
-                "owned parameters are handed out in their newest version, and the rule reads older ones",
+                self.joins and holding.lags,
+                "parameters come together in their newest version, and the rule reads older ones",
                 "let them be COPIED, or the rule's lags 0",
             ),
             (
@@ -130,9 +180,14 @@ class State:
                 "let them be COPIED",
             ),
             (
-                self.reduce is When.LAST and not holding.ends,
+                self.reduce is When.LAST and not holding.ends and not self.streams,
                 "sums go as soon as they are complete, where steps do not end for all devices at once",
                 "leave reduce out",
+            ),
+            (
+                self.streams and not (holding.stays and holding.even),
+                "ranks exchange the same in every step, and here stages move or steps have unlike micro-batches",
+                "take a schedule whose stages stay, and no counts",
             ),
         )
 
@@ -141,6 +196,11 @@ class State:
         owned = self.parameters is Home.OWNED
         moves = self.gradients is Home.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)
         return (
+            (
+                self.streams,
+                "streams are for what holders exchange together, and here they come one after another",
+                "leave streams out",
+            ),
             (
                 copied and not holding.alone,
                 "holders come to a stage one after another, and none waits for the sum of all",
@@ -159,6 +219,13 @@ class State:
         )
 
 
+_SPLIT_HOMES = (
+    (Home.COPIED, Home.COPIED, Home.SPLIT),
+    (Home.COPIED, Home.SPLIT, Home.SPLIT),
+    (Home.SPLIT, Home.SPLIT, Home.SPLIT),
+)
+# The homes of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
+ZERO = ((Home.COPIED,) * 3, *_SPLIT_HOMES)
 REPLICATED = State()
 ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
 OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)

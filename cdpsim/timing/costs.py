@@ -104,6 +104,8 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         weights = model.weight_backward_time(speed)
         backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
         update = model.update_time(speed, bandwidth)
+        if program.shard > 1:
+            update = update / program.shard
         times = np.stack([update, model.forward_time(speed), backward, weights])  # by `Kind`
         duration[rows] = times[tasks.kind[rows], tasks.stage[rows]]
     return duration

@@ -6,6 +6,7 @@ goes on when the last round that reaches it is over, which may be before the col
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -38,6 +39,17 @@ class Unrolled:
     def original(self) -> Ints:
         """The messages that carry only parts which their sender had at the start."""
         return np.setdiff1d(np.arange(len(self.rounds.src)), self.data[1])
+
+    @cached_property
+    def last(self) -> list[Ints]:
+        """The messages after which each member is done: the last of each channel there, and those that none waits for."""
+        channel, last = self.rounds.channel, []
+        ends = np.setdiff1d(np.arange(len(channel)), np.concatenate([self.data[0], self.room[0]]))
+        for received, carried in zip(self.received, self.carried, strict=True):
+            at = received if len(received) else carried
+            final = at[::-1][np.unique(channel[at[::-1]], return_index=True)[1]]
+            last.append(np.union1d(final, np.intersect1d(at, ends)))
+        return last
 
     @cached_property
     def received(self) -> list[Ints]:
@@ -200,7 +212,7 @@ def _expand_edges(program: Program, number: Ints, collectives: list[_Placed]) ->
     device = np.concatenate([program.tasks.device, program.messages.dst])  # on which each node ends
     stay = (number[edges.before] >= 0) & (number[edges.after] >= 0)
     parts: list[tuple[Ints, ...]] = [(number[edges.before[stay]], number[edges.after[stay]], edges.kind[stay])]
-    assert (number[edges.before] >= 0)[number[edges.after] < 0].all(), "no collective waits for another one"
+    placed = {each.node: each for each in collectives}
     into, out_of = _rows_by_collective(edges.after, number), _rows_by_collective(edges.before, number)
     for each in collectives:
         unrolled, first = each.unrolled, each.first
@@ -208,16 +220,38 @@ def _expand_edges(program: Program, number: Ints, collectives: list[_Placed]) ->
             parts.append(np.broadcast_arrays(first + before, first + after, kind))
         for row in into[each.node]:
             node, kind, begins = edges.before[row], edges.kind[row], unrolled.begins
+            if number[node] < 0:
+                parts += _between(placed[int(node)], each, kind)
+                continue
             if kind == EdgeKind.DATA:
                 begins = unrolled.original[unrolled.rounds.src[unrolled.original] == each.member(device[node])]
                 rest = np.setdiff1d(unrolled.begins, begins)
                 parts.append(np.broadcast_arrays(number[node], first + rest, EdgeKind.BARRIER))
             parts.append(np.broadcast_arrays(number[node], first + begins, kind))
         for row in out_of[each.node]:
+            if number[edges.after[row]] < 0:
+                continue
             received, _ = each.messages_at(device[edges.after[row]])
             parts.append(np.broadcast_arrays(received, number[edges.after[row]], edges.kind[row]))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Edges(*(column.astype(kind) for column, kind in zip(columns, (np.int32, np.int32, np.int8), strict=True)))
+
+
+def _between(before: _Placed, after: _Placed, kind: int) -> Iterator[tuple[Ints, ...]]:
+    """Yield edges of a collective that begins when another one has ended at all members that both have."""
+    for device in np.intersect1d(before.members, after.members).tolist():
+        last, begins = before.first + before.unrolled.last[before.member(device)], after.first + after.unrolled.begins
+        if kind == EdgeKind.DATA:
+            received, _ = before.messages_at(device)
+            original = after.unrolled.original
+            given = after.first + original[after.unrolled.rounds.src[original] == after.member(device)]
+            yield _all_pairs(received, given, kind)
+            begins, kind = np.setdiff1d(begins, given), EdgeKind.BARRIER
+        yield _all_pairs(last, begins, kind)
+
+
+def _all_pairs(before: Ints, after: Ints, kind: int) -> tuple[Ints, ...]:
+    return np.broadcast_arrays(np.repeat(before, len(after)), np.tile(after, len(before)), np.int64(kind))
 
 
 def _rows_by_collective(ends: Ints, number: Ints) -> dict[int, list[int]]:

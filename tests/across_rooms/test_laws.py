@@ -171,7 +171,7 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
 
     def done(devices: int, m: int, chunks: int) -> Actions:
         assert listing is not None
-        actions = listing.write_out(devices, m, chunks)
+        actions = listing.write_out(Shape(devices * chunks, m, chunks))
         lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
         rows = np.concatenate(lists)
         kind, stage, micro_batch = (column[rows] for column in (actions.kind, actions.stage, actions.micro_batch))

@@ -69,6 +69,7 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "freed_output": [16_000_000, 16_000_000, 0],
         "optimizer": [0, 0, 8],
         "data": [0, 0, 0],
+        "unused_input": [0, 0, 0],
     }
     assert toy.optimizer_as_message.tolist() == [0, 0, 8]
     assert toy.forward_time(1e12).dtype == np.float64

@@ -45,15 +45,15 @@ def test_joining_keeps_one_number_and_loses_it_where_parts_differ() -> None:
     assert take_rows(one[:0], np.array([], dtype=np.int64)).tolist() == []
 
 
-@pytest.mark.parametrize(("column", "value"), [("stages", 2), ("stream", 0)])
-def test_what_nothing_runs_is_refused(column: str, value: int) -> None:
-    """The first such message is named."""
+@pytest.mark.parametrize("stages", [0, 3])
+def test_stages_that_are_not_there_are_refused(stages: int) -> None:
+    """The first message of such stages is named."""
     sound = program()
     messages = sound.messages
-    changed = getattr(messages, column).copy()
-    changed[3] = value
-    with pytest.raises(RequestError, match="carries several stages or has a stream of its own") as refused:
-        check_program(replace(sound, messages=replace(messages, **{column: changed})))
+    changed = messages.stages.copy()
+    changed[3] = stages
+    with pytest.raises(RequestError, match="carries something of stages that are not there") as refused:
+        check_program(replace(sound, messages=replace(messages, stages=changed)))
     assert sound.describe(len(sound.tasks) + 3) in str(refused.value)
 
 

@@ -23,7 +23,11 @@ pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the s
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `.*$", PAGE.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
-PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.together and schedule.order.lists]
+PIPELINES = [
+    name
+    for name, schedule in SCHEDULES.items()
+    if schedule.order.together and schedule.order.lists and not schedule.order.one_place
+]
 
 Sizes = tuple[int, int, int]  # devices, micro-batches, stages of each device
 

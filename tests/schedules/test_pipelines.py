@@ -297,7 +297,7 @@ def test_no_schedule_is_named_where_it_is_not_declared() -> None:
 
     import cdpsim
 
-    names = {f'"{name}"' for name in (*FLUSHED, *STREAMED)}
+    names = {f'"{name}"' for name in (*FLUSHED, *STREAMED)} - {'"dp"'}  # which is a rule, too
     for path in Path(cdpsim.__file__).parent.rglob("*.py"):
         if path.parent.name != "schedules":
             text = re.sub(r"(?m)^ *(>>>|\.\.\.) .*$", "", path.read_text())  # without examples

@@ -12,6 +12,7 @@ from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Op
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.buckets import Buckets
 from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import DP, lag_rule
@@ -114,8 +115,17 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("schedule", "state", "problem"),
     [
-        ("multi-dp", State(C, C, S), "split homes are not assembled yet"),
-        ("multi-dp", State(reduce=When.EACH), "sums after each pass are not assembled yet"),
+        ("multi-dp", State(C, C, S), "go in streams; add streams"),
+        ("multi-dp", State(reduce=When.EACH), "go in streams; add streams"),
+        ("multi-dp", State(buckets=Buckets((1,))), "go in streams; add streams"),
+        (
+            "multi-dp",
+            State(S, C, S, streams=True),
+            "split optimizer states alone, or gradients with them, or all three",
+        ),
+        ("multi-dp", State(C, C, S, reduce=When.EACH, streams=True), "reduces them once; let them be SPLIT"),
+        ("multi-dp", replace(OWNER, streams=True), "owners send alone; leave streams out"),
+        ("multi-cdp", State(C, C, S, streams=True), "here they come one after another; leave streams out"),
         ("multi-dp", State(C, O, C), "every holder makes the update"),
         ("multi-dp", State(O, C, C), "every holder makes the update"),
         ("multi-dp", State(owner=Owner.LAST), "nothing is owned; leave the owner out"),

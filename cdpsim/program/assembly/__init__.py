@@ -93,6 +93,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         fill=passes.rule.fill(passes.shape),
         together=schedule.order.together,
         state=schedule.state,
+        shard=passes.shape.shard if schedule.state.splits else 1,
         barrier=passes.rule.barrier,
         habits=habits,
         base=passes.base[updates.step],
@@ -117,7 +118,9 @@ def _check_homes(tables: Tables) -> None:
     together = passes.together
     alone = together or state.travels or bool((tables.holders.count == 1).all())
     once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
-    state.check(Holding(together, passes.schedule.order.together, alone, once, passes.lagging))
+    ends = passes.schedule.order.together
+    stays = not state.streams or tables.holders.stay
+    state.check(Holding(together, ends, alone, once, passes.lagging, stays, passes.even))
     if passes.sources and not (together and state.optimizer is Home.COPIED):
         problem = "start from one another in a line, where a stage's holders do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")

@@ -83,10 +83,12 @@ class Builder:
         size: Ints | int,
         micro_batch: Ints | int = -1,
         versions: Ints | int = 0,
+        stages: Ints | int = 1,
+        stream: int = -1,
     ) -> Ints:
         """Add messages, one for each row of `stage`, and return their nodes."""
         first = self._tasks + self.messages.rows
-        self.messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, 1, -1)
+        self.messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, stages, stream)
         return np.arange(first, first + len(stage), dtype=np.int32)
 
     def link(self, before: Ints, after: Ints, kind: EdgeKind = EdgeKind.DATA) -> None:

@@ -135,7 +135,8 @@ def _hold_transients(keeping: Keeping) -> None:
     backwards = [(passes.backward, model.size("backward_transient"))]
     if passes.splits:
         backwards = list(zip((passes.backward, passes.last), keeping.part_transients(), strict=True))
-    for task, size in [(passes.forward, model.size("forward_transient")), *backwards]:
+    forwards = model.size("forward_transient") + keeping.unused_inputs
+    for task, size in [(passes.forward, forwards), *backwards]:
         if size.any():
             node = task.ravel()
             of, each = _locate(passes, node), np.broadcast_to(size, task.shape).ravel()

@@ -79,12 +79,24 @@ class Keeping:
         near[:, 1:] = device[:, 1:] == device[:, :-1]
         return near
 
+    @cached_property
+    def unused_inputs(self) -> Ints:
+        """The bytes of each stage's input that go with its forward: of layers inside a stage of the schedule's.
+
+        No backward reads them, and the layer before keeps nothing of them.
+        """
+        shape = self.passes.shape
+        inside = np.ones(shape.n, dtype=bool)
+        inside[list(shape.layers) or (0 if self.passes.schedule.order.one_place else slice(None))] = False
+        inside[1:] &= self.kept[:-1] == 0
+        return self.model.size("unused_input") * inside
+
     def stash_sizes(self) -> Ints:
         """Return what each forward keeps for its backward, but for what is counted elsewhere.
 
         That is an input that the stage before keeps as well; and what static buffers or a whole batch have.
         """
-        size = np.tile(self.model.size("activation"), (len(self.passes), 1))
+        size = np.tile(self.model.size("activation") - self.unused_inputs, (len(self.passes), 1))
         if self.habits.static_receives:
             size[:, 1:] -= self.boundary[:-1]
             size[:, :-1] -= self.is_near[:, 1:] * self.kept[:-1]

@@ -19,6 +19,7 @@ class Uses(NamedTuple):
 
     message: Ints
     task: Ints
+    last: Ints  # with whose end they go
     where: Location
     size: Ints
 
@@ -43,12 +44,12 @@ class Sharded:
 
         Messages that --prefetch brings `early` say themselves from when on they need room.
         """
-        message, task, where, size = uses
+        message, task, last, where, size = uses
         if self.habits.gathers == "copied":
-            self.build.hold(Category.PARAMETERS, where, size, start(task), end(task))
+            self.build.hold(Category.PARAMETERS, where, size, start(task), end(last))
             self.build.land(message, where, size, self._copied_until(task))
         else:
-            self.build.hold(Category.PARAMETERS, where, size, end(message), end(task))
+            self.build.hold(Category.PARAMETERS, where, size, end(message), end(last))
             self.build.land(message, where, size)
         if self.habits.collective_copies:
             self.build.land(message, where, size)

@@ -90,7 +90,7 @@ def can_share_tensors(schedule: Schedule) -> bool:
     They can where steps end, and each holder or owner has a copy.
     """
     state = schedule.state
-    return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is Home.COPIED)
+    return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is not Home.OWNED)
 
 
 class Sizes(NamedTuple):
@@ -104,8 +104,8 @@ class Sizes(NamedTuple):
 def holder_sizes(tables: Tables, model: Model) -> Sizes:
     """Return the bytes of each holder: of owned values each owner has its own, of copied ones a device has one copy."""
     sizes = Sizes(*(model.size(kind)[tables.holders.stage] for kind in Sizes._fields))
-    copied = tables.passes.schedule.state.parameters is Home.COPIED
-    for tie in _shared_ties(tables, model) if copied else ():
+    owned = tables.passes.schedule.state.parameters is Home.OWNED
+    for tie in () if owned else _shared_ties(tables, model):
         again, _ = _find_copies(tables, tie).again
         for column, less in zip(sizes, (tie.parameters, tie.gradient_bytes, tie.optimizer), strict=True):
             column[again] -= less
@@ -124,7 +124,7 @@ def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
     return model.tied if can_share_tensors(tables.passes.schedule) else ()
 
 
-def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) -> None:
+def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool, stream: int = -1) -> None:
     """Sum the gradient of each shared tensor over all devices that have it, before they update its stages.
 
     One message a step follows all backwards of the tied stages and, if it is to `wait`, the step's end on each device.
@@ -135,7 +135,14 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool) ->
         group = build.group(np.unique(holders.device[copies.row]))
         stage = np.full(len(steps), -1 - number)
         message = build.send(
-            Op.ALL_REDUCE, Content.GRADIENT, stage=stage, step=steps, src=-1, dst=group, size=tie.gradient_bytes
+            Op.ALL_REDUCE,
+            Content.GRADIENT,
+            stage=stage,
+            step=steps,
+            src=-1,
+            dst=group,
+            size=tie.gradient_bytes,
+            stream=stream,
         )
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = holders.step[copies.row]

@@ -7,6 +7,19 @@ from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.pipelines import requirements
 
 
+def one_place(stages: int, m: int, chunks: int = 1) -> Actions:
+    """One device with all stages: micro-batches one after another, each forward and back (gradient accumulation).
+
+    >>> print(one_place(2, 2).timetable())
+    0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1
+    """
+    stage = np.arange(stages, dtype=np.int32)
+    of_pass = np.concatenate([stage, stage[::-1]])
+    kind = np.repeat(np.array([Action.F, Action.B], dtype=np.int32), stages)
+    first = np.array([0, 2 * stages * m], dtype=np.int32)
+    return Actions(first, np.tile(kind, m), np.tile(of_pass, m), np.repeat(np.arange(m, dtype=np.int32), 2 * stages))
+
+
 def gpipe(devices: int, m: int, chunks: int = 1) -> Actions:
     """GPipe (Huang et al. 2019): all forwards, then all backwards.
 

@@ -1,0 +1,472 @@
+"""Exchanges between data ranks that go one after another in streams: of buckets, and of values split among ranks.
+
+A *sharding group* is the ranks that share what is split: of each stage, `shard` data ranks that follow each other. Sums
+of gradients go to shares by a reduce-scatter in each group, and on by an all-reduce of equal shares across the groups.
+New parameters, or those that a task uses, come from shares by an all-gather in each group. Where nothing is split, all
+holders of a stage are one group, and an all-reduce sums for all.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.model import Model
+from cdpsim.model.runtime import Habits
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
+from cdpsim.program import Category, Content, EdgeKind, Op, Stream
+from cdpsim.program.assembly.axis import Axis
+from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.sharded import Uses
+from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
+from cdpsim.program.assembly.update import Updates, pull
+from cdpsim.schedules.buckets import Buckets, Units
+from cdpsim.schedules.state import Home, When
+
+
+class Groups(NamedTuple):
+    """Groups of the holders in one step: a number for each holder, and a row for each group.
+
+    `place` counts the groups of a stage; stages on the same devices have theirs in the same order.
+    """
+
+    of: Ints
+    members: Ints  # how many it has
+    number: Ints  # among the program's groups; -1 where it has one member
+    place: Ints
+    first: Ints  # of each stage, its first group
+    many: Ints  # of each stage, how many groups it has
+
+
+class Sums(NamedTuple):
+    """The messages that sum a step's gradients, as numbers in it: a row for each holder and each of its units."""
+
+    row: Ints
+    inside: Ints
+    across: Ints  # -1 where a group is alone
+    units: Units
+    unit: Ints  # of each message inside
+
+
+class Use(NamedTuple):
+    """Uses of gathered parameters: a row for each holder and use."""
+
+    task: Ints  # that reads them first
+    last: Ints  # with which they go
+    holder: Ints
+    number: Ints  # of the pass, among those of its holder
+    back: Ints  # 1 in the backward, else 0
+
+
+class SharedAxis(Axis):
+    """The holders of all stages, whose exchanges go in streams."""
+
+    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
+        super().__init__(updates, model, habits, build)
+        self.shard = self.passes.shape.shard if self.state.splits else 1
+        self.whole = self.sizes
+        kept = {"parameters": self.state.parameters, "optimizer": self.state.optimizer}
+        self.sizes = self.whole._replace(
+            **{name: self.share(getattr(self.whole, name)) for name, home in kept.items() if home is Home.SPLIT}
+        )
+
+    def share(self, size: Ints) -> Ints:
+        """Return the bytes of a share; the last one may be padded."""
+        return -(-size // self.shard)
+
+    # Groups
+
+    @cached_property
+    def _rank(self) -> tuple[Ints, Ints]:
+        """The data rank of each holder in a step, and its device's number among those of the rank."""
+        return np.divmod(self.holders.device[: self.holders.in_step], self.passes.replica_devices)
+
+    @cached_property
+    def inside(self) -> Groups:
+        """The groups that share what is split."""
+        rank, own = self._rank
+        return self._groups(own, rank // self.shard) if self.state.splits else self._groups()
+
+    @cached_property
+    def across(self) -> Groups:
+        """The holders of equal shares, one of each group."""
+        rank, _ = self._rank
+        return self._groups(rank % self.shard)
+
+    def _groups(self, *columns: Ints) -> Groups:
+        """Group the holders of each stage that are equal in these columns."""
+        in_step = self.holders.in_step
+        stage, device = self.holders.stage[:in_step], self.holders.device[:in_step]
+        order = sort_by(stage, *columns, device)
+        head = group_starts(stage[order], *(column[order] for column in columns))
+        members = np.diff(np.append(head, in_step))
+        of = np.empty(in_step, dtype=np.int32)
+        of[order] = np.repeat(np.arange(len(head), dtype=np.int32), members)
+        number = np.full(len(head), -1, dtype=np.int32)
+        for k in np.flatnonzero(members > 1).tolist():
+            number[k] = self.build.group(device[order[head[k] : head[k] + members[k]]])
+        many = np.bincount(stage[order[head]], minlength=self.passes.n)
+        first = np.cumsum(many) - many
+        return Groups(of, members, number, np.arange(len(head)) - first[stage[order[head]]], first, many)
+
+    @cached_property
+    def several(self) -> Flags:
+        """Whether each group of a step and stage exchanges something inside."""
+        return np.tile(self.inside.members[self.inside.first] > 1, self.passes.steps)
+
+    # Units
+
+    @cached_property
+    def _runs(self) -> list[int]:
+        """The stages behind which another one has other devices."""
+        holders, in_step = self.holders, self.holders.in_step
+        first = np.append(holders.first[: self.passes.n], in_step).tolist()
+        devices = [holders.device[low:high].tobytes() for low, high in pairwise(first)]
+        return [j + 1 for j in range(self.passes.n) if devices[j : j + 1] != devices[j + 1 : j + 2]]
+
+    def _units(self, sizes: Ints, buckets: Buckets | None, tensors: list[list[int]] | None = None) -> Units:
+        """Return what goes in one message: a stage, or a bucket of tensors; of None, each stage has one."""
+        if buckets is None:
+            return Units.of_stages(sizes)
+        return Units.of_buckets(tensors or [[size] for size in sizes.tolist()], self._runs, buckets)
+
+    def _eras(self) -> Iterator[tuple[range, Buckets | None]]:
+        """Yield steps with their buckets: in the first step torch may have one for all."""
+        buckets, steps = self.state.buckets, self.passes.steps
+        begin = 0
+        if buckets is not None and buckets.whole_first_step:
+            yield range(1), Buckets((2**62,))
+            begin = 1
+        yield range(begin, steps), buckets
+
+    # Reductions
+
+    @property
+    def rounds(self) -> int:
+        """How often a step sums the gradients of a stage: after each of its passes, or once."""
+        return len(self.gives[0]) if self.state.reduce is When.EACH else 1
+
+    @cached_property
+    def gives(self) -> Ints:
+        """The tasks that give gradients: step by pass of the holder by holder."""
+        holders, passes = self.holders, self.passes
+        row, task = holders.row.ravel(), passes.last.ravel()
+        order = sort_by(row, self.tables.lanes.rank[task])
+        count = np.bincount(row)
+        if (count != count[0]).any():
+            problem = "sums after each pass, and some devices have more passes of a stage than others"
+            raise RequestError("reduce", f"{problem}; take end or last")
+        return task[order].reshape(passes.steps, holders.in_step, -1).transpose(0, 2, 1)
+
+    def reduce(self) -> Ints:
+        """Sum gradients to where updates are made, and return the last message, or the update, that takes each sum."""
+        sizes = unshared_gradients(self.tables, self.model)
+        for steps, buckets in self._eras():
+            sums = self._plan(self._units(sizes, buckets, tensors_of(self.model, sizes)))
+            if len(steps) and len(sums.row):
+                self._sum(sums, np.arange(steps.start, steps.stop))
+        sum_shared(self.updates, self.model, self.build, wait=self.waits_for_end, stream=Stream.REDUCE)
+        taker = self.taken[:, -1].ravel()
+        alone = np.flatnonzero(taker == self.node)
+        self.build.link(self.holders.last_task[alone], self.node[alone])
+        return taker
+
+    @cached_property
+    def taken(self) -> Ints:
+        """The last message inside its group that takes each holder's gradients: by step, round and holder.
+
+        Where a group is alone it is the update.
+        """
+        steps, in_step = self.passes.steps, self.holders.in_step
+        return np.repeat(self.node.reshape(steps, 1, in_step), self.rounds, axis=1)
+
+    def _plan(self, units: Units) -> Sums:
+        """Number the messages of a step that sum these units."""
+        inside, stage = self.inside, self.holders.stage[: self.holders.in_step]
+        units = Units(*(column[inside.members[inside.first[units.first]] > 1] for column in units))
+        many, first = inside.many[units.first], units.first
+        low = np.cumsum(many) - many
+        of, covered = expand_ranges(units.first, units.last + 1)
+        pair, row = matching_pairs((covered,), (stage,))
+        unit = of[pair]
+        number = low[unit] + inside.place[inside.of[row]]
+        across = np.full(len(row), -1)
+        if self.state.splits:
+            shares = self.across.many[first]
+            far = np.cumsum(shares) - shares
+            across = np.where(
+                self.across.members[self.across.of[row]] > 1, far[unit] + self.across.place[self.across.of[row]], -1
+            )
+        return Sums(row, number, across, units, np.repeat(np.arange(len(many)), many))
+
+    def _sum(self, sums: Sums, t: Ints) -> None:
+        """Send the sums of steps t."""
+        build, holders, in_step = self.build, self.holders, self.holders.in_step
+        inside = self._send_inside(sums, t)
+        mine = final = inside[:, :, sums.inside]
+        if (sums.across >= 0).any():
+            across = self._send_across(sums, t)
+            pairs = np.unique(np.stack([sums.inside, sums.across]), axis=1)
+            build.link(inside[:, :, pairs[0]].ravel(), across[:, :, pairs[1]].ravel())
+            final = across[:, :, sums.across]
+        gives = self.gives if self.state.reduce is When.EACH else holders.last_task.reshape(-1, 1, in_step)
+        given = gives[t][:, :, sums.row]
+        build.link(given.ravel(), mine.ravel())
+        if self.waits_for_end:
+            ends = self.tables.lanes.step_ends[t][:, None, holders.device[sums.row]]
+            build.link(ends.ravel(), mine.ravel(), EdgeKind.BARRIER)
+        node = self.node.reshape(-1, 1, in_step)[t][:, :, sums.row]
+        build.link(final.ravel(), np.broadcast_to(node, final.shape).ravel())
+        self._pace(sums, given, mine, final, t)
+        backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
+        self.taken[t[:, None, None], np.arange(self.rounds)[:, None], sums.row[backwards]] = mine[:, :, backwards]
+
+    def _send_inside(self, sums: Sums, t: Ints) -> Ints:
+        """Send sums in each group, and return the messages: by step, by round, in the order of their numbers."""
+        units, unit = sums.units, sums.unit
+        place = np.arange(len(unit)) - (np.cumsum(self.inside.many[units.first]) - self.inside.many[units.first])[unit]
+        group = self.inside.number[self.inside.first[units.first][unit] + place]
+        op, size = (Op.REDUCE_SCATTER, self.share(units.size)) if self.state.splits else (Op.ALL_REDUCE, units.size)
+        return self._send_sums(op, t, unit, units, group, size[unit], Stream.REDUCE)
+
+    def _send_across(self, sums: Sums, t: Ints) -> Ints:
+        """Send the sums of shares across groups."""
+        units = sums.units
+        many = self.across.many[units.first]
+        unit = np.repeat(np.arange(len(many)), many)
+        place = np.arange(len(unit)) - (np.cumsum(many) - many)[unit]
+        group = self.across.number[self.across.first[units.first][unit] + place]
+        return self._send_sums(Op.ALL_REDUCE, t, unit, units, group, self.share(units.size)[unit], Stream.ACROSS)
+
+    def _send_sums(self, op: Op, t: Ints, unit: Ints, units: Units, group: Ints, size: Ints, stream: Stream) -> Ints:
+        shape = len(t), self.rounds, len(unit)
+        step, _, k = (index.ravel() for index in np.indices(shape, dtype=np.int32))
+        message = self.build.send(
+            op,
+            Content.GRADIENT,
+            stage=units.first[unit][k],
+            step=t[step].astype(np.int32),
+            src=-1,
+            dst=group[k],
+            size=size[k],
+            stages=(units.last - units.first + 1)[unit][k],
+            stream=stream,
+        )
+        return message.reshape(shape)
+
+    def _pace(self, sums: Sums, given: Ints, inside: Ints, final: Ints, t: Ints) -> None:
+        """Let tasks and updates wait for sums.
+
+        All updates of a device wait for the last of its sums. After each pass, so does the next pass. A rank that
+        splits gradients gives none to a sum before the sum before it is done: there is one buffer for both.
+        """
+        holders, build, rank = self.holders, self.build, self.tables.lanes.rank
+        round_, step = np.arange(given.shape[1])[:, None], t[:, None, None]
+        all_columns = (holders.device[sums.row], round_, step, given, inside, final)
+        columns = [np.broadcast_to(column, given.shape).ravel() for column in all_columns]
+        order = sort_by(columns[0], columns[4], rank[columns[3]])
+        last = np.append(group_starts(columns[0][order], columns[4][order])[1:], len(order)) - 1  # gradient of each sum
+        order = order[last]
+        order = order[sort_by(columns[0][order], rank[columns[3][order]], columns[4][order])]
+        device, round_, step, given, inside, final = (column[order] for column in columns)
+        after, has_next = self._next_in_lane(given)
+        if self.state.gradients is Home.SPLIT and not self.waits_for_end:
+            rows = np.flatnonzero((device[1:] == device[:-1]) & has_next[1:])
+            build.link(inside[rows], after[rows + 1], EdgeKind.ROOM)
+        ends = np.append(group_starts(device, step, round_)[1:], len(device)) - 1
+        if self.state.reduce is When.EACH:
+            rows = ends[has_next[ends]]
+            build.link(final[rows], after[rows], EdgeKind.ROOM)
+        if self.state.one_step:
+            ends = np.append(group_starts(device, step)[1:], len(device)) - 1
+            of, row = matching_pairs((device[ends], step[ends]), (holders.device, holders.step))
+            build.link(final[ends[of]], self.node[row])
+
+    def _next_in_lane(self, task: Ints) -> tuple[Ints, Flags]:
+        """Return the task behind each one in its lane, and whether there is one."""
+        lanes = self.tables.lanes
+        place = np.minimum(lanes.rank[task] + 1, len(lanes.tasks) - 1)
+        return lanes.tasks[place], (lanes.number[place] == lanes.number[lanes.rank[task]]) & (place != lanes.rank[task])
+
+    # Parameters
+
+    def spread(self) -> Ints:
+        """Bring new versions from shares to all holders, and return what the readers of each holder wait for.
+
+        One that nobody reads is not gathered.
+        """
+        holders, build, in_step, steps = self.holders, self.build, self.holders.in_step, self.passes.steps
+        provider = self.node.reshape(steps, in_step).copy()
+        units = self._units(self.model.size("parameters"), self.state.buckets)
+        plan = self._plan(units)
+        read = np.zeros(steps + 1, dtype=bool)
+        for _, _, row in self.readers():
+            read[row // in_step] = True
+        t = np.flatnonzero(read[1:])
+        if not len(t) or not len(plan.row):
+            return provider.ravel()
+        gathers = self._gather(plan, t)
+        brought = gathers[:, plan.inside]
+        build.link(self.node.reshape(steps, in_step)[t][:, plan.row].ravel(), brought.ravel())
+        provider[t[:, None], plan.row] = brought
+        where = Location(
+            np.tile(holders.device[plan.row], len(t)),
+            np.tile(holders.stage[plan.row], len(t)),
+            np.repeat(t + 1, len(plan.row)).astype(np.int32),
+        )
+        build.land(brought.ravel(), where, np.tile(self.whole.parameters[plan.row], len(t)))
+        if self.state.gather_at_once:
+            self._wait_for_all(plan, brought, t)
+        return provider.ravel()
+
+    def _gather(self, plan: Sums, t: Ints) -> Ints:
+        """Gather the parameters that updates of these steps have made; return the messages, by step and number."""
+        units, unit = plan.units, plan.unit
+        place = np.arange(len(unit)) - (np.cumsum(self.inside.many[units.first]) - self.inside.many[units.first])[unit]
+        step, k = (index.ravel() for index in np.indices((len(t), len(unit)), dtype=np.int32))
+        message = self.build.send(
+            Op.ALL_GATHER,
+            Content.PARAMETERS,
+            stage=units.first[unit][k],
+            step=t[step].astype(np.int32),
+            src=-1,
+            dst=self.inside.number[self.inside.first[units.first][unit] + place][k],
+            size=units.size[unit][k],
+            versions=1,
+            stages=(units.last - units.first + 1)[unit][k],
+            stream=Stream.GATHER,
+        )
+        return message.reshape(len(t), -1)
+
+    def _wait_for_all(self, plan: Sums, brought: Ints, t: Ints) -> None:
+        """Let no forward of a device begin before all new parameters are there."""
+        lanes, device = self.tables.lanes, self.holders.device[plan.row]
+        head = lanes.tasks[lanes.step_heads]
+        steps, devices = self.passes.step_of(head // self.passes.phases), self.passes.task_device[head]
+        first = np.full((self.passes.steps + 1, self.passes.devices), -1, dtype=np.int32)
+        first[steps, devices] = head
+        reader = first[t[:, None] + 1, device]
+        waits = reader.ravel() >= 0
+        self.build.link(brought.ravel()[waits], reader.ravel()[waits])
+
+    def hand_out(self, prefetch: int) -> None:
+        """Gather parameters from shares before their uses, and drop them after these."""
+        build, lanes, holders = self.build, self.tables.lanes, self.holders
+        use, backward = self._uses(), self._backward_groups
+        row, step, stage = use.holder % holders.in_step, holders.step[use.holder], holders.stage[use.holder]
+        group = np.where(use.back, backward.of[row], self.inside.of[row])
+        first = group_starts(step, use.number, use.back, group)
+        number = np.where(use.back, backward.number[group], self.inside.number[group])
+        size = self.model.size("parameters")[stage]
+        message = build.send(
+            Op.ALL_GATHER,
+            Content.PARAMETERS,
+            stage=stage[first],
+            step=step[first] - 1,
+            src=-1,
+            dst=number[first],
+            size=size[first],
+            versions=1,
+            stream=Stream.GATHER,
+        )
+        each = np.repeat(message, np.diff(np.append(first, len(group))))
+        later = step > 0
+        build.link(self.node[use.holder[later] - holders.in_step], each[later])
+        build.link(each, use.task)
+        pull(lanes, build, each, lanes.rank[use.task], 1 + prefetch)
+        where = holders.where.take(use.holder)
+        self.sharded.hold_gathered(Uses(each, use.task, use.last, where, size), early=prefetch > 0)
+        if isinstance(self.state.reshard, int):
+            self._hold_between(use, where, -(-size // self.state.reshard))
+
+    @cached_property
+    def _backward_groups(self) -> Groups:
+        """The groups that gather parameters for backwards: smaller ones where parameters stay in shares of these."""
+        if not isinstance(self.state.reshard, int):
+            return self.inside
+        rank, own = self._rank
+        return self._groups(own, rank // self.state.reshard)
+
+    def _uses(self) -> Use:
+        """Return the uses of parameters in the order of their messages: of each pass both ways, or once in a step."""
+        passes, holders, rank = self.passes, self.holders, self.tables.lanes.rank
+        stays = {"no": range(passes.n), "root": (0, passes.n - 1)}.get(str(self.state.reshard), ())
+        again = ~np.isin(passes.stage, stays)
+        holder, both = holders.row.ravel(), (passes.forward.ravel(), passes.backward.ravel())
+        number = _occurrences(holder)
+        uses = [
+            Use(task[again], task[again], holder[again], number[again], np.full(np.count_nonzero(again), back))
+            for back, task in enumerate(both)
+        ]
+        task, of = (np.concatenate(ends) for ends in ([t[~again] for t in both], [holder[~again]] * 2))
+        order = sort_by(of, rank[task])
+        task, of = task[order], of[order]
+        first = group_starts(of)
+        last = np.append(first[1:], len(of))[: len(first)] - 1
+        never = np.zeros_like(of[first])
+        uses.append(Use(task[first], task[last], of[first], never, never))
+        use = Use(*(np.concatenate(column) for column in zip(*uses, strict=True)))
+        row = use.holder % holders.in_step
+        group = np.where(use.back, self._backward_groups.of[row], self.inside.of[row])
+        order = sort_by(holders.step[use.holder], use.number, use.back, group)
+        return Use(*(column[order] for column in use))
+
+    def _hold_between(self, use: Use, where: Location, size: Ints) -> None:
+        """Hold shares of a smaller group from a forward to the backward of its pass."""
+        order = sort_by(use.holder, use.number, use.back)
+        forth, back = order[use.back[order] == 0], order[use.back[order] == 1]
+        begin, until = end(use.last[forth]), start(use.task[back])
+        self.build.hold(Category.PARAMETERS, where.take(forth), size[forth], begin, until)
+
+    # What ranks hold
+
+    def hold_gradients(self, taker: Ints, provider: Ints) -> None:
+        """Hold sums until they have gone to shares, and shares until they are applied."""
+        if self.state.optimizer is Home.COPIED or not self.inside.members.max() > 1:
+            super().hold_gradients(taker, provider)
+            return
+        holders, build, rounds = self.holders, self.build, self.rounds
+        size, share = self.whole.gradients, self.share(self.whole.gradients)
+        first_size = gradients_at_first(self.model, self.habits, self.passes)[holders.stage]
+        until = self.taken.transpose(1, 0, 2).reshape(rounds, -1)
+        if self.state.reduce is When.EACH:
+            tasks = self.gives.transpose(1, 0, 2).reshape(rounds, -1)
+        else:
+            tasks = holders.first_task[None]
+        for first, message in zip(tasks, until, strict=True):
+            hold_gradients(build, holders.where, size, first_size, first, end(message))
+        begin = end(until[0])
+        if self.habits.gradients == "kept":
+            begin = np.append(np.full(holders.in_step, -1), end(self.node[: -holders.in_step]))
+        build.hold(Category.GRADIENTS, holders.where, share, begin, end(self.node))
+
+    def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
+        """Hold versions from when they are there until the next is; what is gathered in place is then on its way."""
+        if self.state.optimizer is Home.COPIED:
+            return super().hold_parameters(taker, provider)
+        holders, in_step = self.holders, self.holders.in_step
+        made = np.append(np.full(in_step, -1), end(provider[:-in_step]))
+        until = np.where(provider == self.node, end(self.node), start(provider))
+        return self.build.hold(Category.PARAMETERS, holders.where, self.sizes.parameters, made, until)
+
+
+def tensors_of(model: Model, sizes: Ints) -> list[list[int]]:
+    """Return the bytes of each gradient of each stage, in the order of forwards; of a stage without a list, its sum."""
+    return [[size] for size in sizes.tolist()]
+
+
+def _occurrences(key: Ints) -> Ints:
+    """Return how many equal numbers stand before each one.
+
+    >>> _occurrences(np.array([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = sort_by(key, np.arange(len(key), dtype=np.int32))
+    first = group_starts(key[order])
+    number = np.empty(len(key), dtype=np.int32)
+    number[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
+    return number

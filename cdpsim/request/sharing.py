@@ -1,0 +1,196 @@
+"""The options of the data axis: how many ranks share what, and when they exchange it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from cdpsim.errors import RequestError, choose, short_repr, whole_number
+from cdpsim.files.units import size_bytes
+from cdpsim.model import PRECISIONS, Model
+from cdpsim.request.options import Gather, InapplicableOption, Reduce, UpdateIn
+from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
+from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
+from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ZERO, Home, State, When
+
+REDUCE, GATHER, UPDATE_IN = get_args(Reduce), get_args(Gather), get_args(UpdateIn)
+MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
+# Options that are there for one of these: each needs exchanges in streams.
+SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in")
+
+
+def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split."""
+    zero, shard = options["zero"], options["shard"]
+    if shard is not None:
+        shard = whole_number("shard", shard, at_least=1)
+    if zero is not None:
+        zero = whole_number("zero", zero, at_least=0)
+        if zero > MOST_SPLIT:
+            raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
+    if zero == 0 and shard is not None and shard > 1:
+        problem = f"shard={shard} ranks share what is split, and --zero 0 splits nothing"
+        raise RequestError("shard", f"{problem}; give --replicas {shard}, or another --zero")
+    if zero is None:
+        zero = 0 if shard is None else MOST_SPLIT
+    if zero and shard is None:
+        shard, replicas = replicas, 1
+    shard = shard or 1
+    if zero > 1 and not schedule.order.together:
+        flushing = [name for name, each in SCHEDULES.items() if "shard" in each.options and each.order.together]
+        problem = f"zero={zero} splits gradients or parameters, and {schedule.name} does not flush"
+        raise InapplicableOption("zero", f"{problem}; take --zero 1, or one that does: {', '.join(flushing)}")
+    return zero, replicas * shard, shard
+
+
+def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stage of ZeRO, the state policy, and how far ahead of their readers messages come."""
+    zero, _, _ = read_ranks(schedule, 1, options)
+    state = _read_state(schedule, shape, zero, model, options)
+    prefetch = options["prefetch"]
+    if prefetch is None:
+        prefetch = 1 if state.parameters is Home.SPLIT else 0
+    return {"zero": zero, "state": state, "prefetch": prefetch}
+
+
+def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
+    """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
+    state, one_place = schedule.state, schedule.order.one_place
+    given = [name for name in SHARING if options[name] not in (None, False)]
+    if not (zero or given or one_place):
+        return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
+    if options["overlap_all_reduce"]:
+        problem = "is --reduce last for what goes without streams, and here it goes in streams"
+        raise InapplicableOption("overlap-all-reduce", f"{problem}; give --reduce last in its place")
+    if model is None or model.is_unit:
+        _refuse_in_slots(shape, options)
+    parameters, gradients, optimizer = ZERO[zero]
+    usual = _usual_reduce(schedule, zero)
+    together = schedule.order.together
+    return State(
+        parameters,
+        gradients,
+        optimizer,
+        reduce=When(choose("reduce", options["reduce"] or usual, REDUCE)),
+        streams=True,
+        buckets=_read_buckets(schedule, shape, zero, model, options),
+        one_step=together,
+        reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
+        gather_at_once=_read_gather(zero, options["gather"]) == "step",
+        clips=options["clip"],
+        updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
+    )
+
+
+def _usual_reduce(schedule: Schedule, zero: int) -> str:
+    """Return when gradients are summed by default: as torch and DeepSpeed do it without a pipeline, and with one."""
+    if schedule.order.one_place:
+        return "each" if ZERO[zero][1] is Home.SPLIT else "last"
+    return "last" if ZERO[zero][1] is Home.SPLIT or not schedule.order.together else "end"
+
+
+def _refuse_in_slots(shape: Shape, options: Mapping[str, Any]) -> None:
+    if shape.shard > 1:
+        problem = f"a stage's parameters are one piece in slots, and cannot be split among {shape.shard} ranks"
+        raise InapplicableOption("shard", f"{problem}; give a --model (`cdpsim models` lists some)")
+    if options["buckets"] is not None:
+        raise InapplicableOption("buckets", "have sizes in bytes, and slots have none; give a --model")
+
+
+def _read_buckets(
+    schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]
+) -> Buckets | None:
+    """Return the buckets of gradients: by default torch's where one device has all stages, and none in pipelines."""
+    given = options["buckets"]
+    if given is None:
+        one_bucket_a_unit = zero == MOST_SPLIT or not schedule.order.one_place or model is None or model.is_unit
+        given = "none" if one_bucket_a_unit else RUNTIMES_WITH_BUCKETS[0]
+    elif zero == MOST_SPLIT:
+        raise InapplicableOption("buckets", "go with whole parameters, and --zero 3 has units of stages; leave it out")
+    if given == "none":
+        if options["whole_first_step"]:
+            raise InapplicableOption("whole-first-step", "there are no buckets; leave it out, or give --buckets")
+        return None
+    assert model is not None
+    return replace(parse_buckets(given, model, shape.replicas), whole_first_step=options["whole_first_step"])
+
+
+def parse_buckets(given: object, model: Model, ranks: int) -> Buckets:
+    """Return the buckets of a text: the name of a runtime, or the sizes of the first bucket and of the others."""
+    if isinstance(given, str) and given in RUNTIMES_WITH_BUCKETS:
+        return Buckets.of_runtime(given, _element_bytes(model), ranks)
+    try:
+        sizes = tuple(size_bytes(size.strip()) for size in str(given).split(","))
+    except RequestError as error:
+        known = ", ".join(("none", *RUNTIMES_WITH_BUCKETS))
+        problem = f"{short_repr(given)} is neither one of {known} nor sizes such as '1 MiB,25 MiB'"
+        raise RequestError("buckets", f"{problem}: {error.problem}") from None
+    if not all(sizes):
+        raise RequestError("buckets", f"{short_repr(given)} has a bucket of no bytes; give at least 1 B")
+    return Buckets(sizes)
+
+
+def _element_bytes(model: Model) -> int:
+    """Return the bytes of a gradient's number."""
+    parameters, gradients = int(model.size("parameters").sum()), int(model.size("gradients").sum())
+    width = PRECISIONS.get(model.precision, 4)
+    return max(1, width * gradients // parameters) if parameters else width
+
+
+def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> str | int:
+    """Return how long gathered parameters stay: in pipelines for a step, as torchtitan has it."""
+    if given is None:
+        return "yes" if one_place else "no"
+    if zero != MOST_SPLIT:
+        raise InapplicableOption("reshard", "is about split parameters; leave it out, or give --zero 3")
+    if str(given) in ("yes", "no", "root"):
+        return str(given)
+    ranks = whole_number("reshard", given, at_least=2)
+    if shape.shard % ranks or ranks == shape.shard:
+        problem = f"to {ranks} ranks, which is no part of the {shape.shard} that share parameters"
+        raise RequestError("reshard", f"{problem}; give a smaller divisor of {shape.shard}, or yes, no, root")
+    return ranks
+
+
+def _read_gather(zero: int, given: object) -> str:
+    if given is None:
+        return str(GATHER[0])
+    if ZERO[zero][2] is not Home.SPLIT or ZERO[zero][0] is Home.SPLIT:
+        problem = "is about parameters gathered after updates, which --zero 1 and 2 have"
+        raise InapplicableOption("gather", f"{problem}; leave it out")
+    return choose("gather", given, GATHER)
+
+
+def _read_update_in(model: Model | None, given: object) -> str:
+    if given is None:
+        return str(UPDATE_IN[0])
+    if model is None or not model.updates_in_lanes:
+        problem = "updates take no time of a device; give a --model whose stages have an update time"
+        raise InapplicableOption("update-in", f"{problem}, or leave it out")
+    return choose("update-in", given, UPDATE_IN)
+
+
+def stage_layers(model: Model, n: int) -> tuple[int, ...]:
+    """Return the first layer of each of n stages of a model of layers; () where each stage has one."""
+    return () if n == model.n else (0, *model.cuts(n))
+
+
+def check_layers(given: object, model: Model, n: int) -> tuple[int, ...]:
+    """Return the first layer of each stage as given; refuse what is no list of n ascending layers of the model."""
+    layers = [whole_number("by-layer", layer, at_least=0) for layer in given] if isinstance(given, Sequence) else []
+    if len(layers) != n or layers[:1] != [0] or layers != sorted({*layers}) or layers[-1] >= model.n:
+        problem = f"{short_repr(given)} does not say with which of {model.n} layers each of {n} stages begins"
+        raise RequestError("by-layer", f"{problem}; give {n} ascending numbers from 0 on")
+    return tuple(layers)
+
+
+def named_zero(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule and the stage of ZeRO for which a name stands; nothing for other names."""
+    name = options["schedule"]
+    if not isinstance(name, str) or name not in ZERO_NAMES:
+        return {}
+    schedule, zero = ZERO_NAMES[name]
+    if options["zero"] not in (None, zero, str(zero)):
+        problem = f"{name} is {schedule} --zero {zero}, and --zero asks for {options['zero']}"
+        raise RequestError("zero", f"{problem}; leave either out")
+    return {"schedule": schedule, "zero": zero}

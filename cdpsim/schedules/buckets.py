@@ -1,0 +1,98 @@
+"""Buckets: which gradients go in one message.
+
+Gradients come in the order in which backwards make them. None is ever split. Published rules:
+
+    torch      closed as soon as it has the least size: 1 MiB of the first bucket, 25 MiB of all others
+               (`compute_bucket_assignment_by_size`, with the sizes of `DistributedDataParallel`)
+    megatron   closed as soon as it has the least number of elements: 40 million, or a million for each rank
+               (Megatron-LM, `DistributedDataParallelConfig.bucket_size`)
+    deepspeed  closed before it would have more than 500 million elements (DeepSpeed, `reduce_bucket_size`)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.numeric.columns import Ints
+
+MIB = 2**20
+
+
+def assign_buckets(sizes: Sequence[int], limits: Sequence[int], *, most: bool = False) -> list[list[int]]:
+    """Return the tensors of each bucket, by their numbers in the order of their gradients.
+
+    A bucket is closed as soon as it has the bytes of its limit; if those are the `most`, before it would have more. The
+    last limit is that of all further buckets.
+
+    >>> assign_buckets([3, 3, 3, 9, 1], [2, 5])
+    [[0], [1, 2], [3], [4]]
+    >>> assign_buckets([3, 3, 3, 9, 1], [6], most=True)
+    [[0, 1], [2], [3], [4]]
+    """
+    buckets: list[list[int]] = []
+    limit, filled = iter(limits), 0
+    least = next(limit)
+    for number, size in enumerate(sizes):
+        if not buckets or (filled + size > least and filled > 0 if most else filled >= least):
+            least = next(limit, least) if buckets else least
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(number)
+        filled += size
+    return buckets
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes at which buckets of gradients are closed, in bytes: of the first one, then of the others.
+
+    They are the least sizes of buckets, or the `most`. If `whole_first_step`, all gradients of a device go in one
+    bucket in the first step, before torch knows in which order they come.
+    """
+
+    sizes: tuple[int, ...]
+    most: bool = False
+    whole_first_step: bool = False
+
+    @classmethod
+    def of_runtime(cls, name: str, element: int, ranks: int) -> "Buckets":
+        """Return the buckets of a runtime, for gradients of so many bytes an element that so many ranks sum."""
+        return {
+            "torch": cls((MIB, 25 * MIB)),
+            "megatron": cls((max(40_000_000, 1_000_000 * ranks) * element,)),
+            "deepspeed": cls((500_000_000 * element,), most=True),
+        }[name]
+
+
+RUNTIMES_WITH_BUCKETS = ("torch", "megatron", "deepspeed")
+
+
+class Units(NamedTuple):
+    """What goes in one message: a row for each unit, with its lowest and highest stage and its bytes."""
+
+    first: Ints
+    last: Ints
+    size: Ints
+
+    @classmethod
+    def of_stages(cls, size: Ints) -> "Units":
+        """Return a unit for each stage."""
+        stage = np.arange(len(size), dtype=np.int32)
+        return cls(stage, stage, size)
+
+    @classmethod
+    def of_buckets(cls, tensors: Sequence[Sequence[int]], ends: Sequence[int], buckets: Buckets) -> "Units":
+        """Return the buckets of stages with these tensors' gradients; none goes beyond the stages at which a run ends.
+
+        Gradients come from the last stage to the first, and in each from its last tensor to its first.
+        """
+        rows: list[tuple[int, int, int]] = []
+        for low, high in zip([0, *ends], ends, strict=False):
+            stage = [j for j in reversed(range(low, high)) for _ in tensors[j]]
+            sizes = [size for j in reversed(range(low, high)) for size in reversed(tensors[j])]
+            for bucket in assign_buckets(sizes, buckets.sizes, most=buckets.most):
+                rows.append((stage[bucket[-1]], stage[bucket[0]], sum(sizes[k] for k in bucket)))
+        columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 3).T
+        return cls(columns[0].astype(np.int32), columns[1].astype(np.int32), columns[2])
