@@ -42,7 +42,7 @@ class Unrolled:
 
     @cached_property
     def last(self) -> list[Ints]:
-        """The messages after which each member is done: the last of each channel there, and those that none waits for."""
+        """The messages with which members are done: the last of each channel there, and those that none waits for."""
         channel, last = self.rounds.channel, []
         ends = np.setdiff1d(np.arange(len(channel)), np.concatenate([self.data[0], self.room[0]]))
         for received, carried in zip(self.received, self.carried, strict=True):
@@ -221,7 +221,7 @@ def _expand_edges(program: Program, number: Ints, collectives: list[_Placed]) ->
         for row in into[each.node]:
             node, kind, begins = edges.before[row], edges.kind[row], unrolled.begins
             if number[node] < 0:
-                parts += _between(placed[int(node)], each, kind)
+                parts += _between_collectives(placed[int(node)], each, kind)
                 continue
             if kind == EdgeKind.DATA:
                 begins = unrolled.original[unrolled.rounds.src[unrolled.original] == each.member(device[node])]
@@ -237,7 +237,7 @@ def _expand_edges(program: Program, number: Ints, collectives: list[_Placed]) ->
     return Edges(*(column.astype(kind) for column, kind in zip(columns, (np.int32, np.int32, np.int8), strict=True)))
 
 
-def _between(before: _Placed, after: _Placed, kind: int) -> Iterator[tuple[Ints, ...]]:
+def _between_collectives(before: _Placed, after: _Placed, kind: int) -> Iterator[tuple[Ints, ...]]:
     """Yield edges of a collective that begins when another one has ended at all members that both have."""
     for device in np.intersect1d(before.members, after.members).tolist():
         last, begins = before.first + before.unrolled.last[before.member(device)], after.first + after.unrolled.begins
