@@ -49,9 +49,10 @@ PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor", "lion", "sm3", "adam-8bit", "lamb", "lars"]
 GradientType = Literal["fp32", "bf16", "fp16"]
 UpdateTime = Literal["stated", "memory", "clipped"]
-Recomputation = Literal["none", "full", "sqrt"]
+Recomputation = Literal["none", "layer", "selective", "full", "sqrt", "reversible"]
 Offload = Literal["none", "optimizer", "activations", "all"]
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
+SINGLE_LAYERS = "layers:"  # another way to recompute begins so, and ends in a number
 GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
 
 # Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
@@ -82,7 +83,7 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
     def _check(self) -> None:
         if self.optimizer is not None:
             choose("optimizer", self.optimizer, OPTIMIZERS)
-        choose("recompute", self.recompute, RECOMPUTE)
+        _check_recompute(self.recompute)
         choose("offload", self.offload, OFFLOAD)
         if self.gradients is not None:
             choose("gradients", self.gradients, GRADIENT_TYPES)
@@ -100,6 +101,17 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
         ways |= {"recompute": self.recompute, "offload": self.offload}
         usual = (None, "none", UPDATE_TIMES[0])
         return [part for part in parts if part] + [f"{name} {how}" for name, how in ways.items() if how not in usual]
+
+
+def _check_recompute(recompute: str) -> None:
+    """Refuse an unknown way to recompute."""
+    if not (isinstance(recompute, str) and recompute.startswith(SINGLE_LAYERS)):
+        choose("recompute", recompute, RECOMPUTE)
+        return
+    count = recompute.removeprefix(SINGLE_LAYERS)
+    if not (count.isascii() and count.isdecimal() and 1 <= int(count) <= MOST_STAGES):
+        problem = f"{short_repr(recompute)} does not end in a number of layers from 1 to {MOST_STAGES}"
+        raise RequestError("recompute", f"{problem}; write for example layers:4, or layer for all of them")
 
 
 class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The costs of a training recipe: states of the update, recomputation and offload; bytes exactly.
 
-`cdpsim.model.optimizers` has what optimizers keep, and the bytes that an update reads and writes.
+`cdpsim.model.optimizers` has what optimizers keep, and the bytes that an update reads and writes;
+`cdpsim.model.recomputation` what is computed again.
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
 and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with
@@ -11,11 +12,6 @@ bytes in mixed precision, a copy of them in four is kept for the update, as in M
 parameter with Adam, where gradients in fp32 make 2 + 4 + 12 = 18 (its docs, "Distributed Optimizer"). Sums in another
 type than autograd's own are buffers that are there before a backward.
 
-Recomputation (Chen et al. 2016): a segment keeps only its input and computes its forward again before its backward.
-`full` makes each stage one segment, `sqrt` cuts its l layers into the least number of segments that is at least their
-square root (section 4.3 there), as even in layers as can be. The second forward adds its work to the backward. Of the
-last stage the loss is computed again, too.
-
 Offload puts on the host what a device would hold: `optimizer` its state, with which the host updates (Ren et al. 2021,
 ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to its backward (Rhu et al. 2016, vDNN,
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
@@ -23,11 +19,9 @@ both. While a forward or a backward runs, its stage's activations are all taken 
 their times are in `cdpsim.model.offload`.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from math import ceil, isqrt
+from math import ceil
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -35,7 +29,8 @@ from msgspec.structs import replace
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
-from cdpsim.model.stage import Stage, Tie, add_costs, first_gradients, merge_stages
+from cdpsim.model.recomputation import make_stage, refuse_ineffective
+from cdpsim.model.stage import Stage, Tie
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 Part = TypeVar("Part", Stage, Tie)
@@ -57,8 +52,9 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
         raise RequestError("training", "the slot model has no bytes and no layers; give a model")
     if recipe.optimizer or recipe.gradients:
         model = with_update(model, recipe)
+    refuse_ineffective(model, recipe.recompute)
     groups = enumerate(model.groups(n))
-    stages = [_make_stage(layers, given, recipe.recompute, j) for j, (given, layers) in groups]
+    stages = [make_stage(layers, given, recipe.recompute, j) for j, (given, layers) in groups]
     tied = list(model.tied_groups(n))
     if recipe.offload in ("optimizer", "all"):
         if not any(stage.optimizer for stage in stages):
@@ -199,82 +195,10 @@ def with_activations_on_host(stage: Stage) -> Stage:
     return replace(
         stage,
         offloaded=stage.offloaded + stage.activation,
-        **dict.fromkeys(("activation", "kept_output", "data", "unused_input"), 0),
+        **dict.fromkeys(("activation", "kept_output", "data", "unused_input", "attention_activation"), 0),
+        attention_forward=None,
         freed_output=None,
         **{kind: stage.activation + size for kind, size in transients.items()},
-        retained_gradients=None,
-        retained_input_transient=None,
-        retained_weight_transient=None,
-    )
-
-
-def _make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> Stage:
-    """Return stage j, made of these layers, with what it computes again."""
-    stage = merge_stages(layers, given)
-    if recompute == "none":
-        return stage
-    bounds = segment_bounds(len(layers), recompute)
-    inputs = [given, *(layers[begin - 1].boundary for begin in bounds[1:-1])]
-    segments = [
-        merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
-    ]
-    return recompute_stage(stage, segments, given, j)
-
-
-def segment_bounds(layers: int, recompute: str) -> list[int]:
-    """Return the layers with which the segments of a stage begin, and the end of the last one.
-
-    >>> segment_bounds(5, "sqrt"), segment_bounds(5, "full")
-    ([0, 1, 3, 5], [0, 5])
-    """
-    count = 1 if recompute == "full" else isqrt(layers - 1) + 1  # the square root, rounded up
-    return [k * layers // count for k in range(count + 1)]
-
-
-def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int) -> Stage:
-    """Return stage j, which computes these segments again; the stage before sends it `given` bytes."""
-    inputs = [given, *(segment.boundary for segment in segments[:-1])]
-    for segment, size in zip(segments, inputs, strict=True):
-        if segment.activation < size + segment.data:
-            problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
-            raise RequestError(f"stage {j}", problem)
-    return _recomputed(stage, segments, inputs)
-
-
-def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int]) -> Stage:
-    """Return a stage that keeps its segments' inputs and its data; its transients are peak memory less that.
-
-    A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
-    segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken
-    to be there until the segment is done; that of the stage's own output is held in any case. So does the input's part
-    of a split backward, which leaves of each segment what the weights' part needs, as if nothing were computed again.
-    """
-    forward = for_input = kept = sum(inputs) + stage.data
-    peaks = []
-    before = stage.data
-    left = [0, *accumulate(segment.weight_activation or 0 for segment in reversed(segments))]
-    for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
-        others = before - segment.data
-        gradient = segment.boundary if k < len(segments) - 1 else 0
-        behind = others + gradient + segment.activation
-        forward = max(forward, others + segment.inference_bytes)
-        peaks.append(behind + max(segment.forward_transient, segment.backward_transient))
-        more = max(segment.forward_transient, segment.input_transient or segment.backward_transient)
-        later = left[len(segments) - 1 - k] - (segments[-1].weight_output if gradient else 0)
-        for_input = max(for_input, behind + more + later)
-        before += size
-    return replace(
-        stage,
-        backward=add_costs([stage.backward, stage.forward]),
-        recomputed=add_costs([stage.forward] if stage.recomputed is None else [stage.recomputed, stage.forward]),
-        activation=kept,
-        kept_output=0,
-        forward_transient=forward - kept,
-        backward_transient=max(kept, *peaks) - kept,
-        first_gradients=first_gradients(segments, peaks),
-        freed_output=None,
-        input_transient=None if stage.weight_activation is None else for_input - kept,
-        weight_transient=None if stage.weight_activation is None else stage.weight_transient,
         retained_gradients=None,
         retained_input_transient=None,
         retained_weight_transient=None,

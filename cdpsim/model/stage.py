@@ -74,6 +74,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     unused_input: Size = 0  # the part of it that is its input, where no backward reads that: freed between layers
     inference: Size | None = None  # peak memory of a forward that keeps nothing; None: as of one that keeps
     factored: Size = 0  # the bytes of the row and column sums of its matrices, in the type of its parameters
+    attention_activation: Size = 0  # the part of the activation that the core of attention keeps, but for its output
+    attention_forward: Cost | None = None  # the part of the forward that is this core
     # Used by superposition alone:
     curve: OptionalCurve = None  # its memory, operator by operator
 
@@ -83,6 +85,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name in ("data", "unused_input"):
             if getattr(self, name) > self.activation:
                 raise RequestError(name, "must be at most activation, of which it is a part")
+        self._check_attention()
         for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
@@ -94,6 +97,20 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         self._check_parts_of_backward()
         self._check_left()
         self._check_retained()
+
+    def _check_attention(self) -> None:
+        """Refuse a core of attention that is no part of the stage."""
+        core, again = self.attention_activation, self.attention_forward
+        if bool(core) != (again is not None):
+            missing, given = ("attention_forward", "attention_activation")[:: 1 if core else -1]
+            raise RequestError(missing, f"is missing beside {given}: what the core of attention costs, and keeps")
+        if core > self.activation - max(self.kept_output, self.data, self.unused_input):
+            problem = "must be at most activation less kept_output, data and unused_input, which are other parts of it"
+            raise RequestError("attention_activation", problem)
+        if again is not None and isinstance(again, Work) != isinstance(self.forward, Work):
+            raise RequestError("attention_forward", "must be a time where forward is one, and work where it is work")
+        if again is not None and not again <= self.forward:
+            raise RequestError("attention_forward", "must be at most forward, of which it is a part")
 
     def _check_left(self) -> None:
         """Refuse to leave more between the parts of a split backward than was there in the first one."""
@@ -223,12 +240,14 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
     added = ("parameters", "optimizer", "update_bytes", "offloaded", "host_optimizer", "data", "factored")
+    cores = [layer.attention_forward for layer in layers if layer.attention_forward is not None]
     return Stage(
         name=span_name([layer.name for layer in layers]),
         forward=add_costs([layer.forward for layer in layers]),
         backward=backward,
         weight_backward=None if not weights else add_costs(weights) if first.has_input_part else backward,
         recomputed=add_costs(again) if again else None,
+        attention_forward=add_costs(cores) if cores else None,
         kept_output=last.kept_output,
         boundary=last.boundary,
         gradients=None if all(layer.gradients is None for layer in layers) else _sum(layers, "gradient_bytes"),
@@ -236,6 +255,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         transfer=fsum(layer.transfer for layer in layers),
         host_update=fsum(layer.host_update for layer in layers),
         unused_input=first.unused_input,
+        attention_activation=_sum(layers, "attention_activation"),
         inference=_inference(layers, given),
         **{kind: _sum(layers, kind) for kind in added},
         **_merged_memory(layers),

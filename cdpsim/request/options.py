@@ -66,7 +66,7 @@ class TrainingOptions(TypedDict, total=False):
     mixed_precision: bool | None
     gradients: GradientType | None
     update_time: UpdateTime | None
-    recompute: Recomputation | None
+    recompute: Recomputation | str | None
     offload: Offload | None
 
 

@@ -17,6 +17,7 @@ from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
+from cdpsim.model import RECOMPUTE
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import RENDEZVOUS
 from cdpsim.runs import Run
@@ -48,13 +49,16 @@ def topologies(draw: st.DrawFn) -> Topology:
 def trained(draw: st.DrawFn) -> dict[str, Any]:
     """Keywords for `simulate`: a shipped model, trained in some way on devices with hosts, joined in some way."""
     asked = draw(schedules(5))
-    asked |= {"model": GPT2, "recompute": draw(st.sampled_from(["none", "full", "sqrt"]))}
-    asked["optimizer"] = draw(st.sampled_from(["momentum", "adam", "adafactor"]))
+    asked |= {"model": GPT2, "recompute": draw(st.sampled_from([*RECOMPUTE, "layers:2"]))}
+    asked["optimizer"] = draw(st.sampled_from(["momentum", "adam", "adafactor", "adam-8bit"]))
     asked["mixed_precision"] = draw(st.booleans())
+    asked["gradients"] = draw(st.sampled_from([None, "fp32", *["bf16"] * asked["mixed_precision"]]))
     asked["offload"] = draw(st.sampled_from(["none", "optimizer", "activations", "all"]))
+    if asked["offload"] in ("none", "activations"):
+        asked["update_time"] = draw(st.sampled_from(["stated", "memory"]))
     lanes = draw(st.integers(1, 2)) if asked["schedule"].placement.lanes else 1
     overlap = draw(st.sampled_from(OVERLAPS))
-    group = Devices(speed=draw(st.sampled_from([1e13, 3e14])), lanes=lanes, overlap=overlap)
+    group = Devices(speed=draw(st.sampled_from([1e13, 3e14])), memory_bandwidth=1e12, lanes=lanes, overlap=overlap)
     asked["cluster"] = Cluster(devices=(group,), topology=draw(topologies()), host=draw(hosts))
     asked["rendezvous"] = draw(st.sampled_from([None, *RENDEZVOUS]))
     if asked["schedule"].order is CYCLIC:

@@ -23,7 +23,7 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Recipe", "optimizer"): OPTIMIZERS,
     ("Recipe", "gradients"): GRADIENT_TYPES,
     ("Recipe", "update_time"): UPDATE_TIMES,
-    ("Recipe", "recompute"): RECOMPUTE,
+    ("Recipe", "recompute"): (*RECOMPUTE, "layers:K"),
     ("Recipe", "offload"): OFFLOAD,
     ("Runtime", "like"): habits.RUNTIMES,
     ("Runtime", "sends"): get_args(habits.Sends),

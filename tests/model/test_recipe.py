@@ -132,14 +132,15 @@ def played(layers: tuple[Stage, ...], given: int, segments: list[tuple[int, int]
     return kept, max(forward), max(backward)
 
 
-@given(networks(), st.sampled_from(["full", "sqrt"]), st.data())
+@given(networks(), st.sampled_from(["full", "sqrt", "layer"]), st.data())
 def test_recomputed_stages_hold_what_a_step_by_step_count_says(model: Model, how: str, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, model.n))
     stages = apply_recipe(model, Recipe(recompute=how), n).stages
     ends = (0, *model.cuts(n), model.n)
     for j, stage in enumerate(stages):
         layers = model.stages[ends[j] : ends[j + 1]]
-        count = 1 if how == "full" else next(k for k in range(1, 9) if k * k >= len(layers))
+        root = next(k for k in range(1, 9) if k * k >= len(layers))
+        count = {"full": 1, "sqrt": root, "layer": len(layers)}[how]
         cuts = [k * len(layers) // count for k in range(count + 1)]
         given_to = model.stages[ends[j] - 1].boundary if j else 0
         found = played(layers, given_to, list(pairwise(cuts)))
@@ -234,6 +235,10 @@ def test_a_run_is_of_the_model_as_it_is_trained() -> None:
     [
         ({"optimizer": "adams"}, "optimizer: unknown optimizer 'adams'; did you mean 'adam'?"),
         ({"recompute": "all"}, "recompute: unknown recompute 'all'; "),
+        (
+            {"recompute": "layers:0"},
+            "recompute: 'layers:0' does not end in a number of layers from 1 to 1000000; write",
+        ),
         ({"mixed_precision": True}, "mixed_precision: what is kept in fp32 depends on the optimizer; name one"),
         ({"mixed_precision": "yes"}, "mixed_precision: expected `bool`"),
         ({"optimiser": "adam"}, "unknown field 'optimiser'; did you mean 'optimizer'?"),

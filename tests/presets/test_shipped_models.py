@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from cdpsim import presets
-from cdpsim.model import PRECISIONS, Model
+from cdpsim.files.units import Work
+from cdpsim.model import PRECISIONS, Model, Recipe
+from cdpsim.model.recipe import apply_recipe
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -67,6 +69,39 @@ def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> No
     layers, parameters = KNOWN[name]
     assert model.n == layers
     assert model.size("parameters").sum() == parameters * PRECISIONS[model.precision]
+
+
+# Sequences of a micro-batch, heads, tokens (of ViT 14 x 14 patches and a class), width.
+ATTENTION = {
+    "gpt2": (8, 12, 1024, 768),
+    "llama2-7b": (2, 32, 4096, 4096),
+    "llama3-8b": (1, 32, 8192, 4096),
+    "vit-b16": (32, 12, 14 * 14 + 1, 768),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_say_what_fused_attention_keeps_and_costs(name: str) -> None:
+    """A logarithm in fp32 for each head and token (Dao et al. 2022, algorithm 1); two products of pairs of tokens."""
+    for stage in presets.model(name).stages:
+        if stage.name != "block" or name not in ATTENTION:
+            assert (stage.attention_activation, stage.attention_forward) == (0, None)
+        else:
+            b, a, s, h = ATTENTION[name]
+            assert (stage.attention_activation, stage.attention_forward) == (4 * b * a * s, Work(4 * b * s * s * h))
+
+
+@pytest.mark.parametrize("how", ["layer", "layers:2", "selective", "reversible"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_transformers_compute_again_in_all_ways(name: str, how: str) -> None:
+    """In whole backwards and in split ones, in several groups of layers."""
+    for n in (1, 3, 14):
+        trained = apply_recipe(presets.model(name).without_curves(), Recipe(recompute=how), n)
+        plain = presets.model(name).grouped(n)
+        assert trained.size("activation").sum() < plain.size("activation").sum()
+        for own, other in zip(trained.stages, plain.stages, strict=True):
+            assert own.weight_activation == other.weight_activation  # what the weights' part needs is left
+        assert (trained.computed_flop or 0) > (trained.flop or 0) == plain.flop
 
 
 @pytest.mark.uncounted

@@ -16,8 +16,9 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
-from cdpsim.model import OFFLOAD, RECOMPUTE, Model
+from cdpsim.model import OFFLOAD, Model
 from cdpsim.model.recipe import apply_recipe
+from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request.reading import refuse_inapplicable, shape_of
 from cdpsim.schedules import Schedule, find_schedule
@@ -55,7 +56,7 @@ _TRAINING = argument_group(
         help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
     ),
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast (for float32)"),
-    argument("--recompute", default="none", metavar="HOW", help=f"{', '.join(RECOMPUTE)}: as for `cdpsim simulate`"),
+    argument("--recompute", default="none", metavar="HOW", help=f"{', '.join(SEGMENTED)}: as for `cdpsim simulate`"),
     argument("--offload", default="none", metavar="WHAT", help=f"{', '.join(OFFLOAD)}: as for `cdpsim simulate`"),
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
@@ -160,7 +161,7 @@ def case_of(options: argparse.Namespace) -> Case:
         sizes=tuple(sizes.items()),
         cuts=tuple(find_cuts(layers, n, options.partition, optimizer)),
         autocast=options.autocast,
-        recompute=choose("recompute", options.recompute, RECOMPUTE),
+        recompute=choose("recompute", options.recompute, SEGMENTED),
         offload=choose("offload", options.offload, OFFLOAD),
         split=_split(options.split, schedule, shape),
         device=choose("device", options.device, DEVICES),
@@ -206,8 +207,10 @@ def _read_stages(path: str, case: Case) -> Model:
     if model.tied:
         problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
         raise RequestError(path, problem)
-    if case.recompute == "sqrt":
-        problem = "does not say what the segments of its stages hold, of which --recompute sqrt keeps the inputs"
+    if case.recompute in ("layer", "sqrt"):
+        problem = (
+            f"does not say what the segments of its stages hold, of which --recompute {case.recompute} keeps the inputs"
+        )
         raise RequestError(path, f"{problem}; leave --stages out, or take --recompute full")
     asked = {name: how for name in ("recompute", "offload") if (how := getattr(case, name)) != "none"}
     return apply_recipe(model, msgspec.structs.replace(model.training, **asked))

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from .tracker import Reference, storage_of
+
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     """Return the FLOP of two products: of queries and keys, and of their scores and values."""
@@ -28,6 +30,16 @@ def _attention_backward(
     return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
+# Fused attention, each of which gives its output, and then what its backward reads beside that.
+_ATTENTION = frozenset(
+    (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+        torch.ops.aten._scaled_dot_product_flash_attention,
+        torch.ops.aten._scaled_dot_product_efficient_attention,
+        torch.ops.aten._scaled_dot_product_cudnn_attention,
+    )
+)
+
 # Missing in torch's own table: its kernel for attention on a CPU.
 _OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
     {
@@ -46,11 +58,15 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
 
 
 class Flops(TorchDispatchMode):
-    """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones."""
+    """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones.
+
+    The forwards of fused attention are also counted by themselves, and what they give beside their output is noted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.attention = 0
+        self.statistics: list[Reference] = []
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,5 +74,9 @@ class Flops(TorchDispatchMode):
         """Run an operation and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.count += count_flops(func, args, kwargs, result)
+        count = count_flops(func, args, kwargs, result)
+        self.count += count
+        if func._overloadpacket in _ATTENTION:
+            self.attention += count
+            self.statistics += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
         return result

@@ -5,7 +5,7 @@ Each stage runs the forward and the backward of a replay, with fake tensors and 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from cdpsim.files.progress import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
-from cdpsim.model.recipe import recompute_stage, with_activations_on_host, with_optimizer_on_host
+from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host
+from cdpsim.model.recomputation import recompute_stage
 
 from ..training.fakes import Fakes
 from ..training.forms import zeros
@@ -54,6 +55,8 @@ class Footprint(NamedTuple):
     data: int
     unused_input: int
     inference: int
+    attention_activation: int  # of fused attention
+    attention_flops: int
 
     @property
     def weight_flops(self) -> int:
@@ -133,7 +136,8 @@ def _comparable(value: object) -> Hashable:
 
 def with_unit_times(model: Model, *, split: bool = False) -> Model:
     """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts."""
-    unit = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
+    unit: dict[str, Any] = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
+    unit |= {"attention_activation": 0, "attention_forward": None}
     return msgspec.structs.replace(
         model, stages=tuple(msgspec.structs.replace(stage, recomputed=None, **unit) for stage in model.stages)
     )
@@ -150,6 +154,7 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
     ahead = ahead._replace(output=None)
     activation = tracker.level
     data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
+    statistics = sum(_storage_size(storage, granularity) for storage in flops.statistics)
     kept_output = output if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -174,6 +179,8 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
         if stage == 0 or _reads_input(training, stage)
         else _granular(training.boundary(stage - 1).nbytes, granularity),
         _inference(training, stage, granularity),
+        statistics,
+        flops.attention if statistics else 0,
     )
 
 
@@ -365,6 +372,8 @@ def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence
                 unused_input=footprint.unused_input,
                 inference=footprint.inference,
                 factored=factored(training.stages[j]),
+                attention_activation=footprint.attention_activation,
+                attention_forward=Work(footprint.attention_flops) if footprint.attention_activation else None,
             )
         )
     return tuple(stages)

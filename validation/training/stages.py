@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.errors import RequestError
-from cdpsim.model.recipe import segment_bounds
+from cdpsim.model.recomputation import segment_bounds
 from cdpsim.model.stage import span_name
 
 from .fakes import Fakes

@@ -1,0 +1,190 @@
+"""Recomputation: what a stage keeps from its forward to its backward, and what its backward computes again.
+
+A segment of consecutive layers keeps only its input and computes its forward again before its backward (Chen et al.
+2016). Layers are those of the model's file.
+
+    full       the stage is one segment
+    sqrt       the l layers of a stage make the least number of segments that is at least their square root (section
+               4.3 there), as even in layers as can be
+    layer      each layer is a segment, as Megatron-LM's and torchtitan's "full" have it
+    layers:K   each of the first K layers of a stage is one, and the others compute nothing again: Megatron-LM's method
+               "block" with `recompute-num-layers` K, which counts the layers of each (virtual) stage, too
+
+The second forward adds its work to the backward. Of the last stage the loss is computed again, too.
+
+`selective` (Korthikanti et al. 2022, section 5) computes the core of attention again: products of queries and keys,
+softmax, its dropout, and the product with values. Stages say what the core keeps and costs (`attention_activation`,
+`attention_forward`). A layer's core is there while its layer computes, beside all else that the layer has: this is
+never too little.
+
+`reversible` (Gomez et al. 2017, section 3.2): a layer that gives as many bytes as it gets computes its input from its
+output. Of such layers in a row only the last output is kept; the backward goes through each layer once more, beside its
+output, and has its activations then. Layers that change the size, and a model's first one, keep what they kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from math import isqrt
+
+from msgspec.structs import replace
+
+from cdpsim.errors import RequestError
+from cdpsim.files.config import Cost
+from cdpsim.model import SINGLE_LAYERS, Model
+from cdpsim.model.stage import Stage, add_costs, first_gradients, merge_stages
+
+SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
+
+
+def refuse_ineffective(model: Model, recompute: str) -> None:
+    """Refuse a way to recompute that none of the model's layers can take."""
+    if recompute == "selective" and not any(stage.attention_activation for stage in model.stages):
+        problem = "no stage says what the core of its attention keeps (`attention_activation`, `attention_forward`)"
+        raise RequestError("recompute", f"selective, but {problem}; give them, or take --recompute layer")
+    given = (0, *(stage.boundary for stage in model.stages))
+    if recompute == "reversible" and not any(map(_is_reversible, model.stages, given)):
+        problem = "no layer gives as many bytes as it gets (`boundary`), as reversible ones do"
+        raise RequestError("recompute", f"reversible, but {problem}; take --recompute layer")
+
+
+def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> Stage:
+    """Return stage j, made of these layers, with what it computes again; the stage before sends it `given` bytes."""
+    if recompute == "selective":
+        return merge_stages([_without_core(layer) for layer in layers], given)
+    if recompute == "reversible":
+        return merge_stages(list(_reversed_layers(layers, given, j)), given)
+    if recompute.startswith(SINGLE_LAYERS):
+        first = int(recompute.removeprefix(SINGLE_LAYERS))
+        inputs = [given, *(layer.boundary for layer in layers)]
+        single = [
+            replace(recompute_stage(layer, [layer], size, j), unused_input=0)
+            for layer, size in zip(layers[:first], inputs, strict=False)
+        ]
+        return merge_stages([*single, *layers[first:]], given)
+    stage = merge_stages(layers, given)
+    if recompute == "none":
+        return stage
+    bounds = segment_bounds(len(layers), recompute)
+    inputs = [given, *(layers[begin - 1].boundary for begin in bounds[1:-1])]
+    segments = [
+        merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
+    ]
+    return recompute_stage(stage, segments, given, j)
+
+
+def segment_bounds(layers: int, recompute: str) -> list[int]:
+    """Return the layers with which the segments of a stage begin, and the end of the last one.
+
+    >>> segment_bounds(5, "sqrt"), segment_bounds(5, "full"), segment_bounds(3, "layer")
+    ([0, 1, 3, 5], [0, 5], [0, 1, 2, 3])
+    """
+    count = {"full": 1, "layer": layers}.get(recompute, isqrt(layers - 1) + 1)  # the square root, rounded up
+    return [k * layers // count for k in range(count + 1)]
+
+
+def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int) -> Stage:
+    """Return stage j, which computes these segments again; the stage before sends it `given` bytes."""
+    inputs = [given, *(segment.boundary for segment in segments[:-1])]
+    for segment, size in zip(segments, inputs, strict=True):
+        _refuse_small(segment, size, j)
+    return _recomputed(stage, segments, inputs)
+
+
+def _refuse_small(segment: Stage, given: int, j: int) -> None:
+    """Refuse a part of stage j that holds less than its input."""
+    if segment.activation < given + segment.data:
+        problem = "its activation is less than its input, which is a part of it; mend the model to recompute it"
+        raise RequestError(f"stage {j}", problem)
+
+
+def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], output: int = 0) -> Stage:
+    """Return a stage that keeps its segments' inputs and its data; its transients are peak memory less that.
+
+    A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
+    segment again beside the inputs of those before it, and beside the gradient of the segment's output, which is taken
+    to be there until the segment is done; that of the stage's own output is held in any case. So does the input's part
+    of a split backward, which leaves of each segment what the weights' part needs, as if nothing were computed again.
+
+    A reversible stage keeps its `output` instead of its input, and computes again beside that.
+    """
+    kept = sum(inputs) + stage.data + output
+    forward = for_input = kept
+    peaks = []
+    before = stage.data
+    left = [0, *accumulate(segment.weight_activation or 0 for segment in reversed(segments))]
+    for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
+        others = before - segment.data
+        gradient = segment.boundary if k < len(segments) - 1 else 0
+        behind = others + gradient + segment.activation
+        again = segment.forward_transient + output
+        forward = max(forward, others + segment.inference_bytes)
+        peaks.append(behind + max(again, segment.backward_transient))
+        more = max(again, segment.input_transient or segment.backward_transient)
+        later = left[len(segments) - 1 - k] - (segments[-1].weight_output if gradient else 0)
+        for_input = max(for_input, behind + more + later)
+        before += size
+    whole = stage.weight_activation is None
+    return _with_second_forward(
+        stage,
+        stage.forward,
+        activation=kept,
+        kept_output=output,
+        forward_transient=forward - kept,
+        backward_transient=max(kept, *peaks) - kept,
+        first_gradients=first_gradients(segments, peaks),
+        freed_output=None,
+        input_transient=None if whole else for_input - kept,
+        weight_transient=None if whole else stage.weight_transient,
+    )
+
+
+def _with_second_forward(stage: Stage, again: Cost, **sizes: int | None) -> Stage:
+    """Return a stage of other sizes whose backward computes a forward of that cost again, and retains nothing."""
+    return replace(
+        stage,
+        backward=add_costs([stage.backward, again]),
+        recomputed=add_costs([again] if stage.recomputed is None else [stage.recomputed, again]),
+        retained_gradients=None,
+        retained_input_transient=None,
+        retained_weight_transient=None,
+        attention_activation=0,
+        attention_forward=None,
+        **sizes,
+    )
+
+
+def _without_core(layer: Stage) -> Stage:
+    """Return a layer that computes the core of its attention again, if it has one."""
+    core, again = layer.attention_activation, layer.attention_forward
+    if again is None:
+        return layer
+    whole = layer.weight_activation is None
+    for_input = layer.backward_transient if layer.input_transient is None else layer.input_transient
+    for_weights = layer.backward_transient if layer.weight_transient is None else layer.weight_transient
+    return _with_second_forward(
+        layer,
+        again,
+        activation=layer.activation - core,
+        forward_transient=layer.forward_transient + core,
+        backward_transient=max(layer.forward_transient, layer.backward_transient) + core,
+        input_transient=None if whole else max(layer.forward_transient, for_input) + core,
+        weight_transient=None if whole else for_weights,
+    )
+
+
+def _is_reversible(layer: Stage, given: int) -> bool:
+    """Return whether a layer gives as much as it gets."""
+    return layer.boundary == given > 0
+
+
+def _reversed_layers(layers: Sequence[Stage], given: int, j: int) -> Iterator[Stage]:
+    """Yield the layers of stage j, the reversible ones with their outputs alone.
+
+    Of several in a row, a stage then has one output: each is the input of the next, which does not keep it again.
+    """
+    for layer, size in zip(layers, [given, *(layer.boundary for layer in layers)], strict=False):
+        if _is_reversible(layer, size):
+            _refuse_small(layer, size, j)
+            yield replace(_recomputed(layer, [layer], [0], layer.boundary), unused_input=0)
+        else:
+            yield layer
