@@ -233,6 +233,9 @@ def title_words(trace: Trace) -> list[str]:
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
+    words += (
+        [f"stage-replicas = {','.join(map(str, request['stage_replicas']))}"] if "stage_replicas" in request else []
+    )
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
     return words + describe_request(request) + describe_disorder(request)
 

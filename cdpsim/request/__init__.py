@@ -32,8 +32,8 @@ from cdpsim.timing.costs import reached
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("order", "counts", "chunks", "replicas", "shard", "by_layer", "overlap_all_reduce", "expand_collectives"),
-        *("buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in"),
+        *("order", "counts", "chunks", "replicas", "stage_replicas", "shard", "by_layer", "overlap_all_reduce"),
+        *("expand_collectives", "buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in"),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
     )
 }
@@ -146,6 +146,7 @@ class Request(Mapping[str, Any]):
             "counts": self.counts and [list(row) for row in self.counts],
             "chunks": shape.chunks if shape.chunks > 1 else None,
             "replicas": shape.replicas // shape.shard,
+            "stage_replicas": list(shape.widths) or None,
             "shard": shape.shard if self.zero else None,
             "zero": self.zero or None,
             **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
@@ -186,9 +187,9 @@ class Request(Mapping[str, Any]):
 
     @property
     def widths(self) -> Widths:
-        """The number of devices of each stage, where the placement derives it from the stages' times; else ()."""
+        """The number of devices of each stage, where given or where the placement derives it from times; else ()."""
         if not self.schedule.placement.exclusive:
-            return ()
+            return self.shape.widths
         return pyramid_of(self.timed_model, self.shape.side_by_side, reached(self.cluster, 1, self.timed_model)[0])
 
     @property

@@ -43,6 +43,7 @@ class ScheduleOptions(TypedDict, total=False):
     counts: Sequence[Sequence[int]] | None
     chunks: int | None
     replicas: int
+    stage_replicas: str | Sequence[int] | None
     shard: int | None
     zero: int | None
     buckets: str | None

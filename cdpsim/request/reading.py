@@ -13,7 +13,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
-from cdpsim.errors import RequestError, choose, true_or_false, whole_number
+from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.model.recipe import apply_recipe
@@ -31,9 +31,9 @@ from cdpsim.request.options import (
     InapplicableOption,
 )
 from cdpsim.request.sharing import MOST_SPLIT, SHARING, check_layers, named_zero, read_ranks, read_sharing, stage_layers
-from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 
@@ -134,7 +134,21 @@ def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
     given = {name: default if options[name] is None else options[name] for name, default in defaults.items()}
     m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
     _, replicas, shard = read_ranks(schedule, replicas, options)
-    return Shape(n, m, chunks, replicas, workers=schedule.workers(n, m), shard=shard)
+    widths = read_stage_replicas(options.get("stage_replicas"), n)
+    return Shape(n, m, chunks, replicas, widths, schedule.workers(n, m), shard)
+
+
+def read_stage_replicas(given: object, n: object) -> Widths:
+    """Return how many devices each of n stages has, in order; () where each has one because none are given."""
+    if given is None:
+        return ()
+    numbers = given.split(",") if isinstance(given, str) else given
+    if not isinstance(numbers, Sequence | np.ndarray):
+        raise RequestError("stage-replicas", f"{short_repr(given)} is no list; write a number for each stage: 2,1,1")
+    widths = tuple(whole_number("stage-replicas", number, at_least=1) for number in numbers)
+    if n is not None and len(widths) != whole_number("n", n, at_least=1):
+        raise RequestError("stage-replicas", f"has {len(widths)} numbers for n={n} stages; give one for each")
+    return widths
 
 
 def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any]) -> tuple[int, ...]:
@@ -207,6 +221,7 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
         "m": shape.m != schedule.micro_batches(shape.parts),
         "chunks": shape.chunks != schedule.order.chunks,
         "replicas": shape.replicas > shape.shard,
+        "stage-replicas": bool(shape.widths),
         "shard": shape.shard > 1,
         "zero": options.get("zero"),
         **{name.replace("_", "-"): options.get(name) for name in (*SHARING, "by_layer")},
@@ -219,7 +234,12 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
         if is_changed and option not in schedule.options:
             accepted = ", ".join(schedule.options) or "none of its kind"
             problem = f"{schedule.name} does not take this option (it takes {accepted})"
-            raise InapplicableOption(option, f"{problem}; leave it out")
+            others = [
+                name for name, other in SCHEDULES.items() if option == "stage-replicas" and option in other.options
+            ]
+            raise InapplicableOption(option, f"{problem}; {f'{others[0]} does' if others else 'leave it out'}")
+    if set(shape.widths) == {1}:
+        raise InapplicableOption("stage-replicas", "every stage has one device anyway; leave it out")
 
 
 def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:

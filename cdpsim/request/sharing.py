@@ -59,6 +59,10 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     given = [name for name in SHARING if options[name] not in (None, False)]
     if not (zero or given or one_place):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
+    if shape.widths:
+        option = "zero" if zero else given[0].replace("_", "-")
+        problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
+        raise InapplicableOption("stage-replicas", f"{problem}; leave either out")
     if options["overlap_all_reduce"]:
         problem = "is --reduce last for what goes without streams, and here it goes in streams"
         raise InapplicableOption("overlap-all-reduce", f"{problem}; give --reduce last in its place")

@@ -96,7 +96,7 @@ slot 0    1    2    3    4    5    6    7    8    9
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -119,7 +119,7 @@ from cdpsim.schedules.placement import (
     Placement,
 )
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
@@ -162,6 +162,7 @@ class Schedule:
             "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
+            "stage-replicas": self.order.lists is not None and self.order.lists.replicated is not None,
             "shard": pipeline,
             "zero": pipeline,
             "buckets": flushed,
@@ -288,17 +289,27 @@ def _checked_actions(lists: Lists, shape: Shape) -> Actions:
 
 
 def pipeline(
-    name: str, about: str, actions: ActionsOf, *, chunks: int = 1, any_chunks: bool = False, together: bool = True
+    name: str,
+    about: str,
+    actions: ActionsOf,
+    *,
+    chunks: int = 1,
+    any_chunks: bool = False,
+    together: bool = True,
+    replicated: Callable[[Widths, int], Actions] | None = None,
 ) -> Schedule:
     """Return a pipeline by the actions of each of its devices in a training step, flushed at its end if `together`.
 
     Otherwise devices repeat their lists without a pause, and each task reads the newest version that its device has.
+    `replicated` gives the actions where stages have several devices: by their numbers and that of micro-batches.
     """
     if not callable(actions):
         raise RequestError(
             "actions", f"{short_repr(actions)} is no function of devices, micro-batches and chunks; give one"
         )
-    order = Order(name, together, Lists(actions, together), any_m=True, chunks=chunks, any_chunks=any_chunks)
+    order = Order(
+        name, together, Lists(actions, together, replicated), any_m=True, chunks=chunks, any_chunks=any_chunks
+    )
     return Schedule(name, about, order, LISTED, rules.DP if together else newest_rule(order))
 
 
@@ -324,7 +335,12 @@ _OTHER_SCHEDULES = (
     ),
     pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
     replace(
-        pipeline("1f1b", "a forward and a backward in turn (PipeDream-Flush, DAPPLE)", alternating.one_f_one_b),
+        pipeline(
+            "1f1b",
+            "a forward and a backward in turn (PipeDream-Flush, DAPPLE)",
+            alternating.one_f_one_b,
+            replicated=alternating.one_f_one_b_round_robin,
+        ),
         torch_sends="until-next",
     ),
     pipeline("interleaved-1f1b", "1f1b with several stages per device", alternating.interleaved, any_chunks=True),

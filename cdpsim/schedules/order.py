@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.shape import Shape, Widths
 
 ActionsOf = Callable[[int, int, int], Actions]  # of devices, micro-batches, chunks
 Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase
@@ -67,10 +67,14 @@ class Lists:
 
     actions: ActionsOf
     together: bool = True
+    replicated: Callable[[Widths, int], Actions] | None = None  # of stages with several devices each, where they may
 
     def write_out(self, shape: Shape) -> Actions:
         """Return the lists of the devices of one replica for a step."""
-        actions = self.actions(shape.parts // shape.chunks, shape.m, shape.chunks)
+        if self.replicated and shape.widths:
+            actions = self.replicated(shape.widths, shape.m)
+        else:
+            actions = self.actions(shape.parts // shape.chunks, shape.m, shape.chunks)
         return actions if self.together or not isinstance(actions, Actions) else actions.repeated()
 
     def __call__(self, t: Ints, i: Ints, phase: Ints, shape: Shape) -> Ints:

@@ -13,7 +13,7 @@ class Shape:
     m: int  # micro-batches of a training step
     chunks: int = 1  # stages per device, in pipelines
     replicas: int = 1  # of the whole schedule, one for each data rank
-    widths: Widths = ()  # for placements that need them
+    widths: Widths = ()  # for placements that need them, and for lists that take others than one
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
     shard: int = 1  # so many replicas, one after another, share what is split
     layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from cdpsim.files.units import Number
 from cdpsim.program import Category, EdgeKind
 from cdpsim.request import Request
@@ -190,8 +192,12 @@ def _imbalance(request: Request) -> dict[str, Any]:
     model = request.timed_model
     speed = reached(request.cluster, 1, model)[0]
     times = model.forward_time(speed) + model.backward_time(speed)
-    longest = int(times.argmax())
-    share = float(times.max() / times.mean() - 1)
+    widths = np.array(request.shape.widths or [1] * model.n)  # a stage's devices share its micro-batches
+    if request.shape.layers and request.shape.widths:
+        widths = np.repeat(widths, np.diff([*request.shape.layers, model.n]))
+    each = times / widths
+    longest = int(each.argmax())
+    share = float(each.max() / (times.sum() / widths.sum()) - 1)
     return {"imbalance": share, "longest_stage": longest, "longest_stage_name": model.stages[longest].name}
 
 

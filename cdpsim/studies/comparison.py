@@ -31,7 +31,7 @@ Compared = (
 )  # what can be compared; a mapping has the options of a request
 
 _LEAST_VALUES = {"n": 1, "m": 1, "chunks": 1, "replicas": 1, "steps": 1, "prefetch": 0, "seed": 0, "run": 0}
-_LISTS_THEMSELVES = ("slow", "stop", "counts")
+_LISTS_THEMSELVES = ("slow", "stop", "counts", "stage_replicas")
 
 
 def compare(

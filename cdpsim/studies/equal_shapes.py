@@ -10,6 +10,7 @@ from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request import Request
+from cdpsim.request.reading import read_stage_replicas
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.partial_requests import PartialRequests
@@ -20,10 +21,10 @@ def equal_shape(
 ) -> dict[str, int]:
     """Return n, m and replicas of a schedule for a number of devices and of samples in a training step, where given.
 
-    A pipeline without n has a stage for each of its chunks on all devices; with n, as many replicas as the devices are
-    enough for. Of other schedules, n and m decide on the devices. A schedule that cannot run on so many devices is
-    refused, and so is a batch that its micro-batches do not divide. A schedule that takes no m keeps its own, and so
-    does a cyclic one whose workers cannot share that m.
+    A pipeline without n has a stage for each of its chunks on all devices; with n, or with devices for each stage, as
+    many replicas as the devices are enough for. Of other schedules, n and m decide on the devices. A schedule that
+    cannot run on so many devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
+    takes no m keeps its own, and so does a cyclic one whose workers cannot share that m.
     """
     if devices is None:
         shape = {}
@@ -78,6 +79,9 @@ def _pipelines(schedule: Schedule, options: Mapping[str, Any], devices: int) -> 
         chunks = whole_number("chunks", options["chunks"], at_least=1)
     if schedule.shape is not None:
         n, places = schedule.shape.n, schedule.actions(schedule.shape).devices
+    elif "stage-replicas" in schedule.options and options.get("stage_replicas") is not None:
+        widths = read_stage_replicas(options["stage_replicas"], options.get("n"))
+        n, places = len(widths), sum(widths)
     elif options.get("n") is None:
         return {"n": devices * chunks, "replicas": 1}
     else:

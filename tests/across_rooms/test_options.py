@@ -50,6 +50,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "counts": [({"steps": 3}, [[1], [2], [1]])],
     "chunks": [({}, 4)],
     "replicas": [({}, 2)],
+    "stage_replicas": [({}, "2,1,1,3"), ({}, [1, 1, 2, 1])],
     "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],
     "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],

@@ -52,6 +52,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "one rule": {"rule": "cdp-v1"},
     "sync": {"vertical_sync": True},
     "backward first": {"cluster": Cluster(), "slot_order": "backward-first"},
+    "unequal stages": {"stage_replicas": [2, 1, 1, 3]},
     "preset": {"model": "gpt2", "cluster": "a100-nodes"},
 }
 
@@ -80,7 +81,7 @@ def test_a_recorded_request_asked_again_is_the_same_run(name: str, tmp_path: Pat
 def test_every_request_above_is_one_of_some_schedule() -> None:
     """None of them is refused by all."""
     unserved = set(ASKED)
-    for name in ("multi-dp", "pp-cdp", "multi-cdp", "single-cdp", "pipedream", "interleaved-1f1b"):
+    for name in ("multi-dp", "pp-cdp", "multi-cdp", "single-cdp", "pipedream", "1f1b", "interleaved-1f1b"):
         for asked in sorted(unserved):
             try:
                 simulate(**fitting(name, 4) | ASKED[asked])

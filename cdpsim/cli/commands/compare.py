@@ -49,7 +49,7 @@ _COLUMNS = known_columns(quantiles=True)
         nargs="*",
         metavar="NAME|FILE",
         choices=SCHEDULES,
-        help="schedules (default: all), experiment files (.toml, .json), or orders as torch writes them (.csv)",
+        help="schedules (default: all), experiment files (.toml, .json), or torch's orders (.csv)",
     ),
     argument("--devices", metavar="D", help="equal devices: n, replicas and, where it decides on them, m follow"),
     argument("--batch", metavar="B", help="equal batches, in samples of a training step: m follows"),
@@ -78,7 +78,7 @@ _COLUMNS = known_columns(quantiles=True)
     ),
     look_arguments,
     option_arguments(RUN_OPTIONS, steps="3, or 3 N where a step has one micro-batch"),
-    runs_argument("add quantiles of the step; all else is of run 0"),
+    runs_argument("add quantiles of the step"),
     request_arguments(must_fit=False),
     FORMAT_OF_PAPERS,
 )
@@ -114,7 +114,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
 def _listed(name: str, value: Any) -> Any:
     """Return the values of an option that has several, with commas between them; a file that is there is one value."""
-    if not isinstance(value, str) or "," not in value:
+    if not isinstance(value, str) or "," not in value or name == "stage_replicas":  # which is a list itself
         return value
     if name in _MAY_BE_FILES and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
         return value

@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.pipelines import requirements
+from cdpsim.schedules.shape import Widths
 
 
 def one_place(stages: int, m: int, chunks: int = 1) -> Actions:
@@ -40,6 +42,39 @@ def one_f_one_b(devices: int, m: int, chunks: int = 1) -> Actions:
     """
     requirements.require_one_chunk(chunks)
     return _alternating(devices, m, 1, _followers(devices))
+
+
+def one_f_one_b_round_robin(widths: Widths, m: int) -> Actions:
+    """1F1B round robin (Narayanan et al. 2019, section 3.2), with a flush: stage j is on `widths[j]` devices.
+
+    Micro-batch i of a stage of r devices is on the i mod r-th. A device has as many micro-batches in flight as keep its
+    own and all later devices busy: these, over the devices of its stage, rounded up (in the paper NOAM).
+
+    >>> print(one_f_one_b_round_robin((2, 1), 4).timetable())
+    0F0 0F2 .   0B0 .   .   .   0B2 .   .
+    0F1 0F3 .   .   .   0B1 .   .   .   0B3
+    .   1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 .
+    """
+    if m < max(widths):
+        raise RequestError("m", f"needs a micro-batch for each of the {max(widths)} devices of a stage; {m=}")
+    stages = np.arange(len(widths), dtype=np.int32)
+    stage = np.repeat(stages, widths)
+    behind = np.arange(len(stage), dtype=np.int32)[::-1]  # devices of the same and of later stages behind each
+    orders, own = [], []
+    for first, width in zip(np.cumsum(widths) - widths, widths, strict=True):
+        for replica in range(width):
+            micro_batches = np.arange(replica, m, width, dtype=np.int32)
+            ahead = np.full(1, behind[first] // width)
+            orders.append(_alternate(len(micro_batches), ahead)[0])
+            own.append(np.concatenate([micro_batches, micro_batches]))
+    counts = np.array([len(order) for order in orders])
+    is_backward = [order >= len(order) // 2 for order in orders]
+    return Actions(
+        np.append(0, np.cumsum(counts)).astype(np.int32),
+        np.where(np.concatenate(is_backward), Action.B, Action.F).astype(np.int32),
+        np.repeat(stage, counts),
+        np.concatenate([numbers[order] for numbers, order in zip(own, orders, strict=True)]),
+    )
 
 
 def interleaved(devices: int, m: int, chunks: int = 2) -> Actions:
@@ -81,12 +116,8 @@ def _alternating(
     `ahead` has the forwards of each device before the first one that a backward follows. `together` micro-batches go
     through one of its stages after another; `last_first` reverses them in backwards.
     """
-    # A device's passes, forward or backward, are numbered as they come.
     passes = m * chunks
-    number, ahead = np.arange(passes, dtype=np.int32), np.minimum(ahead, passes).astype(np.int32)[:, None]
-    order = np.empty((devices, 2 * passes), dtype=np.int32)
-    np.put_along_axis(order, number + np.maximum(number - ahead, 0), number, axis=1)
-    np.put_along_axis(order, number + np.minimum(number + ahead + 1, passes), number + passes, axis=1)
+    order = _alternate(passes, ahead)
     round_, chunk, within = np.indices((m // together, chunks, together), dtype=np.int32).reshape(3, -1)
     back = together - 1 - within if last_first else within
     kind = np.repeat(np.array([Action.F, Action.B], dtype=np.int32), passes)
@@ -98,3 +129,15 @@ def _alternating(
         (stage[order] + np.arange(devices, dtype=np.int32)[:, None]).ravel(),
         micro_batch[order].ravel(),
     )
+
+
+def _alternate(passes: int, ahead: Ints) -> Ints:
+    """Return the order of passes of each device, by numbers: forwards as they come from 0 on, then backwards.
+
+    `ahead` has the forwards of each device before the first one that a backward follows.
+    """
+    number, ahead = np.arange(passes, dtype=np.int32), np.minimum(ahead, passes).astype(np.int32)[:, None]
+    order = np.empty((len(ahead), 2 * passes), dtype=np.int32)
+    np.put_along_axis(order, number + np.maximum(number - ahead, 0), number, axis=1)
+    np.put_along_axis(order, number + np.minimum(number + ahead + 1, passes), number + passes, axis=1)
+    return order
