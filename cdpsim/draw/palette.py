@@ -22,6 +22,7 @@ CONTENT_COLOURS = {
     Content.GRADIENT: COLOURS[2],
     Content.PARAMETERS: COLOURS[0],
     Content.STATE: COLOURS[3],
+    Content.NORM: COLOURS[5],
 }
 KIND_COLOURS = {Kind.F: COLOURS[0], Kind.B: COLOURS[1], Kind.W: COLOURS[2], Kind.U: COLOURS[3]}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
-from math import fsum, lcm
+from math import fsum, lcm, prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
@@ -22,7 +22,7 @@ from cdpsim.files.units import MOST_SECONDS, Work, counted, short_text
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.partition import Cuts, balanced, check_stages
 from cdpsim.model.runtime import Runtime
-from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, without_tied
+from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
 
 __all__ = [
     "GRADIENT_TYPES",
@@ -320,6 +320,23 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     def size(self, kind: str) -> npt.NDArray[np.int64]:
         """Return one of `STAGE_SIZES` for each stage, in bytes or stage-activations."""
         return np.array(self._sizes(kind), np.int64)
+
+    def gradient_tensors(self) -> list[list[int]]:
+        """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown."""
+        sizes = [
+            [stage.gradient_bytes * prod(shape) // stage.numbers for shape in stage.tensors] or [stage.gradient_bytes]
+            for stage in self.stages
+        ]
+        whole = [stage.gradient_bytes for stage in self.stages]
+        return [each if sum(each) == size else [size] for each, size in zip(sizes, whole, strict=True)]
+
+    def padded(self, ranks: int, padding: str) -> Self:
+        """Return the model with parameters that go in whole shares to so many ranks.
+
+        By `rows`, a rank has as many rows of each tensor as any other (FSDP2). By `megatron`, each tensor begins with a
+        multiple of 64 numbers, and a stage ends with one of 128 (Megatron-LM, `param_layout`).
+        """
+        return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
 
     def _sizes(self, kind: str) -> list[int]:
         default = _DEFAULTS.get(kind, "backward_transient")

@@ -1,10 +1,12 @@
 """A stage: the time and memory that one micro-batch takes in it; and consecutive stages merged into one."""
 
 from collections.abc import Sequence
-from itertools import accumulate
-from math import fsum
-from typing import Any
+from fractions import Fraction
+from itertools import accumulate, chain
+from math import fsum, lcm, prod
+from typing import Annotated, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
@@ -76,6 +78,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     factored: Size = 0  # the bytes of the row and column sums of its matrices, in the type of its parameters
     attention_activation: Size = 0  # the part of the activation that the core of attention keeps, but for its output
     attention_forward: Cost | None = None  # the part of the forward that is this core
+    # The shapes of its parameters, in the order of the forward: for buckets, and for shares that are padded.
+    tensors: tuple[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], ...] = ()
     # Used by superposition alone:
     curve: OptionalCurve = None  # its memory, operator by operator
 
@@ -94,6 +98,9 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
                 if getattr(self, name):
                     problem = "is on the device, but host_optimizer says that updates are made on its host; keep one"
                     raise RequestError(name, problem)
+        if self.tensors and self.parameters % self.numbers:
+            problem = f"have {self.numbers} numbers in all, which do not weigh {self.parameters} bytes alike"
+            raise RequestError("tensors", f"{problem}; correct either")
         self._check_parts_of_backward()
         self._check_left()
         self._check_retained()
@@ -165,6 +172,11 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         return bool(self.host_optimizer)
 
     @property
+    def numbers(self) -> int:
+        """The number of its parameters, where it has their shapes; else 0."""
+        return sum(map(prod, self.tensors))
+
+    @property
     def gradient_bytes(self) -> int:
         """The bytes of its gradients."""
         return self.parameters if self.gradients is None else self.gradients
@@ -204,7 +216,33 @@ def without_tied(stage: Stage, tie: Tie) -> Stage:
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
     gradients = stage.gradient_bytes - tie.gradient_bytes
     first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
-    return replace(stage, gradients=None if alike else gradients, first_gradients=first, **less)
+    tensors = _without_tensor(stage, tie.parameters)
+    return replace(stage, gradients=None if alike else gradients, first_gradients=first, tensors=tensors, **less)
+
+
+def _without_tensor(stage: Stage, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a stage's tensors without the first one of these bytes."""
+    sizes = [prod(shape) * stage.parameters for shape in stage.tensors]
+    gone = sizes.index(size * stage.numbers) if size * stage.numbers in sizes else None
+    return () if gone is None else stage.tensors[:gone] + stage.tensors[gone + 1 :]
+
+
+def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
+    """Return a stage with its parameters padded, as `Model.padded` says."""
+    if not stage.parameters:
+        return stage
+    if padding == "rows":
+        numbers = sum(ranks * -(-shape[0] // ranks) * prod(shape[1:]) for shape in stage.tensors)
+    else:
+        end = lcm(ranks, _MEGATRON_END)
+        begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in stage.tensors)
+        numbers = -(-begins // end) * end
+    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", "optimizer")}
+    gradients = None if stage.gradients is None else stage.gradients * numbers // stage.numbers
+    return replace(stage, gradients=gradients, tensors=(), **sizes)
+
+
+_MEGATRON_BEGIN, _MEGATRON_END = 64, 128  # numbers of whose multiples a tensor begins, and a bucket ends
 
 
 def retaining(stage: Stage) -> Stage:
@@ -257,9 +295,18 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         unused_input=first.unused_input,
         attention_activation=_sum(layers, "attention_activation"),
         inference=_inference(layers, given),
+        tensors=_merged_tensors(layers),
         **{kind: _sum(layers, kind) for kind in added},
         **_merged_memory(layers),
     )
+
+
+def _merged_tensors(layers: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of all layers' parameters; none where a layer does not say its own, or they weigh unlike."""
+    weights = {Fraction(layer.parameters, layer.numbers or 1) for layer in layers if layer.parameters}
+    if len(weights) > 1 or any(layer.parameters and not layer.tensors for layer in layers):
+        return ()
+    return tuple(chain.from_iterable(layer.tensors for layer in layers))
 
 
 def span_name(names: Sequence[str]) -> str:

@@ -65,6 +65,7 @@ class Content(IntEnum):
     GRADIENT = 2
     PARAMETERS = 3
     STATE = 4
+    NORM = 5
 
 
 class Category(IntEnum):

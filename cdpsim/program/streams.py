@@ -35,24 +35,24 @@ def queue_in_streams(program: Program, overlaps: Sequence[str]) -> Program:
     Where they do not, messages take their devices' time anyway. Gathers and reductions share a link, and so a queue;
     sums across groups of ranks have their own. All ranks have the messages in one order: by the task that they come
     after, through nodes that are no tasks; of those after one task, sums before gathers, which are there for later
-    tasks; of gathers, the one first that is read first.
+    tasks; of gathers, the one first that is read first. Updates may stand among them.
     """
     rows = np.flatnonzero(program.messages.stream >= 0)
     if not len(rows):
         return program
-    first = len(program.tasks)
-    overlap = np.array(overlaps) == FULL
-    members = [program.groups[group] for group in program.messages.dst[rows].tolist()]
-    row, device = np.repeat(rows, [*map(len, members)]), np.concatenate(members)
+    first, members = len(program.tasks), [program.groups[group] for group in program.messages.dst[rows].tolist()]
+    node = np.repeat(first + rows, np.array([*map(len, members)]))
+    device, stream = np.concatenate(members), program.messages.stream[node - first]
+    if program.state.updates_in_stream:
+        updates = np.arange(program.compute, first)
+        node, device = np.append(node, updates), np.append(device, program.tasks.device[updates])
+        stream = np.append(stream, np.full(len(updates), Stream.REDUCE))
     turn, read = _turns(program)
-    gathers = program.messages.stream[rows] == Stream.GATHER
-    place = np.empty(len(program.messages), dtype=np.int64)
-    place[rows[sort_by(turn[first + rows], gathers, read[first + rows], rows)]] = np.arange(len(rows))
-    queue = program.messages.stream[row] == Stream.ACROSS
-    order = sort_by(device, queue, place[row])
-    order = order[overlap[device[order]]]
-    device, queue, node = device[order], queue[order], first + row[order]
-    follows = np.flatnonzero((device[1:] == device[:-1]) & (queue[1:] == queue[:-1]))
+    across = stream == Stream.ACROSS
+    order = sort_by(device, across, turn[node], stream == Stream.GATHER, read[node], node)
+    order = order[(np.array(overlaps) == FULL)[device[order]]]
+    node, device, across = node[order], device[order], across[order]
+    follows = np.flatnonzero((device[1:] == device[:-1]) & (across[1:] == across[:-1]))
     pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
     return program.with_edges(pairs[0], pairs[1], EdgeKind.STREAM)
 

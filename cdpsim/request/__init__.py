@@ -33,7 +33,8 @@ _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
         *("order", "counts", "chunks", "replicas", "stage_replicas", "shard", "by_layer", "overlap_all_reduce"),
-        *("expand_collectives", "buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in"),
+        *("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in"),
+        *("expand_collectives",),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
     )
 }
@@ -150,7 +151,7 @@ class Request(Mapping[str, Any]):
             "shard": shape.shard if self.zero else None,
             "zero": self.zero or None,
             **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
-            **{name: self.given[name] for name in ("gather", "clip", "update_in")},
+            **{name: self.given[name] for name in ("gather", "padding", "clip", "update_in")},
             "by_layer": list(shape.layers) or self.given["by_layer"],
             "overlap_all_reduce": self.overlap_all_reduce,
             "rule": self.rule.record(shape),

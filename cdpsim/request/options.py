@@ -18,6 +18,7 @@ Contention = Literal["none", "fair", "queue"]
 Rendezvous = Literal["megatron", "torch"]
 Reduce = Literal["end", "last", "each"]
 Gather = Literal["units", "step"]
+Padding = Literal["rows", "megatron"]
 UpdateIn = Literal["lane", "stream"]
 CollectiveName = Literal[
     "recursive-doubling",
@@ -51,6 +52,7 @@ class ScheduleOptions(TypedDict, total=False):
     reduce: Reduce | None
     reshard: str | int | None
     gather: Gather | None
+    padding: Padding | None
     clip: bool
     update_in: UpdateIn | None
     by_layer: bool | Sequence[int] | None

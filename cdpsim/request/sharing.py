@@ -7,16 +7,16 @@ from typing import Any, get_args
 from cdpsim.errors import RequestError, choose, short_repr, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import PRECISIONS, Model
-from cdpsim.request.options import Gather, InapplicableOption, Reduce, UpdateIn
+from cdpsim.request.options import Gather, InapplicableOption, Padding, Reduce, UpdateIn
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ZERO, Home, State, When
 
-REDUCE, GATHER, UPDATE_IN = get_args(Reduce), get_args(Gather), get_args(UpdateIn)
+REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 # Options that are there for one of these: each needs exchanges in streams.
-SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "clip", "update_in")
+SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in")
 
 
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -81,7 +81,8 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         one_step=together,
         reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
         gather_at_once=_read_gather(zero, options["gather"]) == "step",
-        clips=options["clip"],
+        padding=_read_padding(shape, model, options["padding"]),
+        clips=_read_clip(schedule, shape, zero, options["clip"]),
         updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
     )
 
@@ -163,6 +164,25 @@ def _read_gather(zero: int, given: object) -> str:
         problem = "is about parameters gathered after updates, which --zero 1 and 2 have"
         raise InapplicableOption("gather", f"{problem}; leave it out")
     return choose("gather", given, GATHER)
+
+
+def _read_padding(shape: Shape, model: Model | None, given: object) -> str | None:
+    if given is None:
+        return None
+    padding = choose("padding", given, PADDING)
+    if shape.shard == 1 or model is None:
+        raise InapplicableOption("padding", "is of shares, and nothing is split; leave it out, or give --shard")
+    for j, stage in enumerate(model.stages):
+        if stage.parameters and not stage.tensors:
+            problem = f"depends on the shapes of parameters, and stage {j} does not have any (`tensors`)"
+            raise RequestError("padding", f"{problem}; profile the model, or leave it out")
+    return padding
+
+
+def _read_clip(schedule: Schedule, shape: Shape, zero: int, given: bool) -> bool:
+    if given and schedule.order.one_place and (shape.shard == 1 or not zero):
+        raise InapplicableOption("clip", "sends the norm of gradients, and every device has all; leave it out")
+    return given
 
 
 def _read_update_in(model: Model | None, given: object) -> str:

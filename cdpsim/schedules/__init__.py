@@ -170,6 +170,7 @@ class Schedule:
             "reduce": flushed,
             "reshard": flushed,
             "gather": pipeline,
+            "padding": pipeline,
             "clip": flushed,
             "update-in": pipeline,
             "by-layer": flushed and not self.order.one_place,

@@ -86,6 +86,7 @@ class State:
     # Whether gathered parameters go after each use: no (with the last use of a step), root (those of the first and the
     # last stage stay), or into shares of so many ranks from a forward to its backward.
     reshard: str | int = "yes"
+    padding: str | None = None  # the rule by which shares are padded (`Model.padded`); None: to whole bytes
     clips: bool = False  # updates wait for the norm of all gradients, which devices sum
     updates_in_stream: bool = False  # updates that take their devices' time do so among the messages, not the tasks
     gather_at_once: bool = False  # forwards wait until all new parameters of their device have been gathered

@@ -20,7 +20,14 @@ from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 
 _SUM_HEIGHT = 1.6  # inches
 _TRAFFIC_LAYERS = panels.layers_of(
-    (Content.PARAMETERS, Content.GRADIENT, Content.STATE, Content.ACTIVATION, Content.ACTIVATION_GRADIENT),
+    (
+        Content.PARAMETERS,
+        Content.GRADIENT,
+        Content.STATE,
+        Content.NORM,
+        Content.ACTIVATION,
+        Content.ACTIVATION_GRADIENT,
+    ),
     CONTENT_COLOURS,
 )
 

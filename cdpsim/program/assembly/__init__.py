@@ -67,13 +67,14 @@ def derive(
 def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...], habits: Habits) -> Program:
     """Derive messages, edges and buffers, and write down the columns of the program."""
     passes, schedule = tables.passes, tables.passes.schedule
-    updates = place_updates(tables, in_lanes=model.updates_in_lanes)
+    in_stream = schedule.state.updates_in_stream
+    updates = place_updates(tables, in_lanes=model.updates_in_lanes and not in_stream)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, habits, build))
     (data_axis if passes.together else in_turn)(updates, model, habits, build, prefetch)
     hold_from_the_first(tables, once, build)
-    if model.updates_take_time and not updates.in_lanes:
+    if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build)
     lane_tasks, lane_start = lanes_with(updates)
     return Program(

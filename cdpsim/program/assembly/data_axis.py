@@ -18,6 +18,8 @@ def data_axis(updates: Updates, model: Model, habits: Habits, build: Builder, pr
     if not stays:
         axis.hand_out(prefetch)
     taker = axis.reduce()
+    if isinstance(axis, SharedAxis) and state.clips:
+        axis.sum_norms()
     provider = axis.spread() if copied and state.optimizer is not Home.COPIED else axis.node
     axis.follow(provider, stays=stays)
     axis.hold_gradients(taker, provider)

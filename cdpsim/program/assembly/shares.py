@@ -27,6 +27,8 @@ from cdpsim.program.assembly.update import Updates, pull
 from cdpsim.schedules.buckets import Buckets, Units
 from cdpsim.schedules.state import Home, When
 
+_NORM_BYTES = 4  # a number in fp32
+
 
 class Groups(NamedTuple):
     """Groups of the holders in one step: a number for each holder, and a row for each group.
@@ -66,9 +68,12 @@ class SharedAxis(Axis):
     """The holders of all stages, whose exchanges go in streams."""
 
     def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
-        super().__init__(updates, model, habits, build)
-        self.shard = self.passes.shape.shard if self.state.splits else 1
+        state, shape = updates.tables.passes.schedule.state, updates.tables.passes.shape
+        self.shard = shape.shard if state.splits else 1
+        padded = model.padded(self.shard, state.padding) if state.padding and self.shard > 1 else model
+        super().__init__(updates, padded, habits, build)
         self.whole = self.sizes
+        self._summed: list[tuple[Ints, Ints, Ints]] = []  # sums of gradients, with their steps and devices
         kept = {"parameters": self.state.parameters, "optimizer": self.state.optimizer}
         self.sizes = self.whole._replace(
             **{name: self.share(getattr(self.whole, name)) for name, home in kept.items() if home is Home.SPLIT}
@@ -166,7 +171,7 @@ class SharedAxis(Axis):
         """Sum gradients to where updates are made, and return the last message, or the update, that takes each sum."""
         sizes = unshared_gradients(self.tables, self.model)
         for steps, buckets in self._eras():
-            sums = self._plan(self._units(sizes, buckets, tensors_of(self.model, sizes)))
+            sums = self._plan(self._units(sizes, buckets, _tensors_of(self.model, sizes)))
             if len(steps) and len(sums.row):
                 self._sum(sums, np.arange(steps.start, steps.stop))
         sum_shared(self.updates, self.model, self.build, wait=self.waits_for_end, stream=Stream.REDUCE)
@@ -183,6 +188,33 @@ class SharedAxis(Axis):
         """
         steps, in_step = self.passes.steps, self.holders.in_step
         return np.repeat(self.node.reshape(steps, 1, in_step), self.rounds, axis=1)
+
+    def sum_norms(self) -> None:
+        """Sum the norm of all gradients over the devices that have some of them, before any of these updates."""
+        holders, build, places = self.holders, self.build, self.passes.replica_devices
+        ranks = np.arange(self.passes.devices) // places // self.shard
+        groups = np.split(np.arange(len(ranks)), np.flatnonzero(np.diff(ranks)) + 1)
+        alone = np.flatnonzero(self.taken[:, -1].ravel() == self.node)
+        ends = [*self._summed, (holders.last_task[alone], holders.step[alone], holders.device[alone])]
+        node, step, device = (np.concatenate(column) for column in zip(*ends, strict=True))
+        for members in groups if len(groups[0]) > 1 else ():
+            steps = np.arange(self.passes.steps, dtype=np.int32)
+            group = build.group(members.astype(np.int32))
+            message = build.send(
+                Op.ALL_REDUCE,
+                Content.NORM,
+                stage=np.full(len(steps), -1),
+                step=steps,
+                src=-1,
+                dst=group,
+                size=_NORM_BYTES,
+                stream=Stream.REDUCE,
+            )
+            mine = np.isin(device, members)
+            pairs = np.unique(np.stack([node[mine], message[step[mine]]]), axis=1)
+            build.link(pairs[0], pairs[1])
+            rows = np.flatnonzero(np.isin(holders.device, members))
+            build.link(message[holders.step[rows]], self.node[rows])
 
     def _plan(self, units: Units) -> Sums:
         """Number the messages of a step that sum these units."""
@@ -219,6 +251,9 @@ class SharedAxis(Axis):
         if self.waits_for_end:
             ends = self.tables.lanes.step_ends[t][:, None, holders.device[sums.row]]
             build.link(ends.ravel(), mine.ravel(), EdgeKind.BARRIER)
+        self._summed.append(
+            (final[:, -1].ravel(), np.repeat(t, len(sums.row)), np.tile(holders.device[sums.row], len(t)))
+        )
         node = self.node.reshape(-1, 1, in_step)[t][:, :, sums.row]
         build.link(final.ravel(), np.broadcast_to(node, final.shape).ravel())
         self._pace(sums, given, mine, final, t)
@@ -454,9 +489,12 @@ class SharedAxis(Axis):
         return self.build.hold(Category.PARAMETERS, holders.where, self.sizes.parameters, made, until)
 
 
-def tensors_of(model: Model, sizes: Ints) -> list[list[int]]:
-    """Return the bytes of each gradient of each stage, in the order of forwards; of a stage without a list, its sum."""
-    return [[size] for size in sizes.tolist()]
+def _tensors_of(model: Model, sizes: Ints) -> list[list[int]]:
+    """Return the bytes of each stage's gradients; in one, where it shares some with other stages."""
+    return [
+        each if sum(each) == size else [size]
+        for each, size in zip(model.gradient_tensors(), sizes.tolist(), strict=True)
+    ]
 
 
 def _occurrences(key: Ints) -> Ints:
