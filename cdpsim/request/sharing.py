@@ -21,7 +21,7 @@ SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "paddin
 
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split."""
-    zero, shard = options["zero"], options["shard"]
+    zero, shard = options.get("zero"), options.get("shard")
     if shard is not None:
         shard = whole_number("shard", shard, at_least=1)
     if zero is not None:

@@ -65,6 +65,14 @@ def check(case: Case, run: Callable[[Case], list[Outcome]] = lambda case: play_i
     assert np.array_equal(memory.simulated_memory(plan), held), case
 
 
+@pytest.mark.parametrize("devices", [(2, 1), (1, 3), (2, 1, 2)])
+def test_stages_of_several_devices_end_where_the_equation_does(devices: tuple[int, ...]) -> None:
+    """Also where these have unlike numbers of micro-batches, and with whole pipelines side by side."""
+    case = Case("1f1b", len(devices), 3, 5, optimizer=MOMENTUM, stage_replicas=devices)
+    check(case)
+    check(replace(case, replicas=2))
+
+
 @every_pipeline
 @every_model
 def test_a_pipeline_ends_where_the_equation_does_and_holds_what_its_program_says(schedule: str, model: str) -> None:

@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "rule that is none": (["--rule", "two.csv"], "row 0, column 1 is '2'"),
     "rule file": (["--rule", "nowhere.csv"], "check its spelling"),
     "micro-batches": (["-m", "0"], "must be at least 1"),
-    "micro-batches that are the schedule's to say": (["-m", "3"], "multi-cdp does not take this option"),
+    "micro-batches that are the schedule's to say": (["-m", "3"], "needs a multiple of its n=2 workers"),
     "chunks": (["--chunks", "2"], "multi-cdp does not take this option"),
     "replicas": (["--replicas", "2"], "multi-cdp does not take this option"),
     "timeout without ranks": (["--timeout", "3 s"], "waits for no rank"),

@@ -95,13 +95,14 @@ class Case:
     backend: str = "gloo"
     watch: Watched = "nothing"
     split: Split = "once"  # how often the parts of a split backward go through their stage
+    stage_replicas: tuple[int, ...] = ()  # devices of each stage; (): one of each
 
     @property
     def shape(self) -> Shape:
         """The sizes of its program."""
         schedule = find_schedule(self.schedule)
         m, chunks = self.m or schedule.micro_batches(self.n), self.chunks or schedule.order.chunks
-        return Shape(self.n, m, chunks, self.replicas, workers=schedule.workers(self.n, m))
+        return Shape(self.n, m, chunks, self.replicas, self.stage_replicas, schedule.workers(self.n, m))
 
     @property
     def request(self) -> Request:
@@ -115,6 +116,7 @@ class Case:
             m=self.m,
             chunks=self.chunks,
             replicas=self.replicas,
+            stage_replicas=self.stage_replicas or None,
             steps=self.steps,
             rule=rule,
             slot_order=self.slot_order,  # type: ignore[arg-type]  # it is checked
