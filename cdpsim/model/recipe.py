@@ -30,7 +30,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recomputation import make_stage, refuse_ineffective
-from cdpsim.model.stage import Stage, Tie
+from cdpsim.model.stage import NO_CORE, Stage, Tie
 
 WIDE = 4  # bytes of a number of the master copy and of the state beside it
 Part = TypeVar("Part", Stage, Tie)
@@ -195,8 +195,8 @@ def with_activations_on_host(stage: Stage) -> Stage:
     return replace(
         stage,
         offloaded=stage.offloaded + stage.activation,
-        **dict.fromkeys(("activation", "kept_output", "data", "unused_input", "attention_activation"), 0),
-        attention_forward=None,
+        **dict.fromkeys(("activation", "kept_output", "data", "unused_input"), 0),
+        **NO_CORE,
         freed_output=None,
         **{kind: stage.activation + size for kind, size in transients.items()},
         retained_gradients=None,

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from cdpsim.errors import RequestError
 from cdpsim.files.config import Cost
 from cdpsim.model import SINGLE_LAYERS, Model
-from cdpsim.model.stage import Stage, add_costs, first_gradients, merge_stages
+from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
 SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
 
@@ -147,8 +147,7 @@ def _with_second_forward(stage: Stage, again: Cost, **sizes: int | None) -> Stag
         retained_gradients=None,
         retained_input_transient=None,
         retained_weight_transient=None,
-        attention_activation=0,
-        attention_forward=None,
+        **NO_CORE,
         **sizes,
     )
 

@@ -1,9 +1,10 @@
 """A stage: the time and memory that one micro-batch takes in it; and consecutive stages merged into one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, chain
 from math import fsum, lcm, prod
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -34,6 +35,10 @@ STAGE_SIZES = (
     "data",
     "unused_input",
 )
+
+
+# Facts of a stage of which nothing says what the core of attention keeps and costs.
+NO_CORE: Mapping[str, Any] = MappingProxyType({"attention_activation": 0, "attention_forward": None})
 
 
 class Stage(config.ConfigTable, frozen=True, kw_only=True):

@@ -168,10 +168,11 @@ def test_on_a_gpu_each_storage_counts_what_its_allocator_gives() -> None:
         )
 
 
-def test_measured_curves_have_times_of_the_same_steps() -> None:
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_measured_curves_have_times_of_the_same_steps(name: str) -> None:
     """Each step takes some nanoseconds, and a stage as long as its steps; bytes are those of fake tensors."""
-    fake, real = (profile("mlp", 2, by_operator=True, measured=measured).model for measured in (False, True))
-    assert [stage.weight_backward for stage in real.stages] == [None, None]
+    fake, real = (profile(name, 2, by_operator=True, measured=measured).model for measured in (False, True))
+    assert [(stage.weight_backward, stage.attention_forward) for stage in real.stages] == [(None, None)] * 2
     for wanted, found in zip(fake.stages, real.stages, strict=True):
         for name in ("forward", "backward"):
             expected, steps = (getattr(stage.curve, name) for stage in (wanted, found))

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from cdpsim.model import Model
+from cdpsim.model.stage import NO_CORE
 from cdpsim.program import Op
 
 from .fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
@@ -174,7 +175,7 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
             for_weights = seconds[j, "weight_backward"]
             whole = for_input + for_weights
         parts = {"backward": round_measured(whole), "weight_backward": round_measured(for_weights)}
-        stages.append(msgspec.structs.replace(stage, forward=round_measured(seconds[j, "forward"]), **parts))
+        stages.append(msgspec.structs.replace(stage, forward=round_measured(seconds[j, "forward"]), **NO_CORE, **parts))
     return Model(name=f"{name}, measured", stages=tuple(stages))
 
 

@@ -20,6 +20,7 @@ from cdpsim.model import OFFLOAD, Model
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
+from cdpsim.request.options import DEFAULTS
 from cdpsim.request.reading import refuse_inapplicable, shape_of
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
@@ -139,7 +140,7 @@ def case_of(options: argparse.Namespace) -> Case:
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], autocast=options.autocast, **sizes)
     schedule = find_schedule(options.schedule)
     prefetch = whole_number("prefetch", options.prefetch, at_least=0)
-    shape = shape_of(schedule, n, vars(options))
+    shape = shape_of(schedule, n, DEFAULTS | vars(options))
     refuse_inapplicable(schedule, shape, {**vars(options), "prefetch": prefetch})
     case = Case(
         schedule=schedule.name,

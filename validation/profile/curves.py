@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from cdpsim.files.progress import progress
 from cdpsim.model import Model
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
+from cdpsim.model.stage import NO_CORE
 
 from ..training.fakes import Fakes
 from ..training.passes import backward, forward, one_thread
@@ -130,7 +131,7 @@ def with_curves(model: Model, training: Training, granularity: int = 1) -> Model
 def with_timed_curves(model: Model, training: Training, granularity: int = 1) -> Model:
     """Return a profile whose stages have curves and times, of operations that run here, on random values.
 
-    An operation takes the shortest of several times. A split of backwards is not timed, and left out.
+    An operation takes the shortest of several times. Splits of backwards and attention are not timed, and left out.
     """
     stages = []
     with one_thread():
@@ -139,7 +140,7 @@ def with_timed_curves(model: Model, training: Training, granularity: int = 1) ->
             runs = [record_passes(training, j, granularity, usual_values, clock) for _ in range(1 + TIMED_PASSES)][1:]
             costs = [_shortest(pass_) for pass_ in zip(*runs, strict=True)]
             forward, backward = (sum(each) / 1e9 for each in costs)
-            times = {"forward": forward, "backward": backward, "weight_backward": None}
+            times = {"forward": forward, "backward": backward, "weight_backward": None, **NO_CORE}
             stages.append(replace(stage, curve=_curve_of(runs[0], costs), **times))
     return replace(model, stages=tuple(stages))
 

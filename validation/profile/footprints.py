@@ -16,6 +16,7 @@ from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host
 from cdpsim.model.recomputation import recompute_stage
+from cdpsim.model.stage import NO_CORE
 
 from ..training.fakes import Fakes
 from ..training.forms import zeros
@@ -137,7 +138,7 @@ def _comparable(value: object) -> Hashable:
 def with_unit_times(model: Model, *, split: bool = False) -> Model:
     """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts."""
     unit: dict[str, Any] = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
-    unit |= {"attention_activation": 0, "attention_forward": None}
+    unit |= NO_CORE
     return msgspec.structs.replace(
         model, stages=tuple(msgspec.structs.replace(stage, recomputed=None, **unit) for stage in model.stages)
     )
