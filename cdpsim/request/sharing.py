@@ -68,7 +68,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         raise InapplicableOption("overlap-all-reduce", f"{problem}; give --reduce last in its place")
     if model is None or model.is_unit:
         _refuse_in_slots(shape, options)
-    parameters, gradients, optimizer = ZERO[zero]
+    parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 else 0]  # one rank's share is the whole
     usual = _usual_reduce(schedule, zero)
     together = schedule.order.together
     return State(
