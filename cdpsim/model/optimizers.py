@@ -9,12 +9,14 @@ States, in multiples of the weights P that the optimizer updates, in their type:
     adafactor  for each matrix its row and column sums, for a vector all of it (Shazeer & Stern 2018, algorithm 4;
                without its optional momentum), which only a profile can tell: `Stage.factored`. Of a tensor of more
                dimensions, the last two are rows and columns of many matrices, as in torch.optim.Adafactor.
-    sm3        for each matrix a number for each row and column, for a vector all of it (Anil et al. 2019, section 4;
-               without momentum): the same `Stage.factored`, which is exact for matrices and vectors. Of a tensor of
-               more dimensions, such as the kernel of a convolution, it is more than SM3 keeps.
+    sm3        for each dimension of a tensor as many numbers as it has, for a vector all of it (Anil et al. 2019,
+               section 4; without momentum)
     adam-8bit  two moments of 8 bits a number, whatever the type of the weights, and for each block of 256 numbers the
-               largest of either in fp32 (Dettmers et al. 2022, section 2; blocks as in bitsandbytes). Blocks are
-               those of a whole stage; tensors below 4,096 numbers, which bitsandbytes keeps in fp32, are not told.
+               largest of either in fp32 (Dettmers et al. 2022, section 2; blocks as in bitsandbytes, which keeps
+               tensors below 4,096 numbers in fp32)
+
+A stage that says the shapes of its `tensors` has all of these exactly. Otherwise SM3 is taken to keep `Stage.factored`,
+which is as much for matrices and vectors and more for the kernels of convolutions; and adam-8bit to have one tensor.
 
 torch keeps 4 bytes for each tensor besides, a count of steps, for adam, adamw and adafactor; they are left out here.
 
@@ -31,32 +33,61 @@ check), clipping reads them for their norm, and reads and writes them. With Adam
 gradients of bf16 weights, 60 for fp16 gradients that are copied, unscaled and clipped.
 """
 
+from collections.abc import Callable, Sequence
+from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+Dimensions: TypeAlias = tuple[int, ...]
+WIDE = 4  # bytes of a number of the master copy and of the state beside it
 _BLOCK = 256  # numbers of adam-8bit that share a largest one in fp32
+_LEAST_NARROW = 4096  # numbers of a tensor whose state has 8 bits
 
 
 class UpdateFacts(NamedTuple):
     """What an optimizer keeps, and how many times an update reads or writes its tensors."""
 
-    tensors: int = 0  # of its state that have a number for each weight
-    is_factored: bool = False  # it keeps sums of rows and columns
+    moments: int = 0  # tensors of its state that have a number for each weight
+    sums: Callable[[Dimensions], int] | None = None  # the numbers that it keeps of a tensor in their place
     is_8bit: bool = False
     gradients: int = 1
     state: int = 2
     weights: int = 2
 
-    def state_bytes(self, weights: int, factored: int, width: int) -> int:
-        """Return the bytes of the state of weights of so many bytes, each of `width`, and of such sums of all rows."""
+    def state_bytes(self, weights: int, factored: int, width: int, tensors: Sequence[Dimensions]) -> int:
+        """Return the bytes of the state of weights of so many bytes, each of `width`, in tensors of these shapes.
+
+        Without shapes, all are one tensor, and sums take `factored` bytes.
+        """
         if self.is_8bit:
-            numbers = -(-weights // width)
-            return self.tensors * (numbers + 4 * -(-numbers // _BLOCK))
-        return self.tensors * weights + self.is_factored * factored
+            numbers = [prod(shape) for shape in tensors]
+            return self.moments * (sum(map(_in_8_bits, numbers)) if numbers else _blocks(-(-weights // width)))
+        if self.sums:
+            return width * sum(map(self.sums, tensors)) if tensors else factored
+        return self.moments * weights
 
     def moved(self, weights: int, gradients: int, state: int) -> int:
         """Return the bytes that an update reads and writes, of tensors of so many bytes."""
         return self.weights * weights + self.gradients * gradients + self.state * state
+
+
+def _blocks(numbers: int) -> int:
+    """Return the bytes of so many numbers of 8 bits, in blocks."""
+    return numbers + WIDE * -(-numbers // _BLOCK)
+
+
+def _in_8_bits(numbers: int) -> int:
+    """Return the bytes of a moment of one tensor; small ones are wide."""
+    return WIDE * numbers if numbers < _LEAST_NARROW else _blocks(numbers)
+
+
+def _of_rows_and_columns(shape: Dimensions) -> int:
+    """Return the number of rows and columns of a tensor, whose last two dimensions make matrices.
+
+    >>> _of_rows_and_columns((3, 30, 50)), _of_rows_and_columns((50,))
+    (240, 50)
+    """
+    return prod(shape[:-1]) + prod(shape[:-2]) * shape[-1] if len(shape) > 1 else prod(shape)
 
 
 UPDATE_FACTS = MappingProxyType(
@@ -65,9 +96,9 @@ UPDATE_FACTS = MappingProxyType(
         "momentum": UpdateFacts(1),
         "adam": UpdateFacts(2),
         "adamw": UpdateFacts(2),
-        "adafactor": UpdateFacts(is_factored=True, gradients=3, state=4, weights=3),
+        "adafactor": UpdateFacts(sums=_of_rows_and_columns, gradients=3, state=4, weights=3),
         "lion": UpdateFacts(1),
-        "sm3": UpdateFacts(is_factored=True),
+        "sm3": UpdateFacts(sums=sum),
         "adam-8bit": UpdateFacts(2, is_8bit=True),
         "lamb": UpdateFacts(2, state=3, weights=3),
         "lars": UpdateFacts(1, gradients=2, weights=3),

@@ -19,6 +19,7 @@ both. While a forward or a backward runs, its stage's activations are all taken 
 their times are in `cdpsim.model.offload`.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -28,11 +29,10 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.model.optimizers import UPDATE_FACTS
+from cdpsim.model.optimizers import UPDATE_FACTS, WIDE, Dimensions
 from cdpsim.model.recomputation import make_stage, refuse_ineffective
 from cdpsim.model.stage import NO_CORE, Stage, Tie
 
-WIDE = 4  # bytes of a number of the master copy and of the state beside it
 Part = TypeVar("Part", Stage, Tie)
 
 
@@ -109,14 +109,19 @@ def state_bytes(part: Stage | Tie, recipe: Recipe, model: Model, scale: int, nam
     """
     assert recipe.optimizer is not None, "without one, stages give the bytes themselves"
     facts, parameters = UPDATE_FACTS[recipe.optimizer], part.parameters
-    if facts.is_factored and parameters and not part.factored:
-        problem = "does not say what the rows and columns of its parameters sum to (`factored`); profile the model"
+    tensors: Sequence[Dimensions] = ()
+    width = PRECISIONS.get(model.precision, 1)
+    if isinstance(part, Stage) and part.tensors:
+        tensors, width = part.tensors, parameters // part.numbers
+    if facts.sums and parameters and not (part.factored or tensors):
+        problem = (
+            "does not say what the rows and columns of its parameters sum to (`factored`, `tensors`); profile the model"
+        )
         raise RequestError(name, f"{problem}, or take another optimizer")
-    if facts.is_8bit and not model.precision:
+    if facts.is_8bit and not (model.precision or tensors):
         problem = f"{recipe.optimizer} keeps bytes for each number, and the model does not say how large one is"
         raise RequestError("optimizer", f"{problem}; add `precision` to its file")
-    width = PRECISIONS[model.precision] if model.precision else 1
-    kept = facts.state_bytes(scale * parameters, scale * part.factored, scale * width)
+    kept = facts.state_bytes(scale * parameters, scale * part.factored, scale * width, tensors)
     return kept + (scale * parameters if recipe.mixed_precision else 0)
 
 

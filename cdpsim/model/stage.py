@@ -242,7 +242,9 @@ def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
         end = lcm(ranks, _MEGATRON_END)
         begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in stage.tensors)
         numbers = -(-begins // end) * end
-    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", "optimizer")}
+    sizes = {
+        kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", "optimizer", "update_bytes")
+    }
     gradients = None if stage.gradients is None else stage.gradients * numbers // stage.numbers
     return replace(stage, gradients=gradients, tensors=(), **sizes)
 

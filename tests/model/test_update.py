@@ -68,6 +68,31 @@ def test_blocks_of_8_bit_states_are_begun_ones() -> None:
     assert trained(model, optimizer="adam-8bit").optimizer == 2 * (257 + 2 * 4)
 
 
+def test_shapes_of_tensors_say_what_is_kept_of_each() -> None:
+    """Of a convolution's kernel of 64 x 32 x 3 x 3 and a vector of 64, in fp32 and in mixed precision.
+
+    Adafactor keeps rows and columns of 64 x 32 matrices of 3 x 3; SM3 a number for each of 64 + 32 + 3 + 3 places; 8
+    bits have 72 blocks in the kernel, and leave the vector wide.
+    """
+    shapes, numbers = ((64, 32, 3, 3), (64,)), 64 * 32 * 9 + 64
+    kept = {
+        "adafactor": 4 * (64 * 32 * (3 + 3) + 64),
+        "sm3": 4 * (64 + 32 + 3 + 3 + 64),
+        "adam-8bit": 2 * (64 * 32 * 9 + 4 * 72 + 4 * 64),
+        "adam": 8 * numbers,
+    }
+    for optimizer, expected in kept.items():
+        for precision, width in (("fp32", 4), ("bf16", 2)):
+            stage = Stage(forward=1.0, backward=2.0, parameters=width * numbers, tensors=shapes)
+            model = Model(stages=(stage,), precision=precision)
+            mixed = precision == "bf16"
+            found = trained(model, optimizer=optimizer, mixed_precision=mixed).optimizer
+            assert found == expected + 4 * numbers * mixed
+            assert trained(replace(model, precision=""), optimizer=optimizer).optimizer == (
+                expected if not mixed or optimizer == "adam-8bit" else expected // 2
+            )
+
+
 @pytest.mark.parametrize(
     ("precision", "recipe", "parts"),
     [
