@@ -135,6 +135,30 @@ def test_memory_with_selective_recomputation_is_figure_1_of_korthikanti(name: st
         assert waiting == activations
 
 
+# Fig. 7 of Korthikanti et al. 2022: percentages of what tensor parallelism alone keeps, read off its bars; with
+# sequence parallelism, with selective recomputation, with both, and with all computed again.
+FIGURE_7 = {
+    "22B": (66.84, 49.42, 16.18, 7.64),
+    "175B": (62.04, 56.53, 18.49, 8.71),
+    "530B": (58.31, 62.04, 20.27, 9.42),
+    "1T": (58.31, 62.04, 20.27, 9.42),
+}
+
+
+@pytest.mark.parametrize("name", FIGURE_7)
+def test_shares_of_memory_are_those_of_figure_7_of_korthikanti(name: str) -> None:
+    """To 0.2 points, as bars can be read."""
+    _, h, a, _, _, b, *_ = FIGURE_1[name]
+
+    def kept(how: str, *, sequence: bool) -> int:
+        model = Model(stages=(layer_of(2048, b, h, a, 8, sequence=sequence),) * 2)
+        return recomputed(model, how, 2)[1].activation
+
+    ways = [("none", True), ("selective", False), ("selective", True), ("layer", False)]
+    shares = [100 * kept(how, sequence=sequence) / kept("none", sequence=False) for how, sequence in ways]
+    assert shares == pytest.approx(FIGURE_7[name], abs=0.2)
+
+
 # Layers of a file, one by one
 
 
