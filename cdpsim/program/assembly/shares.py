@@ -460,8 +460,8 @@ class SharedAxis(Axis):
     # What ranks hold
 
     def hold_gradients(self, taker: Ints, provider: Ints) -> None:
-        """Hold sums until they have gone to shares, and shares until they are applied."""
-        if self.state.optimizer is Home.COPIED or not self.inside.members.max() > 1:
+        """Hold sums until they have gone to shares, and shares until they are applied; copied sums stay whole."""
+        if self.state.gradients is Home.COPIED or not self.inside.members.max() > 1:
             super().hold_gradients(taker, provider)
             return
         holders, build, rounds = self.holders, self.build, self.rounds
