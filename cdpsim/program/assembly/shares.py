@@ -412,11 +412,28 @@ class SharedAxis(Axis):
         later = step > 0
         build.link(self.node[use.holder[later] - holders.in_step], each[later])
         build.link(each, use.task)
-        pull(lanes, build, each, lanes.rank[use.task], 1 + prefetch)
+        pull(lanes, build, each, lanes.rank[use.task], self._ahead(use, prefetch))
         where = holders.where.take(use.holder)
         self.sharded.hold_gathered(Uses(each, use.task, use.last, where, size), early=prefetch > 0)
         if isinstance(self.state.reshard, int):
             self._hold_between(use, where, -(-size // self.state.reshard))
+
+    def _ahead(self, use: Use, prefetch: int) -> Ints:
+        """Return how many tasks before each use is the one after which its gather may begin.
+
+        A gather is as many tasks early as prefetched, one more before a forward, where FSDP2 has two buffers. It does
+        not begin before its device has dropped the same parameters, and gathers come in the order of their uses.
+        """
+        rank = self.tables.lanes.rank
+        at = rank[use.task].astype(np.int64)
+        place = at - 1 - prefetch - (prefetch > 0) * (1 - use.back)
+        order = sort_by(use.holder, at)
+        again = np.flatnonzero(use.holder[order[1:]] == use.holder[order[:-1]])
+        held, later = order[again], order[again + 1]
+        place[later] = np.maximum(place[later], rank[use.last[held]])
+        order = sort_by(at)
+        place[order] = np.maximum.accumulate(place[order])
+        return at - place
 
     @cached_property
     def _backward_groups(self) -> Groups:

@@ -1,0 +1,160 @@
+"""What ranks of the data axis hold and send, against published tables and formulas: ZeRO's Table 1, volumes."""
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from cdpsim import Cluster, Model, Run, Stage, simulate
+from cdpsim.cluster import Devices, Link
+from cdpsim.model import Recipe
+from cdpsim.trace.table import MemoryRow
+
+LINKS = Cluster(devices=(Devices(speed=1e12),), link=Link(latency=0.0, bandwidth=1e12))
+
+# Rajbhandari et al. 2020, Table 1, as printed: model-state memory of a device in GB, for 7.5 B, 128 B and 1 T
+# parameters, with what ZeRO's stages 1, 2 and 3 split over k ranks. Digits are cut off, and the 1.88 rounded.
+MODELS = {7_500_000_000: 7.5e9, 128_000_000_000: 128e9, 1_000_000_000_000: 1e12}
+PRINTED = {
+    1: (("120", "120", "120"), ("2048", "2048", "2048"), ("16000", "16000", "16000")),
+    4: (("52.5", "41.3", "30"), ("896", "704", "512"), ("7000", "5500", "4000")),
+    16: (("35.6", "21.6", "7.5"), ("608", "368", "128"), ("4750", "2875", "1000")),
+    64: (("31.4", "16.6", "1.88"), ("536", "284", "32"), ("4187", "2218", "250")),
+}
+LAYERS = 20
+CELLS = [
+    (k, parameters, zero, PRINTED[k][row][zero - 1])
+    for k in PRINTED
+    for row, parameters in enumerate(MODELS)
+    for zero in (1, 2, 3)
+]
+
+
+def states_in_bytes(parameters: int, zero: int, k: int) -> Fraction:
+    """2 bytes of weights, 2 of gradients, 12 of Adam in mixed precision; the last three, two, one of them are split."""
+    split = {0: 0, 1: 12, 2: 14, 3: 16}[zero]
+    return parameters * (16 - split + Fraction(split, k))
+
+
+def layers_of(parameters: int) -> Model:
+    """Equal layers that have nothing but parameters; their updates take time, so that there is a moment before them."""
+    layer = Stage(forward=1.0, backward=2.0, parameters=2 * parameters // LAYERS, update=1.0)
+    recipe = Recipe(optimizer="adam", mixed_precision=True)
+    return Model(stages=(layer,) * LAYERS, precision="fp16", training=recipe)
+
+
+def sharing(k: int, zero: int) -> dict[str, int]:
+    """Return the options by which k ranks share what a stage of ZeRO splits."""
+    return {"zero": zero, "shard": k} if zero else {"zero": 0, "replicas": k}
+
+
+def held_at(run: Run, device: int, time: float) -> int:
+    """Return the bytes that a device holds just after a time, all categories together."""
+    last: dict[str, MemoryRow] = {}
+    for row in run.memory:
+        if row.device == device and row.time <= time:
+            last[row.category] = row
+    return sum(row.size for row in last.values())
+
+
+def total_peak(run: Run) -> int:
+    return max(int(row["total"]) for row in run.peak_memory)
+
+
+@pytest.mark.parametrize(("k", "parameters", "zero", "printed"), CELLS)
+def test_states_are_those_of_zero_s_table(k: int, parameters: int, zero: int, printed: str) -> None:
+    """When updates begin: all gradients are reduced, and no bucket, no gathered layer is on its way."""
+    run = simulate("dp", m=1, model=layers_of(parameters), cluster=LINKS, steps=2, ignore_memory=True, **sharing(k, zero))
+    expected = states_in_bytes(parameters, zero, k)
+    assert expected.denominator == 1
+    updates = run.tasks[(run.tasks.kind == "U") & (run.tasks.step == 1)]
+    for device in {0, k - 1}:
+        assert held_at(run, device, updates[updates.device == device].start.min()) == expected
+    shown = f"{float(expected) / 1e9:.4f}"
+    digits = len(printed.partition(".")[2])
+    assert abs(float(printed) - float(shown)) < 10.0**-digits
+
+
+def test_printed_digits_are_cut_off_but_for_three() -> None:
+    """The paper rounds 41.25, 21.5625 and 1.875 GB up, and cuts 35.625, 16.640625, 4187.5 and 2218.75 off."""
+    rounded = []
+    for k, parameters, zero, printed in CELLS:
+        digits = len(printed.partition(".")[2])
+        cut = int(states_in_bytes(parameters, zero, k) * 10**digits / 10**9)
+        if f"{cut / 10**digits:.{digits}f}" != printed:
+            rounded.append(printed)
+    assert rounded == ["41.3", "21.6", "1.88"]
+
+
+@pytest.mark.parametrize("k", [1, 4, 16, 64])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_peaks_are_the_states_and_what_is_on_its_way(zero: int, k: int) -> None:
+    """The states, and of layers whose gradients are not reduced yet: all of a gradient in place of a k-th.
+
+    Stage 2, when the first layer's backward begins: its gradient, and that of the second one, which is on its way.
+    Stage 3, in the second layer's backward: its parameters, those of the first one, and its gradient; the first layer's
+    gradient is not there yet. With one rank nothing is on its way.
+    """
+    parameters = next(iter(MODELS))
+    run = simulate("dp", m=1, model=layers_of(parameters), cluster=LINKS, ignore_memory=True, **sharing(k, zero))
+    layer, share = 2 * parameters // LAYERS, 2 * parameters // LAYERS // k
+    beyond = 0 if k == 1 else {0: 0, 1: 0, 2: 2 * layer - 2 * share, 3: 3 * layer - 2 * share}[zero]
+    assert total_peak(run) == states_in_bytes(parameters, zero, k) + beyond
+
+
+# Volumes (Rajbhandari et al. 2020, section 7): what a rank sends in a step.
+ODD = ((101, 40), (13, 13), (64, 17), (1, 8))  # bytes of parameters and of gradients, layer by layer
+
+
+def odd_layers() -> Model:
+    stages = (Stage(forward=1.0, backward=2.0, parameters=w, gradients=q, optimizer=7) for w, q in ODD)
+    return Model(stages=tuple(stages))
+
+
+def sent_in_a_step(**options: object) -> Fraction:
+    """Return the bytes that the first rank sends in the second step of three."""
+    sent = []
+    for steps in (3, 2):
+        ring = {"collective": "ring"} if options.get("shard", 1) != 1 or options.get("replicas", 1) != 1 else {}
+        run = simulate("dp", model=odd_layers(), cluster=LINKS, steps=steps, **ring, **options)  # type: ignore[arg-type]
+        sent.append(Fraction(run.summary()["bytes_sent"][0]["bytes"]).limit_denominator(1000))
+    return sent[0] - sent[1]
+
+
+def padded(sizes: list[int], k: int) -> int:
+    """Return what a rank sends of tensors in rings that share them: k - 1 of k chunks, each rounded up."""
+    return sum((k - 1) * -(-size // k) for size in sizes)
+
+
+W, Q = [w for w, _ in ODD], [q for _, q in ODD]
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("k", range(1, 10))
+def test_a_rank_sends_the_volumes_of_its_policy(k: int, m: int) -> None:
+    """2(k-1)/k q copied; (k-1)/k (q + w) of stage 1; (m' q + w) of stage 2; (m (1 + R) w + m' q) of stage 3."""
+    assert sent_in_a_step(zero=0, replicas=k, m=m) == Fraction(2 * (k - 1) * sum(Q), k)
+    for zero, buckets in product((1, 2), ("none", "1 B")):
+        wanted = {"last": 1, "each": m} if zero == 2 else {"last": 1}
+        for reduce, times in wanted.items():
+            sent = sent_in_a_step(zero=zero, shard=k, m=m, reduce=reduce, buckets=buckets)
+            assert sent == times * padded(Q, k) + padded(W, k), (zero, reduce, buckets)
+    for reduce, times in {"last": 1, "each": m}.items():
+        sent = sent_in_a_step(zero=3, shard=k, m=m, reduce=reduce)
+        assert sent == 2 * m * padded(W, k) + times * padded(Q, k), reduce
+
+
+@pytest.mark.parametrize("k", range(1, 10))
+def test_parameters_that_stay_after_forwards_are_gathered_once_a_micro_batch(k: int) -> None:
+    sent = sent_in_a_step(zero=3, shard=k, m=1, reshard="no")
+    assert sent == padded(W, k) + padded(Q, k)
+
+
+@pytest.mark.parametrize("r", range(1, 5))
+@pytest.mark.parametrize("k", range(1, 5))
+def test_hybrid_ranks_sum_shares_across_their_groups(k: int, r: int) -> None:
+    """Inside a group what k ranks send, and 2(r-1)/r of a share between the ranks that have the same one."""
+    across = sum(Fraction(2 * (r - 1) * -(-q // k), r) for q in Q)
+    for zero, gathers in {1: 1, 2: 1, 3: 2}.items():
+        sent = sent_in_a_step(zero=zero, shard=k, replicas=r, m=1, **({"buckets": "1 B"} if zero < 3 else {}))
+        assert sent == gathers * padded(W, k) + padded(Q, k) + across, zero

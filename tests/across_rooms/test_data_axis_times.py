@@ -1,0 +1,193 @@
+"""When data ranks exchange what: steps of DDP and of FSDP against closed forms and recurrences."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from cdpsim import Cluster, Model, Run, Stage, simulate
+from cdpsim.cluster import Devices, Link
+
+RANKS = 4
+BANDWIDTH = 1000.0
+LATENCY = 0.001
+
+
+def cluster(overlap: str = "full", latency: float = 0.0) -> Cluster:
+    link = Link(latency=latency, bandwidth=BANDWIDTH)
+    return Cluster(devices=(Devices(speed=1e12, overlap=overlap),), link=link)
+
+
+def layers(forwards: Sequence[float], backwards: Sequence[float], sizes: Sequence[int]) -> Model:
+    """Layers with parameters alone, as many bytes of gradients, and updates that take no time."""
+    rows = zip(forwards, backwards, sizes, strict=True)
+    return Model(stages=tuple(Stage(forward=f, backward=b, parameters=size) for f, b, size in rows))
+
+
+def one_way(size: int, latency: float = 0.0) -> float:
+    """Return the time of an all-gather or reduce-scatter around the ring of all ranks."""
+    return (RANKS - 1) * (latency + size / RANKS / BANDWIDTH)
+
+
+def step(model: Model, platform: Cluster, **options: object) -> Run:
+    return simulate("dp", model=model, cluster=platform, collective="ring", steps=1, **options)  # type: ignore[arg-type]
+
+
+def ends_of(run: Run, kind: str) -> float:
+    return float(run.tasks[run.tasks.kind == kind].end.max())
+
+
+OVERLAPS = ["full", "stream"]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("message", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_step_of_ddp_ends_with_its_last_bucket(count: int, message: float, overlap: str) -> None:
+    """max(C + T/K, F + B/K + T): the last one of K equal buckets is ready last, or is sent after all others."""
+    forward, backward = 0.5, 1.25
+    size = round(message * BANDWIDTH * RANKS / (2 * (RANKS - 1)) / 4) * 4
+    model = layers([forward] * count, [backward] * count, [size] * count)
+    run = step(model, cluster(overlap, LATENCY), zero=0, replicas=RANKS, m=1, buckets="1 B")
+    reduced = count * 2 * one_way(size, LATENCY)
+    computed = count * (forward + backward)
+    expected = max(computed + reduced / count, count * forward + backward + reduced)
+    assert run.makespan == pytest.approx(expected)
+    assert len(run.messages) == count
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_reducing_at_the_end_adds_the_all_reduce_to_the_step_of_one_rank(m: int) -> None:
+    model = layers([1.0, 2.0, 0.5], [2.0, 3.0, 1.5], [400, 1200, 800])
+    alone = simulate("dp", model=model, cluster=cluster(), steps=1, m=m)
+    for overlap in OVERLAPS:
+        run = step(model, cluster(overlap, LATENCY), replicas=RANKS, m=m, reduce="end", buckets="none")
+        each = sum(2 * one_way(size, LATENCY) for size in (400, 1200, 800))
+        assert run.makespan == pytest.approx(alone.makespan + each)
+        run = step(model, cluster(overlap, LATENCY), replicas=RANKS, m=m, reduce="end", buckets="1 GB")
+        assert run.makespan == pytest.approx(alone.makespan + 2 * one_way(2400, LATENCY))
+
+
+def test_accumulation_reduces_beside_the_last_backwards_alone() -> None:
+    """Four micro-batches: three whole passes, then the last one's step of DDP."""
+    model = layers([1.0] * 3, [2.0] * 3, [800] * 3)
+    each, whole = (step(model, cluster(), replicas=RANKS, m=m, buckets="1 B").makespan for m in (1, 4))
+    assert whole == pytest.approx(each + 3 * 9)
+
+
+# FSDP2 with unequal layers: (forward, backward, bytes)
+UNEQUAL = (
+    ((1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0), (400, 400, 400, 400)),
+    ((1.0, 0.2, 3.0, 0.1, 2.0), (2.0, 0.5, 5.0, 0.3, 4.0), (400, 2000, 800, 4000, 1200)),
+    ((0.1, 0.1, 5.0, 0.1, 0.1, 0.1), (0.1, 0.2, 9.0, 0.1, 0.3, 0.1), (800, 4000, 800, 4000, 2000, 400)),
+    ((2.0, 1.0), (3.0, 2.0), (2000, 4000)),
+    ((2.0,), (3.0,), (2000,)),
+)
+
+
+def forward_end(forwards: Sequence[float], gathers: Sequence[float]) -> float:
+    """Return when the last forward ends, with two buffers for all-gathers, which are made one after another.
+
+    The gather of layer i + 1 begins when that of layer i has ended and layer i - 1's parameters have been copied out
+    of their buffer, at the start of its forward.
+    """
+    gathered: list[float] = []
+    started: list[float] = []
+    time = 0.0
+    for i, (forward, gather) in enumerate(zip(forwards, gathers, strict=True)):
+        begin = max(gathered[-1] if gathered else 0.0, started[i - 2] if i >= 2 else 0.0)
+        gathered.append(begin + gather)
+        started.append(max(time, gathered[i]))
+        time = started[i] + forward
+    return time
+
+
+def backward_end(backwards: Sequence[float], gathers: Sequence[float], reductions: Sequence[float]) -> float:
+    """Return when the last reduction ends, after the backwards began; a gather of 0 is that of a layer that stays.
+
+    A layer's backward waits for its own gather and begins that of the layer before it; its reduction begins when it has
+    ended. The link takes messages in the order of these moments. A backward ends when at most its own reduction is left.
+    """
+    link = compute = 0.0
+    gathered = dict.fromkeys(range(len(backwards)), 0.0)
+    reduced = 0.0
+    for i in reversed(range(len(backwards))):
+        start = max(compute, gathered[i])
+        if i and gathers[i - 1]:
+            link = max(link, start) + gathers[i - 1]
+            gathered[i - 1] = link
+        compute = max(start + backwards[i], reduced)
+        link = reduced = max(link, compute) + reductions[i]
+    return reduced
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("gather", "forward"), [(0.3, 1.0), (1.0, 1.0), (3.0, 1.0)])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_forwards_of_equal_layers_hide_their_gathers(count: int, gather: float, forward: float, overlap: str) -> None:
+    """g + (L-1) max(f, g) + f."""
+    size = round(gather * BANDWIDTH * RANKS / (RANKS - 1) / 4) * 4
+    model = layers([forward] * count, [9.0] * count, [size] * count)
+    run = step(model, cluster(overlap, LATENCY), zero=3, shard=RANKS, m=1)
+    g = one_way(size, LATENCY)
+    assert ends_of(run, "F") == pytest.approx(g + (count - 1) * max(forward, g) + forward)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("backward", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_backwards_of_equal_layers_hide_gathers_and_reductions(count: int, backward: float, overlap: str) -> None:
+    """b + (L-1) max(b, g + h) + h where b >= g + h; else by the recurrence. First and last layer stay gathered."""
+    size = 400
+    model = layers([1.0] * count, [backward] * count, [size] * count)
+    run = step(model, cluster(overlap, LATENCY), zero=3, shard=RANKS, m=1, reshard="root")
+    g = h = one_way(size, LATENCY)
+    after = run.makespan - ends_of(run, "F")
+    if backward >= g + h:
+        assert after == pytest.approx(backward + (count - 1) * max(backward, g + h) + h)
+    resident = [0.0] + [g] * (count - 2) + [0.0] if count > 1 else [0.0]
+    assert after == pytest.approx(backward_end([backward] * count, resident, [h] * count))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)
+def test_forwards_of_unequal_layers_are_those_of_two_buffers(
+    forwards: Sequence[float], backwards: Sequence[float], sizes: Sequence[int], overlap: str
+) -> None:
+    run = step(layers(forwards, backwards, sizes), cluster(overlap, LATENCY), zero=3, shard=RANKS, m=1)
+    assert ends_of(run, "F") == pytest.approx(forward_end(forwards, [one_way(size, LATENCY) for size in sizes]))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)
+def test_backwards_of_unequal_layers_prefetch_one_and_reduce_one(
+    forwards: Sequence[float], backwards: Sequence[float], sizes: Sequence[int], overlap: str
+) -> None:
+    run = step(layers(forwards, backwards, sizes), cluster(overlap, LATENCY), zero=3, shard=RANKS, m=1, reshard="root")
+    times = [one_way(size, LATENCY) for size in sizes]
+    resident = [0.0, *times[1:-1], 0.0][: len(sizes)] if len(sizes) > 1 else [0.0]
+    assert run.makespan - ends_of(run, "F") == pytest.approx(backward_end(backwards, resident, times))
+
+
+@pytest.mark.parametrize(("reduce", "reductions"), [("each", 3), ("last", 1), ("end", 1)])
+def test_parameters_are_not_gathered_while_they_are_there(reduce: str, reductions: int) -> None:
+    """m (2g + L (f + b) + h): last layers are dropped before they are gathered again, and so are first ones.
+
+    FSDP2 waits with an all-gather for the end of the same layer's last use (`_reshard_after_forward_event`), and begins
+    each forward with the gather of its first layer. Sums after each pass end before the next one begins.
+    """
+    count, m, forward, backward, size = 4, 3, 1.0, 2.0, 800
+    model = layers([forward] * count, [backward] * count, [size] * count)
+    run = step(model, cluster(), zero=3, shard=RANKS, m=m, reduce=reduce)
+    message = one_way(size)
+    sums = reductions * message if reduce != "end" else count * message
+    assert run.makespan == pytest.approx(m * (2 * message + count * (forward + backward)) + sums)
+
+
+def test_the_messages_of_a_rank_are_never_side_by_side() -> None:
+    """Gathers and reductions share one link: the second of two that are ready begins when the first has ended."""
+    forwards, backwards, sizes = UNEQUAL[1]
+    for options in ({"zero": 3}, {"zero": 3, "reduce": "last", "m": 3}, {"zero": 2, "buckets": "1 B"}, {"zero": 1}):
+        run = step(layers(forwards, backwards, sizes), cluster("full"), shard=RANKS, **options)
+        spans = sorted(zip(run.messages.start, run.messages.end, strict=True))
+        assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in pairwise(spans))
