@@ -83,6 +83,10 @@ class SharedAxis(Axis):
         """Return the bytes of a share; the last one may be padded."""
         return -(-size // self.shard)
 
+    def gathered(self, size: Ints, ranks: Ints | int) -> Ints:
+        """Return the bytes of as many equal shares as ranks have of a size."""
+        return ranks * -(-size // ranks)
+
     # Groups
 
     @cached_property
@@ -370,7 +374,7 @@ class SharedAxis(Axis):
             step=t[step].astype(np.int32),
             src=-1,
             dst=self.inside.number[self.inside.first[units.first][unit] + place][k],
-            size=units.size[unit][k],
+            size=self.gathered(units.size, self.shard)[unit][k],
             versions=1,
             stages=(units.last - units.first + 1)[unit][k],
             stream=Stream.GATHER,
@@ -397,6 +401,7 @@ class SharedAxis(Axis):
         first = group_starts(step, use.number, use.back, group)
         number = np.where(use.back, backward.number[group], self.inside.number[group])
         size = self.model.size("parameters")[stage]
+        ranks = np.where(use.back, self._backward_ranks, self.shard)
         message = build.send(
             Op.ALL_GATHER,
             Content.PARAMETERS,
@@ -404,7 +409,7 @@ class SharedAxis(Axis):
             step=step[first] - 1,
             src=-1,
             dst=number[first],
-            size=size[first],
+            size=self.gathered(size, ranks)[first],
             versions=1,
             stream=Stream.GATHER,
         )
@@ -435,13 +440,18 @@ class SharedAxis(Axis):
         place[order] = np.maximum.accumulate(place[order])
         return at - place
 
+    @property
+    def _backward_ranks(self) -> int:
+        """How many ranks gather parameters for backwards: fewer where parameters stay in shares of these."""
+        return self.state.reshard if isinstance(self.state.reshard, int) else self.shard
+
     @cached_property
     def _backward_groups(self) -> Groups:
-        """The groups that gather parameters for backwards: smaller ones where parameters stay in shares of these."""
-        if not isinstance(self.state.reshard, int):
+        """The groups that gather parameters for backwards."""
+        if self._backward_ranks == self.shard:
             return self.inside
         rank, own = self._rank
-        return self._groups(own, rank // self.state.reshard)
+        return self._groups(own, rank // self._backward_ranks)
 
     def _uses(self) -> Use:
         """Return the uses of parameters in the order of their messages: of each pass both ways, or once in a step."""
