@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def one_way(size: int, latency: float = 0.0) -> float:
     return (RANKS - 1) * (latency + size / RANKS / BANDWIDTH)
 
 
-def step(model: Model, platform: Cluster, **options: object) -> Run:
-    return simulate("dp", model=model, cluster=platform, collective="ring", steps=1, **options)  # type: ignore[arg-type]
+def step(model: Model, platform: Cluster, **options: Any) -> Run:
+    return simulate("dp", model=model, cluster=platform, collective="ring", steps=1, **options)
 
 
 def ends_of(run: Run, kind: str) -> float:
@@ -106,7 +107,8 @@ def backward_end(backwards: Sequence[float], gathers: Sequence[float], reduction
     """Return when the last reduction ends, after the backwards began; a gather of 0 is that of a layer that stays.
 
     A layer's backward waits for its own gather and begins that of the layer before it; its reduction begins when it has
-    ended. The link takes messages in the order of these moments. A backward ends when at most its own reduction is left.
+    ended. The link takes messages in the order of these moments. It ends when at most its own
+    reduction is left.
     """
     link = compute = 0.0
     gathered = dict.fromkeys(range(len(backwards)), 0.0)
