@@ -280,7 +280,7 @@ def _checked_actions(lists: Lists, shape: Shape) -> Actions:
         raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")
     if not getattr(lists.actions, "__module__", "").startswith(_TRUSTED_ORDERS):
         check_actions(actions)
-        counts = {"devices": (actions.devices, shape.parts // shape.chunks)}
+        counts = {"devices": (actions.devices, sum(shape.widths) or shape.parts // shape.chunks)}
         counts |= {"stages": (int(actions.stage.max()) + 1, shape.parts)}
         counts["micro-batches"] = int(actions.micro_batch.max()) + 1, shape.m
         for what, (has, wanted) in counts.items():

@@ -169,16 +169,20 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
         device: Ints = label[place(i, j, t, shape)]
         return device
 
-    def done(devices: int, m: int, chunks: int) -> Actions:
+    def done(shape: Shape) -> Actions:
         assert listing is not None
-        actions = listing.write_out(Shape(devices * chunks, m, chunks))
+        actions = listing.write_out(shape)
         lists = [np.arange(*actions.first[device : device + 2]) for device in np.argsort(label)]
         rows = np.concatenate(lists)
         kind, stage, micro_batch = (column[rows] for column in (actions.kind, actions.stage, actions.micro_batch))
         return Actions(np.cumsum([0, *map(len, lists)]), kind, stage, micro_batch)
 
     if listing is not None:
-        return replace(schedule, name="relabelled", order=replace(schedule.order, position=Lists(done)))
+        lists = Lists(
+            lambda devices, m, chunks: done(Shape(devices * chunks, m, chunks)),
+            replicated=lambda widths, m: done(Shape(len(widths), m, widths=widths)),
+        )
+        return replace(schedule, name="relabelled", order=replace(schedule.order, position=lists))
     return replace(schedule, name="relabelled", placement=replace(schedule.placement, device=placed))
 
 

@@ -217,6 +217,9 @@ def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
     shape = draw(st.sampled_from(shapes(schedule, most)))
     asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
     asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
+    if "stage-replicas" in schedule.options and shape.m > 1 and draw(st.booleans()):
+        widths = draw(st.lists(st.integers(1, min(shape.m, 3)), min_size=shape.n, max_size=shape.n))
+        asked |= {"stage_replicas": widths} if set(widths) != {1} else {}
     if "overlap-all-reduce" in schedule.options:
         all_reduces = shape.m > 1 if schedule.placement.replicas else shape.replicas > 1
         asked["overlap_all_reduce"] = all_reduces and draw(st.booleans())
