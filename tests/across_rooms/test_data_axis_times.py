@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -193,3 +193,23 @@ def test_the_messages_of_a_rank_are_never_side_by_side() -> None:
         run = step(layers(forwards, backwards, sizes), cluster("full"), shard=RANKS, **options)
         spans = sorted(zip(run.messages.start, run.messages.end, strict=True))
         assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in pairwise(spans))
+
+
+@pytest.mark.parametrize("cards", [1, 2, 4])
+def test_stage_one_takes_the_time_of_ddp_on_any_number_of_cards(cards: int) -> None:
+    """A reduce-scatter and an all-gather go by as many rings as an all-reduce: one for each card of a node."""
+    topology = {
+        "kind": "nodes",
+        "per_node": 4,
+        "nics": cards,
+        "link": {"latency": "1 us", "bandwidth": "300 GB/s"},
+        "network": {"latency": "1 us", "bandwidth": "25 GB/s"},
+    }
+    nodes = {"devices": {"speed": "100 TFLOPS"}, "topology": topology}
+    model = layers([1.0], [2.0], [2 * 10**9])
+    spent, ways = [], ({"zero": 0, "replicas": 16}, {"zero": 1, "shard": 16})
+    for options in cast(tuple[dict[str, Any], ...], ways):
+        run = simulate("dp", model=model, cluster=nodes, collective="ring", m=1, steps=2, **options)
+        spent.append(sum(row.end - row.start for row in run.messages if row.step == 0))
+    assert spent[0] == pytest.approx(spent[1])
+    assert spent[0] == pytest.approx(30 * (2 * 10**9 / 16 / 25e9 / cards), rel=0.01)

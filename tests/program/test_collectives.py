@@ -26,7 +26,7 @@ from cdpsim.program.collectives import (
     hierarchical_all_reduce,
     payload_factor,
     rails_all_reduce,
-    ring_all_reduce,
+    ring_of_cards,
 )
 from cdpsim.program.collectives import double_tree as two_trees
 
@@ -129,15 +129,44 @@ def test_rails_leave_everyone_with_the_sum_of_all(nodes: Nodes) -> None:
 @pytest.mark.parametrize("cards", [1, 2, 3])
 def test_rings_in_channels_leave_everyone_with_the_sum_of_all(cards: int) -> None:
     """Three nodes of two members a card, and one with a card more: as many channels as all nodes have cards."""
+    k, nodes = three_nodes(cards)
+    how = ring_of_cards(Op.ALL_REDUCE, nodes)
+    held = played(how, k, own(k, how.parts(k)), sums_first(how, k))
+    assert all(part == everything(k) for member in held for part in member)
+    assert how.channels == cards
+    assert how.rounds(k) == len(how.schedule(k)) == how.carried(k) == 2 * (k - 1)
+
+
+def three_nodes(cards: int) -> tuple[int, Cards]:
+    """Return how many members three nodes have, two a card, and their numbers; one node has a card more."""
     first, nodes = 0, []
     for many in (cards, cards + 1, cards):
         nodes.append(tuple((first + 2 * card, first + 2 * card + 1) for card in range(many)))
         first += 2 * many
-    how = ring_all_reduce(tuple(nodes))
-    held = played(how, first, own(first, how.parts(first)), sums_first(how, first))
-    assert all(part == everything(first) for member in held for part in member)
-    assert how.channels == cards
-    assert how.rounds(first) == len(how.schedule(first)) == how.carried(first) == 2 * (first - 1)
+    return first, tuple(nodes)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 3])
+def test_rings_in_channels_gather_and_scatter_shares(cards: int) -> None:
+    """A member has one part in each channel: before an all-gather, and after a reduce-scatter, with the sum of all."""
+    k, nodes = three_nodes(cards)
+    gather, scatter = (ring_of_cards(op, nodes) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER))
+    orders = gather.members or (tuple(range(k)),)
+    has = [[member == order[part] for order in orders for part in range(k)] for member in range(k)]
+    held = [[share(member) if mine else 0 for mine in row] for member, row in enumerate(has)]
+    done = played(gather, k, held, lambda number: False)
+    assert done == [[share(order[part]) for order in orders for part in range(k)]] * k
+    summed = played(scatter, k, own(k, scatter.parts(k)), lambda number: True)
+    assert all(
+        part == everything(k)
+        for member, row in zip(summed, has, strict=True)
+        for part, mine in zip(member, row, strict=True)
+        if mine
+    )
+    for how in (gather, scatter):
+        assert how.channels == len(orders) == cards
+        assert how.rounds(k) == len(how.schedule(k)) == how.carried(k) == k - 1
+        assert np.array_equal(how.sends(k) * k, np.full(k, (k - 1) * how.parts(k)))
 
 
 @pytest.mark.parametrize("how", [BROADCAST, SCATTER_ALL_GATHER], ids=["whole", "in parts"])

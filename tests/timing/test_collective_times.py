@@ -11,7 +11,7 @@ import simpy
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
-from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_all_reduce
+from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_of_cards
 from cdpsim.timing.collective_times import collective_on_links, fair_rates, fastest_algorithm
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.carrier import Carrier
@@ -180,7 +180,7 @@ def test_a_ring_s_channels_load_all_cards_alike(name: str, cards: int, nodes: in
     """Each channel moves its share of the payload, and each member sends 2 (p-1)/p payloads in all (Patarasuk 2009)."""
     cluster, k, size = CLUSTERS[name], nodes * per_node, 10**9
     members = np.arange(k)
-    how = ring_all_reduce(cluster.cards(members))
+    how = ring_of_cards(Op.ALL_REDUCE, cluster.cards(members))
     assert (how.channels, how.rounds(k)) == (cards, 2 * (k - 1))
     assert np.allclose(how.sends(k) / how.parts(k), 2 * (k - 1) / k)
     crossing: dict[tuple[str, int], float] = defaultdict(float)

@@ -116,20 +116,26 @@ def rails_all_reduce(nodes: Nodes) -> Algorithm:
 
 
 @lru_cache(maxsize=64)
-def ring_all_reduce(cards: Cards) -> Algorithm:
+def ring_of_cards(op: Op, cards: Cards) -> Algorithm:
     """Make the ring for members that use these cards of their nodes: one channel for each card that all nodes have.
 
     Channel c goes round each node from the first member at card c, and leaves by the last one at the card before. So
     every card carries as much, in either direction.
     """
-    channels = min(map(len, cards))
+    channels, (alone, layout, times) = min(map(len, cards)), _RINGS[op]
     if channels == 1 or len(cards) == 1:
-        return ALL_REDUCE["ring"]
+        return alone
     orders = tuple(
         tuple(member for node in cards for card in (*node[c:], *node[:c]) for member in card) for c in range(channels)
     )
-    counts = partial(_ring_counts, 2, channels)
-    return Algorithm(by_rounds.ring_channels, channels * len(orders[0]), counts, orders, channels)
+    return replace(
+        alone,
+        layout=layout,
+        cut=channels * len(orders[0]),
+        closed_form=partial(_ring_counts, times, channels),
+        members=orders,
+        channels=channels,
+    )
 
 
 BROADCAST = Algorithm(by_rounds.binomial_broadcast, 1)
@@ -157,6 +163,12 @@ REDUCE_SCATTER = {
     "ring": replace(ALL_GATHER["ring"], reverse=True),
 }
 
+# Of each operation by rings: a ring, its rounds in channels, and how many times it goes around.
+_RINGS = {
+    Op.ALL_REDUCE: (ALL_REDUCE["ring"], by_rounds.ring_channels, 2),
+    Op.ALL_GATHER: (ALL_GATHER["ring"], by_rounds.gather_channels, 1),
+    Op.REDUCE_SCATTER: (REDUCE_SCATTER["ring"], by_rounds.gather_channels, 1),
+}
 # Of each other operation: its algorithm, and those that it has beside certain all-reduces.
 _OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
     Op.BROADCAST: (BROADCAST, {"halving-doubling": SCATTER_ALL_GATHER}),
@@ -191,7 +203,9 @@ def payload_factor(op: Op, k: int) -> int:
 def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
     """Return every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them."""
     if op != Op.ALL_REDUCE:
-        return list(dict.fromkeys(algorithm(op, each) for each in (ALL_REDUCE if name == "best" else [name])))
+        names = ALL_REDUCE if name == "best" else [name]
+        found = dict.fromkeys(algorithm(op, each) for each in names)
+        return [ring_of_cards(op, cards) if op in _RINGS and how == _RINGS[op][0] else how for how in found]
     if name != "best":
         return [_named_all_reduce(name, cards)]
     names = [each for each in ALL_REDUCE if each != "double-tree" or k <= MOST_MEMBERS]
@@ -203,4 +217,4 @@ def _named_all_reduce(name: str, cards: Cards) -> Algorithm:
     """Return the named all-reduce, for members at these cards of nodes."""
     if name in BY_NODE:
         return BY_NODE[name](tuple(tuple(chain.from_iterable(node)) for node in cards))
-    return ring_all_reduce(cards) if name == "ring" else ALL_REDUCE[name]
+    return ring_of_cards(Op.ALL_REDUCE, cards) if name == "ring" else ALL_REDUCE[name]

@@ -128,6 +128,11 @@ def ring_channels(orders: tuple[tuple[int, ...], ...]) -> RoundList:
     return _side_by_side(ring(len(orders[0])), orders, len(orders[0]))
 
 
+def gather_channels(orders: tuple[tuple[int, ...], ...]) -> RoundList:
+    """Gather around a ring in each of several orders of the members at once, as `ring_channels` does."""
+    return _side_by_side(ring_all_gather(len(orders[0])), orders, len(orders[0]))
+
+
 def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     """Reduce-scatter inside every node, all-reduce each part along its rail, all-gather inside every node.
 
