@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .tracker import Reference, storage_of
@@ -57,16 +58,23 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
 
 
+def _address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
 class Flops(TorchDispatchMode):
     """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones.
 
-    The forwards of fused attention are also counted by themselves, and what they give beside their output is noted.
+    The forward of the core of attention is counted by itself, too, and storages that it makes beside its output are
+    noted: of fused kernels, and of functions that are `noting`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.count = self.attention = 0
-        self.statistics: list[Reference] = []
+        self.kept_by_cores: list[Reference] = []
+        self.given_to_cores: list[tuple[Reference, int]] = []  # and bytes of what a second forward would start from
+        self._made: dict[int, Reference] | None = None  # storages by address, of the function of a core that runs
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,7 +84,28 @@ class Flops(TorchDispatchMode):
         result = func(*args, **kwargs)
         count = count_flops(func, args, kwargs, result)
         self.count += count
-        if func._overloadpacket in _ATTENTION:
+        if self._made is not None:
             self.attention += count
-            self.statistics += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
+            made = (tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor))
+            self._made |= {_address(tensor): storage_of(tensor) for tensor in made}
+        elif func._overloadpacket in _ATTENTION:
+            self.attention += count
+            self.kept_by_cores += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
         return result
+
+    def noting(self, core: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of a module, queries, keys and values, of which all is the core of attention."""
+
+        def noted(module: object, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._made = {}
+            try:
+                output, *others = core(module, query, key, value, *args, **kwargs)
+                given = {_address(tensor): tensor for tensor in (query, key, value)}
+                known = {*given, _address(output)}
+                self.given_to_cores += [(storage_of(each), each.untyped_storage().nbytes()) for each in given.values()]
+                self.kept_by_cores += [made for address, made in self._made.items() if address not in known]
+            finally:
+                self._made = None
+            return output, *others
+
+        return noted

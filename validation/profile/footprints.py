@@ -33,6 +33,7 @@ from ..training.passes import (
     take_groups_one_by_one,
 )
 from ..training.stages import Training, imitate, leaves
+from .attention import noting_cores
 from .division import find_parts, input_form, whole_parts, zero_above, zero_inputs
 from .flops import Flops
 from .tracker import Reference, Tracker, is_alive, storage_of
@@ -56,7 +57,7 @@ class Footprint(NamedTuple):
     data: int
     unused_input: int
     inference: int
-    attention_activation: int  # of fused attention
+    attention_activation: int
     attention_flops: int
 
     @property
@@ -147,7 +148,7 @@ def with_unit_times(model: Model, *, split: bool = False) -> Model:
 def measure_stage(training: Training, stage: int, granularity: int = 1, split: Split = "once") -> Footprint:
     """Run a stage's forward and backward, on tensors of a fake mode or real ones, and return their footprint."""
     tracker, flops = Tracker(granularity), Flops()
-    with flops:
+    with flops, noting_cores(training.stages[stage], flops):
         ahead = _go_ahead(training, stage, tracker)
     forward_peak, forward_flops = tracker.peak, flops.count
     assert ahead.output is not None, "a forward has run"
@@ -155,7 +156,7 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
     ahead = ahead._replace(output=None)
     activation = tracker.level
     data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
-    statistics = sum(_storage_size(storage, granularity) for storage in flops.statistics)
+    kept_by_cores = _kept_by_cores(flops, granularity)
     kept_output = output if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -180,8 +181,8 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
         if stage == 0 or _reads_input(training, stage)
         else _granular(training.boundary(stage - 1).nbytes, granularity),
         _inference(training, stage, granularity),
-        statistics,
-        flops.attention if statistics else 0,
+        kept_by_cores,
+        flops.attention,
     )
 
 
@@ -291,6 +292,13 @@ def _storage_size(storage: Reference, granularity: int) -> int:
     """Return the bytes of a storage, as a tracker counts them; 0 of one that is freed."""
     alive = storage()
     return 0 if alive is None else _granular(alive.nbytes(), granularity)
+
+
+def _kept_by_cores(flops: Flops, granularity: int) -> int:
+    """Return the bytes that cores of attention keep, less those that are kept instead if they are computed again."""
+    kept = sum(_storage_size(storage, granularity) for storage in flops.kept_by_cores)
+    again = sum(_granular(nbytes, granularity) for storage, nbytes in flops.given_to_cores if not is_alive(storage))
+    return max(0, kept - again)
 
 
 def _granular(nbytes: int, granularity: int) -> int:
