@@ -37,9 +37,10 @@ from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_tur
 from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
-from cdpsim.runs import Run
+from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
+from cdpsim.timing.collective_times import are_alike
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES, find_engine
@@ -87,16 +88,41 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
         request = schedule
     _end_check_at("request")
     done = ticker(3, "simulate")
-    program = assemble(request)
-    done(1)
-    costs = _price(program, _request_of(program))
-    done(1)
-    _end_check_at("program")
-    completed = run(program, costs, request.engine)
+    for folded in (True, False) if request.may_fold else (False,):
+        program = _assemble(request, folded=folded)
+        if folded and not _are_alike(program, request.cluster):
+            continue
+        done(1)
+        costs = _price(program, _request_of(program))
+        done(1)
+        _end_check_at("program")
+        completed = run(program, costs, request.engine)
+        break
     if not request.ignore_memory:
         refuse_overflow(completed)
     done(0)
-    return completed
+    return FoldedRun(completed, partial(_run_of_all, request)) if program.fold > 1 else completed
+
+
+def _run_of_all(request: Request) -> Run:
+    """Return the run of a request with a program of all replicas."""
+    program = assemble(request)
+    return run(program, _price(program, _request_of(program)), request.engine)
+
+
+def _are_alike(program: Program, cluster: Cluster) -> bool:
+    """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
+    cluster, messages = cluster.sized(program.all_devices), program.messages
+    if not cluster.is_alike(program.all_devices):
+        return False
+    if not (cluster.is_joined or cluster.links):
+        return True
+    single = messages.op == Op.P2P
+    ends = np.unique(np.stack([messages.src[single], messages.dst[single]]), axis=1)
+    first = program.devices * np.arange(program.fold)[:, None]
+    links = cluster.link_costs(*(ends[:, None] + first).reshape(2, -1))
+    same = all((cost.reshape(program.fold, -1) == cost[: ends.shape[1]]).all() for cost in links)
+    return same and all(are_alike(cluster, program.alike_groups(group)) for group in range(len(program.groups)))
 
 
 simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
@@ -104,7 +130,12 @@ simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
 def assemble(request: Request) -> Program:
     """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
-    program = _assemble_unexpanded(request)
+    return _assemble(request)
+
+
+def _assemble(request: Request, *, folded: bool = False) -> Program:
+    """Return the program of a request; if `folded`, of one replica for all."""
+    program = _assemble_unexpanded(request, folded=folded)
     request = _resolve(request, program)
     program = whole = queue_in_streams(program, request.cluster.overlaps(program.devices))
     origin = unchanged_origins(program)
@@ -124,9 +155,9 @@ def assemble(request: Request) -> Program:
     return replace(program, request=request, unexpanded=whole if request.expands else None, made_for=made_for)
 
 
-def _assemble_unexpanded(request: Request) -> Program:
+def _assemble_unexpanded(request: Request, *, folded: bool) -> Program:
     """Return the program of a request with each collective in one piece; refuse options that change nothing in it."""
-    program = _derive(request, request.steps, request.runtime)
+    program = _derive(request, request.steps, request.runtime, folded=folded)
     for option, problem in (*_ineffective_options(request, program), *_ineffective_habits(request)):
         raise InapplicableOption(option, problem)
     if request.rendezvous == MEGATRON:
@@ -135,13 +166,13 @@ def _assemble_unexpanded(request: Request) -> Program:
     return program
 
 
-def _derive(request: Request, steps: int, runtime: Runtime) -> Program:
+def _derive(request: Request, steps: int, runtime: Runtime, *, folded: bool = False) -> Program:
     """Return the program of a request with a number of steps and a runtime, each collective in one piece."""
     return derive(
         replace(request.schedule, state=request.state),
         request.timed_model,
         steps,
-        shape=replace(request.shape, widths=request.widths),
+        shape=replace(request.shape, widths=request.widths, folded=folded),
         rule=request.rule,
         prefetch=request.prefetch,
         forward_first=request.slot_order != "backward-first",
@@ -205,10 +236,10 @@ def _mixes_stages(program: Program) -> bool:
 def _resolve(request: Request, program: Program) -> Request:
     """Return a request with its collective chosen for an unexpanded program; refuse devices that are not there."""
     cluster, name = request.cluster, request.schedule.name
-    cluster.require(program.devices, name)
-    request.disorder.require(max(program.devices, cluster.count or 0), name)
+    cluster.require(program.all_devices, name)
+    request.disorder.require(max(program.all_devices, cluster.count or 0), name)
     sums = bool(is_unrolled(program).any())
-    return request.resolved(sends=_sends(program), sums=sums, devices=program.devices)
+    return request.resolved(sends=_sends(program), sums=sums, devices=program.all_devices)
 
 
 def price(program: Program, model: str | Path | Model, cluster: str | Path | Cluster) -> Costs:
@@ -310,7 +341,8 @@ def _run_of_steps(program: Program, request: Request, steps: int) -> Run:
     """Return the run of a request with another number of steps, by the faster engine; its program serves all costs."""
     longer = program.lengthened.get(steps)
     if longer is None:
-        longer = program.lengthened[steps] = assemble(_request_of(program).with_steps(steps, ignore_memory=True))
+        request_of_steps = _request_of(program).with_steps(steps, ignore_memory=True)
+        longer = program.lengthened[steps] = _assemble(request_of_steps, folded=program.fold > 1)
     return run(longer, _price(longer, request.with_steps(steps, ignore_memory=True)))
 
 

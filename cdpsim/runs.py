@@ -127,16 +127,16 @@ class Run(Trace):
             json_number(size) if self.in_slots else float(size)
             for size in communication.bytes_sent(program, self.costs)
         ]
-        hosts = [] if self.host_peaks is None else self.host_peaks.tolist()
+        hosts = [] if self.host_peaks is None else self.host_peaks.tolist() * program.fold
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         rare: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         return {
             "cdpsim": __version__,
             "request": self.request.to_builtins(),
-            "devices": program.devices,
-            "tasks": len(program.tasks),
-            "messages": len(program.messages),
+            "devices": program.all_devices,
+            "tasks": len(program.tasks) * program.fold,
+            "messages": int(communication.times_there(program).sum()),
             "makespan": self.makespan,
             "period": json_number(steady_state.period),
             "period_is": steady_state.period_is,
@@ -146,7 +146,7 @@ class Run(Trace):
             **rare,
             "peak_memory": [
                 {"device": device} | dict(zip(names, row, strict=True))
-                for device, row in enumerate(self.peaks.tolist())
+                for device, row in enumerate(self.peaks.tolist() * program.fold)
             ],
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
         } | (offloaded if hosts else {})
@@ -221,6 +221,89 @@ class Run(Trace):
         """Whether steps differ by chance, stops or given counts, so that figures are those of the run's own steps."""
         disturbed = self.request.disorder.is_random or self.costs.calendar is not None
         return disturbed or self.request.counts is not None
+
+
+class FoldedRun(Run):
+    """A run whose replicas are all alike, of which one is run.
+
+    Its figures are those of that `one`; its program, its times and its tables are of all, and made when asked for.
+    """
+
+    one: Run
+
+    def __init__(self, one: Run, unfold: Callable[[], Run]) -> None:
+        self.__dict__.update(request=one.request, one=one, _unfold=unfold)
+
+    @cached_property
+    def whole(self) -> Run:
+        """The run of all replicas."""
+        run: Run = self.__dict__["_unfold"]()
+        return run
+
+    @property
+    def program(self) -> Program:
+        """The program of all replicas."""
+        return self.whole.program
+
+    @property
+    def costs(self) -> Costs:
+        """The costs of that program."""
+        return self.whole.costs
+
+    @property
+    def start(self) -> Times:
+        """The start of every node of that program."""
+        return self.whole.start
+
+    @property
+    def end(self) -> Times:
+        """The end of every node of that program."""
+        return self.whole.end
+
+    @property
+    def rerun(self) -> Callable[[int], Run] | None:
+        """The function that makes the same run of all replicas with another number of steps."""
+        return self.whole.rerun
+
+    def __repr__(self) -> str:
+        program = self.one.program
+        ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
+        tasks = counted(len(program.tasks) * program.fold, "task")
+        return f"Run({tasks} on {counted(self.devices, 'device')}, {ends} of {self.request!r})"
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.one.program.all_devices
+
+    @property
+    def makespan(self) -> Any:
+        """The time at which the last task ends: a number of slots, or seconds."""
+        return self.one.makespan
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots and sizes stage-activations; else they are seconds and bytes."""
+        return self.one.in_slots
+
+    @cached_property
+    def _summary_content(self) -> dict[str, Any]:
+        return self.one.summary()
+
+    @cached_property
+    def peaks(self) -> Ints:
+        """The peak memory of each device: a row per device, a column per category and one for the total."""
+        return np.tile(self.one.peaks, (self.one.program.fold, 1))
+
+    @property
+    def device_memory(self) -> Times:
+        """The bytes that each device has; inf where there is no limit."""
+        return self.request.cluster.memory_bytes(self.devices)
+
+    @cached_property
+    def steady_state(self) -> "SteadyState":
+        """The steady state of the steps of one replica."""
+        return self.one.steady_state
 
 
 @dataclass(frozen=True, eq=False)

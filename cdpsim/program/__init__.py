@@ -214,7 +214,9 @@ class Program:
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: Flags | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = NO_PARTS
-    ranks: tuple[Ints, ...] | None = None  # the machine's ranks in each group; None: its members
+    # The machine's ranks in each group: a row for it, and for each group of other replicas that it stands for.
+    ranks: tuple[Ints, ...] | None = None  # None: its members
+    fold: int = 1  # the number of replicas, all alike, for which its devices stand
     request: Mapping[str, Any] | None = None  # what it was assembled for
     unexpanded: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
     made_for: Callable[[], Mapping[str, Any]] = dict  # returns its key
@@ -307,7 +309,16 @@ class Program:
 
     def ranks_of(self, group: int) -> Ints:
         """Return the ranks of the machine that take part in a group's collectives, for costs and bytes."""
-        return self.groups[group] if self.ranks is None else self.ranks[group]
+        return self.groups[group] if self.ranks is None else self.ranks[group][0]
+
+    def alike_groups(self, group: int) -> Ints:
+        """Return the ranks of a group, and of those of other replicas that it stands for: a row for each."""
+        return self.groups[group][None] if self.ranks is None else self.ranks[group]
+
+    @property
+    def all_devices(self) -> int:
+        """The number of devices, with those of replicas for which others stand."""
+        return self.devices * self.fold
 
     def find_pass(self, step: Ints, micro_batch: Ints) -> Ints:
         """Return the passes of these micro-batches in these steps."""

@@ -25,7 +25,7 @@ from cdpsim.request.reading import memory_engine, preset_options, read_cluster, 
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import State
+from cdpsim.schedules.state import Home, State
 from cdpsim.timing.costs import reached
 
 # Options that a record leaves out where they have their defaults; it has the others in any case.
@@ -207,6 +207,16 @@ class Request(Mapping[str, Any]):
     def expands(self) -> bool:
         """Whether collectives run as messages: a collective in one piece is on no link that it could share."""
         return self.expand_collectives or self.contends
+
+    @property
+    def may_fold(self) -> bool:
+        """Whether replicas do the same at the same time, where their devices and links are alike.
+
+        Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
+        """
+        homes = {self.state.parameters, self.state.gradients, self.state.optimizer}
+        apart = self.counts is not None or self.expands or self.disorder != Disorder() or Home.OWNED in homes
+        return self.shape.replicas > 1 and not apart
 
     @property
     def memory_engine(self) -> str:

@@ -159,9 +159,9 @@ class Listing:
 
     def lane_tasks(self, steps: int) -> Ints:
         """Return the tasks of all replicas' devices, one after another, each in its order, step after step."""
-        if steps == 1 and self.shape.replicas == 1:
+        if steps == 1 and self.shape.simulated == 1:
             return self.tasks
-        replicas = np.arange(steps * self.shape.replicas, dtype=np.int32).reshape(steps, -1) * np.int32(
+        replicas = np.arange(steps * self.shape.simulated, dtype=np.int32).reshape(steps, -1) * np.int32(
             self.shape.m * self.phases
         )
         lanes = np.split(self.tasks, self.first[1:-1])

@@ -23,6 +23,13 @@ class Shape:
         """The number of micro-batches that workers have at a time: all of a step, if each has a worker."""
         return self.workers or self.m
 
+    folded: bool = False  # whether the first replica stands for all, which are alike
+
+    @property
+    def simulated(self) -> int:
+        """The number of replicas whose tasks are there."""
+        return 1 if self.folded else self.replicas
+
     @property
     def parts(self) -> int:
         """The number of stages as the schedule has them, each of which may be several layers."""

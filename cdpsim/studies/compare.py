@@ -16,7 +16,7 @@ from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.timing.costs import reached
-from cdpsim.trace.metrics import communication, memory, utilisation
+from cdpsim.trace.metrics import communication, memory
 from cdpsim.trace.metrics.waiting import waiting_time
 
 # By their columns, which have other names.
@@ -137,26 +137,27 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     request, rest = run.request, run.steady_state
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
-    rate = float(Fraction(int(program.counts[rest.steps].sum()), len(rest.steps)) / rest.period)
+    passes = int(program.counts[rest.steps].sum()) * program.fold
+    rate = float(Fraction(passes, len(rest.steps)) / rest.period)
     sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
     return Measured(
         schedule=request.schedule.name,
         rule=rule_word(request),
-        devices=program.devices,
+        devices=program.all_devices,
         step=rest.period,
         period_is=rest.period_is,
-        makespan=utilisation.makespan(run.program, run.end),
+        makespan=run.makespan,
         bubble=rest.bubble,
         exposed=_exposed(rest),
         memory=peaks[-1],
-        fits=bool((rest.run.peaks[:, -1] <= run.device_memory).all()),
+        fits=bool((rest.run.peaks[:, -1] <= rest.run.device_memory).all()),
         **{category.name.lower(): peaks[category] for category in Category},
         versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
         staleness=rest.staleness,
-        messages=rest.per_step(len(rest.messages)),
+        messages=rest.per_step(int(communication.times_there(program)[rest.messages].sum())),
         rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
         sent=sent if run.in_slots else float(sent),
-        **_rates(request, rate, program.devices),
+        **_rates(request, rate, program.all_devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas", "micro_batches")},
         batch=request.shape.micro_batches * (request.model.samples or 1),
@@ -207,5 +208,7 @@ def _exposed(rest: SteadyState) -> float:
     program = run.program
     if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
         return 0.0  # messages that take no time delay nothing, unless their streams do
-    share: float = waiting_time(program, run.start, run.end, low, high) / ((len(program.lane_start) - 1) * (high - low))
+    share: float = waiting_time(program, run.start, run.end, low, high) / (
+        (len(program.lane_start) - 1) * program.fold * (high - low)
+    )
     return min(share, rest.bubble)  # which it may exceed by a rounding

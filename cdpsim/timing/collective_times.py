@@ -325,6 +325,11 @@ def fastest_algorithm(op: Op, name: str, cluster: Cluster, members: Ints, size: 
     return _fastest(op, name, cluster, _alike_group(cluster, members), size)
 
 
+def are_alike(cluster: Cluster, groups: Ints) -> bool:
+    """Return whether collectives take the same time in each of some groups, a row for each."""
+    return len({_alike_group(cluster, members) for members in groups}) == 1
+
+
 def message_durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
     """Return the time of each message, in the order of rounds."""
     return _message_durations(how, cluster, _alike_group(cluster, members), size)

@@ -66,7 +66,7 @@ class Costs:
 
 def node_costs(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
     """Return the costs of a program; collectives run by the algorithm named `collective`, or by the best."""
-    cluster, exact = cluster.sized(program.devices), model.is_unit
+    cluster, exact = cluster.sized(program.all_devices), model.is_unit
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(program.tasks)] = _task_times(program, model, cluster)
     collective_times, rounds, algorithms, runs_by = _collective_times(program, cluster, collective)

@@ -167,7 +167,7 @@ def unchanged_origins(program: Program) -> Origins:
 
 def is_unrolled(program: Program) -> Flags:
     """Return which messages are collectives of several devices: over one device one is free, and stays."""
-    size = np.array([len(members) for members in program.groups], dtype=np.int64)
+    size = np.array([len(program.ranks_of(group)) for group in range(len(program.groups))], dtype=np.int64)
     several: Flags = program.messages.op != Op.P2P
     several[several] = size[program.messages.dst[several]] > 1
     return several

@@ -62,7 +62,7 @@ def test_a_collective_costs_what_its_ranks_take() -> None:
     own = program()
     sums = np.flatnonzero(own.messages.op == Op.ALL_REDUCE) + len(own.tasks)
     assert own.ranks_of(0).tolist() == own.groups[0].tolist()
-    wide = replace(own, ranks=tuple(np.concatenate([members, members + 1]) for members in own.groups))
+    wide = replace(own, ranks=tuple(np.concatenate([members, members + 1])[None] for members in own.groups))
     for each, k in ((own, 2), (wide, 4)):
         costs = node_costs(each, in_seconds(2), LINKS, "ring")
         assert costs.duration[sums] == pytest.approx(2 * (k - 1) * (2 + 1 / k))

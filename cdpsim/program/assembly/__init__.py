@@ -85,6 +85,8 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         tasks=_tasks(tables, updates),
         messages=Messages(*build.messages.columns()),
         groups=tuple(build.groups),
+        ranks=tuple(build.ranks) if passes.shape.folded else None,
+        fold=passes.shape.replicas // passes.shape.simulated,
         edges=Edges(*build.edges.columns()),
         buffers=Buffers(*build.buffers.columns(), *build.kept.columns()),
         lane_tasks=lane_tasks,

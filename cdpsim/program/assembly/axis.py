@@ -8,7 +8,7 @@ from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.build import Builder, Location, end, fold_group, start
 from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
 from cdpsim.program.assembly.sharded import Sharded, Uses
 from cdpsim.program.assembly.tied import give_shared, holder_sizes, sum_shared, unshared_gradients
@@ -31,6 +31,19 @@ class Axis:
         self.node = self.by_holder(updates.node)
         self.sizes = holder_sizes(self.tables, model)
 
+    @property
+    def fold(self) -> int:
+        """The number of replicas for which each one that is there stands."""
+        return self.passes.shape.replicas // self.passes.shape.simulated
+
+    def ranks_of_run(self, members: Ints, run: int = 0, apart: int = 1) -> Ints | None:
+        """Return the ranks of all groups like one of devices of the first replica; None where all replicas are there.
+
+        A group has a `run` of replicas, by default all, and of them those that are so far `apart`.
+        """
+        shape = self.passes.shape
+        return fold_group(members, self.passes.replica_devices, shape.replicas, run, apart) if shape.folded else None
+
     def by_holder(self, of_updates: Ints) -> Ints:
         """Return, for each holder, the value of the update that takes its gradients."""
         return of_updates[self.holders.of] if self.owned else of_updates
@@ -38,7 +51,7 @@ class Axis:
     @cached_property
     def several(self) -> Flags:
         """Whether each group has several members."""
-        return self.holders.count > 1
+        return self.holders.count * self.fold > 1
 
     @cached_property
     def group(self) -> Ints:
@@ -47,7 +60,8 @@ class Axis:
         numbers = np.full(in_step, -1, dtype=np.int32)
         for j in np.flatnonzero(self.several[:in_step]).tolist():
             first = holders.first[j]
-            numbers[j] = self.build.group(holders.device[first : first + holders.count[j]])
+            members = holders.device[first : first + holders.count[j]]
+            numbers[j] = self.build.group(members, self.ranks_of_run(members))
         return np.tile(numbers, self.passes.steps)
 
     @cached_property

@@ -19,6 +19,21 @@ def end(node: Ints) -> Ints:
     return np.maximum(moment, -1, out=moment)
 
 
+def fold_group(members: Ints, devices: int, replicas: int, run: int = 0, apart: int = 1) -> Ints:
+    """Return the ranks of all groups like one of some devices of the first of so many replicas: a row for each group.
+
+    A group has a `run` of replicas, by default all, and of them those that are so far `apart`.
+
+    >>> fold_group(np.array([0]), 2, 4, run=2).tolist(), fold_group(np.array([1]), 2, 4, apart=2).tolist()
+    ([[0, 2], [4, 6]], [[1, 5], [3, 7]])
+    """
+    run = run or replicas
+    replica = np.arange(replicas, dtype=np.int32).reshape(-1, run // apart, apart).transpose(0, 2, 1)
+    first = devices * replica.reshape(-1, run // apart)
+    ranks: Ints = (first[:, :, None] + members).reshape(len(first), -1)
+    return ranks
+
+
 class Location(NamedTuple):
     """The device and the content of buffers: columns with a row for each buffer."""
 
@@ -57,18 +72,21 @@ class Builder:
 
     def __init__(self, tasks: int) -> None:
         self.groups: list[Ints] = []
-        self._group_numbers: dict[bytes, int] = {}
+        self.ranks: list[Ints] = []
+        self._group_numbers: dict[tuple[bytes, bytes], int] = {}
         self._tasks = tasks
         self.messages = _GrowingColumns(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
         self.edges = _GrowingColumns(np.int32, np.int32, np.int8)
         self.buffers = _GrowingColumns(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
         self.kept = _GrowingColumns(np.int32, np.int32)
 
-    def group(self, members: Ints) -> int:
-        """Return the number of the group of these devices."""
-        number = self._group_numbers.setdefault(members.tobytes(), len(self.groups))
+    def group(self, members: Ints, ranks: Ints | None = None) -> int:
+        """Return the number of the group of these devices; it stands for groups of these `ranks`, a row for each."""
+        known = members.tobytes(), b"" if ranks is None else ranks.tobytes()
+        number = self._group_numbers.setdefault(known, len(self.groups))
         if number == len(self.groups):
             self.groups.append(members)
+            self.ranks.append(members[None] if ranks is None else ranks)
         return number
 
     def send(

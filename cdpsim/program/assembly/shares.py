@@ -98,16 +98,19 @@ class SharedAxis(Axis):
     def inside(self) -> Groups:
         """The groups that share what is split."""
         rank, own = self._rank
-        return self._groups(own, rank // self.shard) if self.state.splits else self._groups()
+        return self._groups(own, rank // self.shard, run=self.shard) if self.state.splits else self._groups()
 
     @cached_property
     def across(self) -> Groups:
         """The holders of equal shares, one of each group."""
         rank, _ = self._rank
-        return self._groups(rank % self.shard)
+        return self._groups(rank % self.shard, apart=self.shard)
 
-    def _groups(self, *columns: Ints) -> Groups:
-        """Group the holders of each stage that are equal in these columns."""
+    def _groups(self, *columns: Ints, run: int = 0, apart: int = 1) -> Groups:
+        """Group the holders of each stage that are equal in these columns.
+
+        That is a `run` of replicas, by default all, of which each group has those that are so far `apart`.
+        """
         in_step = self.holders.in_step
         stage, device = self.holders.stage[:in_step], self.holders.device[:in_step]
         order = sort_by(stage, *columns, device)
@@ -116,8 +119,11 @@ class SharedAxis(Axis):
         of = np.empty(in_step, dtype=np.int32)
         of[order] = np.repeat(np.arange(len(head), dtype=np.int32), members)
         number = np.full(len(head), -1, dtype=np.int32)
-        for k in np.flatnonzero(members > 1).tolist():
-            number[k] = self.build.group(device[order[head[k] : head[k] + members[k]]])
+        whole = members * ((run or self.fold) // apart) if self.passes.shape.folded else members
+        for k in np.flatnonzero(whole > 1).tolist():
+            here = device[order[head[k] : head[k] + members[k]]]
+            number[k] = self.build.group(here, self.ranks_of_run(here, run, apart))
+        members = whole
         many = np.bincount(stage[order[head]], minlength=self.passes.n)
         first = np.cumsum(many) - many
         return Groups(of, members, number, np.arange(len(head)) - first[stage[order[head]]], first, many)
@@ -196,14 +202,14 @@ class SharedAxis(Axis):
     def sum_norms(self) -> None:
         """Sum the norm of all gradients over the devices that have some of them, before any of these updates."""
         holders, build, places = self.holders, self.build, self.passes.replica_devices
-        ranks = np.arange(self.passes.devices) // places // self.shard
-        groups = np.split(np.arange(len(ranks)), np.flatnonzero(np.diff(ranks)) + 1)
+        rank = np.arange(self.passes.devices, dtype=np.int32) // places // self.shard
+        groups = np.split(np.arange(len(rank), dtype=np.int32), np.flatnonzero(np.diff(rank)) + 1)
         alone = np.flatnonzero(self.taken[:, -1].ravel() == self.node)
         ends = [*self._summed, (holders.last_task[alone], holders.step[alone], holders.device[alone])]
         node, step, device = (np.concatenate(column) for column in zip(*ends, strict=True))
-        for members in groups if len(groups[0]) > 1 else ():
+        for members in groups if places * self.shard > 1 else ():
             steps = np.arange(self.passes.steps, dtype=np.int32)
-            group = build.group(members.astype(np.int32))
+            group = build.group(members, self.ranks_of_run(members, self.shard))
             message = build.send(
                 Op.ALL_REDUCE,
                 Content.NORM,
@@ -451,7 +457,7 @@ class SharedAxis(Axis):
         if self._backward_ranks == self.shard:
             return self.inside
         rank, own = self._rank
-        return self._groups(own, rank // self._backward_ranks)
+        return self._groups(own, rank // self._backward_ranks, run=self._backward_ranks)
 
     def _uses(self) -> Use:
         """Return the uses of parameters in the order of their messages: of each pass both ways, or once in a step."""

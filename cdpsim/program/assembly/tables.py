@@ -91,7 +91,7 @@ class Passes:
     @cached_property
     def replica(self) -> Ints:
         """The replica of each pass."""
-        number = np.arange(self.counts.size, dtype=np.int32) % np.int32(self.shape.replicas)
+        number = np.arange(self.counts.size, dtype=np.int32) % np.int32(self.shape.simulated)
         return np.repeat(number, self.counts.ravel())
 
     @cached_property
@@ -133,7 +133,7 @@ class Passes:
     @property
     def devices(self) -> int:
         """The number of devices of all replicas."""
-        return self.replica_devices * self.shape.replicas
+        return self.replica_devices * self.shape.simulated
 
     @property
     def replica_devices(self) -> int:
@@ -199,7 +199,7 @@ class Passes:
             device = self.of_micro_batch(self.listing.device)
         else:
             device = self.schedule.placement.device(i, j, t, self.shape)
-        if self.shape.replicas > 1:
+        if self.shape.simulated > 1:
             device = device + (self.replica * np.int32(self.replica_devices))[:, None]
         return np.ascontiguousarray(np.broadcast_to(device, (len(self), self.n)))
 
@@ -283,7 +283,7 @@ class DeviceLanes:
         """The rows of `tasks` at which lanes begin steps."""
         passes, tasks = self.passes, self.tasks
         if passes.listing and passes.regular:
-            count = np.repeat(np.tile(passes.listing.counts, passes.shape.replicas), passes.steps)
+            count = np.repeat(np.tile(passes.listing.counts, passes.shape.simulated), passes.steps)
             return np.cumsum(count, dtype=np.int32) - count
         return group_starts(passes.task_device[tasks], self.lane[tasks], self._step(tasks))
 
@@ -416,13 +416,13 @@ class Tables:
 def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
     """Return the number of passes of each step and replica, m by default; refuse a table that has no such numbers."""
     if counts is None:
-        return np.full((steps, shape.replicas), shape.m, dtype=np.int32)
+        return np.full((steps, shape.simulated), shape.m, dtype=np.int32)
     try:
         table = np.asarray(counts)
     except ValueError:  # numpy has no table whose rows are of unlike lengths
         table = np.array(None)
-    if table.shape != (steps, shape.replicas):
-        problem = f"have shape {table.shape} instead of {(steps, shape.replicas)}, steps by replicas"
+    if table.shape != (steps, shape.simulated):
+        problem = f"have shape {table.shape} instead of {(steps, shape.simulated)}, steps by replicas"
     elif table.dtype.kind not in "iu":
         problem = f"are of type {table.dtype}, which are no whole numbers"
     elif ((table < 1) | (table > shape.m)).any():

@@ -22,7 +22,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, start
+from cdpsim.program.assembly.build import Builder, fold_group, start
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules import Schedule
@@ -132,7 +132,9 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool, st
     tables, holders = updates.tables, updates.tables.holders
     for number, tie in enumerate(_shared_ties(tables, model)):
         copies, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
-        group = build.group(np.unique(holders.device[copies.row]))
+        shape, members = tables.passes.shape, np.unique(holders.device[copies.row])
+        ranks = fold_group(members, tables.passes.replica_devices, shape.replicas) if shape.folded else None
+        group = build.group(members, ranks)
         stage = np.full(len(steps), -1 - number)
         message = build.send(
             Op.ALL_REDUCE,

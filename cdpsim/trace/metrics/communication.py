@@ -85,7 +85,8 @@ def _alike_collectives(messages: Columns | Table[MessageRow]) -> list[tuple[Op, 
 def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
     """Return the bytes that each device puts on the wire for all messages, or for the rows of messages in `among`.
 
-    Collectives run by the algorithms that they were costed with, which cut payloads into parts.
+    Replicas that others stand for send as much as these. Collectives run by the algorithms that they were costed with,
+    which cut payloads into parts.
     """
     messages = program.messages
     rows = np.arange(len(messages)) if among is None else among
@@ -93,16 +94,27 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     single, together = rows[is_single], rows[~is_single]
     whole_bytes = np.zeros(program.devices, dtype=np.int64)
     np.add.at(whole_bytes, messages.src[single], messages.size[single])
-    sent: list[int | Fraction] = [*whole_bytes.tolist()]
+    sent: list[int | Fraction] = [*whole_bytes.tolist() * program.fold]
     order = together[sort_by(costs.runs_by[together], messages.src[together] + 1, messages.dst[together])]
     first = group_starts(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
         row, size = alike[0], int(messages.size[alike].sum())
-        how, members = costs.algorithms[costs.runs_by[row]], program.ranks_of(messages.dst[row])
-        parts = parts_sent(how, Op(int(messages.op[row])), members, int(messages.src[row]))
-        for member, many in zip(members.tolist(), parts.tolist(), strict=True):
-            sent[member] += Fraction(many * size, how.parts(len(members)))
+        how = costs.algorithms[costs.runs_by[row]]
+        for members in program.alike_groups(messages.dst[row]):
+            parts = parts_sent(how, Op(int(messages.op[row])), members, int(messages.src[row]))
+            for member, many in zip(members.tolist(), parts.tolist(), strict=True):
+                sent[member] += Fraction(many * size, how.parts(len(members)))
     return [simplified(size) for size in sent]
+
+
+def times_there(program: Program) -> Ints:
+    """Return how often each message is sent, by all replicas that others stand for."""
+    messages = program.messages
+    often = np.full(len(messages), program.fold, dtype=np.int64)
+    groups = np.array([len(program.alike_groups(group)) for group in range(len(program.groups))], dtype=np.int64)
+    together = messages.op != Op.P2P
+    often[together] = groups[messages.dst[together]]
+    return often
 
 
 def full_version(program: Program) -> int:

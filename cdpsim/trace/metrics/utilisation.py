@@ -1,11 +1,12 @@
 """The length of a run, and the share of it in which lanes are idle."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cdpsim.numeric.calendars import Calendar
-from cdpsim.numeric.columns import Times
+from cdpsim.numeric.columns import Ints, Times, group_starts
 from cdpsim.program import Program
 
 
@@ -26,13 +27,28 @@ def idle_share(
     in_lanes = len(program.lane_tasks)  # compute tasks, and updates if they take lanes
     begin, until = start[:in_lanes], end[:in_lanes]
     busy = _overlap(begin, until, low, high)
+    if program.fold > 1:
+        busy = busy[_rows_of_all(program, in_lanes)]
+    busy = busy.sum().item()
     if calendar is not None:
-        busy -= _overlap(*calendar.pauses(np.arange(in_lanes), begin, until), low, high)
-    lanes = len(program.lane_start) - 1
+        busy -= _overlap(*calendar.pauses(np.arange(in_lanes), begin, until), low, high).sum().item()
+    lanes = (len(program.lane_start) - 1) * program.fold
     share: float = 1 - busy / (lanes * (high - low))
     return max(share, 0.0)  # rounding may make it negative
 
 
 def _overlap(begin: Times, until: Times, low: Any, high: Any) -> Any:
-    """Return the total length of those parts of some intervals that lie between two times."""
-    return np.maximum(np.minimum(until, high) - np.maximum(begin, low), 0).sum().item()
+    """Return the lengths of those parts of some intervals that lie between two times."""
+    return np.maximum(np.minimum(until, high) - np.maximum(begin, low), 0)
+
+
+def _rows_of_all(program: Program, in_lanes: int) -> Ints:
+    """Return the task that stands for each one of all replicas, in the order in which a program of all has them.
+
+    So a sum over all is the same, to the last bit.
+    """
+    tasks, first = program.tasks, program.first_pass * program.phases
+    update = np.arange(program.compute, in_lanes)
+    groups = program.compute + group_starts(tasks.step[update], tasks.stage[update])
+    ends = [*first.tolist(), *groups[1:].tolist(), *[in_lanes] * bool(len(groups))]
+    return np.concatenate([np.tile(np.arange(low, high), program.fold) for low, high in pairwise(ends)])

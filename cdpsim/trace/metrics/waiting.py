@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import IntEnum
+from math import fsum
 
 import numpy as np
 
@@ -43,11 +44,11 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
 
 
 def waiting_time(program: Program, start: Times, end: Times, low: float, high: float) -> float:
-    """Return how long all lanes together wait for messages and streams between two times."""
+    """Return how long all lanes together wait for messages and streams between two times, rounded once."""
     _, _, begin, until, reason = _parts_of_gaps(program, start, end)
     length = np.minimum(until, high) - np.maximum(begin, low)
-    total: float = np.maximum(length[reason <= IdleReason.STREAM], 0).sum().item()
-    return total
+    waits = np.maximum(length[reason <= IdleReason.STREAM], 0)
+    return fsum(np.tile(waits, program.fold))
 
 
 def _parts_of_gaps(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times, Times, Ints]:
