@@ -89,7 +89,7 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
     _end_check_at("request")
     done = ticker(3, "simulate")
     for folded in (True, False) if request.may_fold else (False,):
-        program = _assemble(request, folded=folded)
+        program = _assemble_replicas(request, folded=folded)
         if folded and not _are_alike(program, request.cluster):
             continue
         done(1)
@@ -130,10 +130,10 @@ simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
 def assemble(request: Request) -> Program:
     """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
-    return _assemble(request)
+    return _assemble_replicas(request)
 
 
-def _assemble(request: Request, *, folded: bool = False) -> Program:
+def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     """Return the program of a request; if `folded`, of one replica for all."""
     program = _assemble_unexpanded(request, folded=folded)
     request = _resolve(request, program)
@@ -342,7 +342,7 @@ def _run_of_steps(program: Program, request: Request, steps: int) -> Run:
     longer = program.lengthened.get(steps)
     if longer is None:
         request_of_steps = _request_of(program).with_steps(steps, ignore_memory=True)
-        longer = program.lengthened[steps] = _assemble(request_of_steps, folded=program.fold > 1)
+        longer = program.lengthened[steps] = _assemble_replicas(request_of_steps, folded=program.fold > 1)
     return run(longer, _price(longer, request.with_steps(steps, ignore_memory=True)))
 
 

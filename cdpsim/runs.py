@@ -129,7 +129,9 @@ class Run(Trace):
         ]
         hosts = [] if self.host_peaks is None else self.host_peaks.tolist() * program.fold
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
-        rare: dict[str, Any] = {"mismatched": staleness.mismatched(program)} if program.versions_differ else {}
+        rare: dict[str, Any] = (
+            {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
+        )
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         return {
             "cdpsim": __version__,

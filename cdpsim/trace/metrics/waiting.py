@@ -211,7 +211,9 @@ def _released_by_message(program: Program, start: Times, end: Times) -> Times:
 
 
 def _is_local_update(program: Program, node: Ints, task: Ints) -> Flags:
-    """Return whether each node is an update on the device of its task."""
+    """Return whether each node is an update on the device of its task, or of other shares of what that has a share."""
     tasks, update = program.tasks, (node >= program.compute) & (node < len(program.tasks))
+    if program.state.splits:
+        return update
     local: Flags = update & (tasks.device[np.where(update, node, 0)] == tasks.device[task])
     return local
