@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         flags = [min(action.option_strings[:2], key=lambda flag: flag[:2]) for action in hidden]
         if not flags:
             return "--help-all explains more"
-        names = textwrap.fill(" ".join(flags), 88, break_on_hyphens=False)
+        names = textwrap.fill(" ".join(flags), 96, break_on_hyphens=False)
         return f"more options, which --help-all explains:\n{textwrap.indent(names, '  ')}"
 
     def error(self, message: str) -> NoReturn:

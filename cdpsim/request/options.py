@@ -43,8 +43,16 @@ class ScheduleOptions(TypedDict, total=False):
     m: int | None
     counts: Sequence[Sequence[int]] | None
     chunks: int | None
-    replicas: int
     stage_replicas: str | Sequence[int] | None
+    vertical_sync: bool
+    prefetch: int | None
+    slot_order: SlotOrder | None
+
+
+class DataOptions(TypedDict, total=False):
+    """Options of the data axis: how many ranks run a schedule, what they split, and when they exchange it."""
+
+    replicas: int
     shard: int | None
     zero: int | None
     buckets: str | None
@@ -57,9 +65,6 @@ class ScheduleOptions(TypedDict, total=False):
     update_in: UpdateIn | None
     by_layer: bool | Sequence[int] | None
     overlap_all_reduce: bool
-    vertical_sync: bool
-    prefetch: int | None
-    slot_order: SlotOrder | None
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -106,7 +111,9 @@ class SimulationOptions(TypedDict, total=False):
     max_memory: str | float | None
 
 
-class Options(ScheduleOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions, total=False):
+class Options(
+    ScheduleOptions, DataOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions, total=False
+):
     """All options of a request, beside its schedule and its number of stages."""
 
 

@@ -104,8 +104,12 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     options["schedule"] = find_schedule(options["schedule"])
     choose("contention", options["contention"], CONTENTION)
     find_engine(options["engine"], options["contention"])
-    numbers = ("prefetch", "seed", "run")
-    options |= {name: whole_number(name, options[name], at_least=0) for name in numbers if options[name] is not None}
+    numbers = {**dict.fromkeys(("prefetch", "seed", "run", "zero"), 0), "shard": 1}
+    options |= {
+        name: whole_number(name, options[name], at_least=least)
+        for name, least in numbers.items()
+        if options[name] is not None
+    }
     if options["by_layer"] is not None and not isinstance(options["by_layer"], Sequence):
         options["by_layer"] = true_or_false("by_layer", options["by_layer"])
     if options["runtime"] is not None:
@@ -217,29 +221,40 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
     slot_order = options.get("slot_order")
     if slot_order is not None:
         choose("slot-order", slot_order, SLOT_ORDERS)
+    splits_parameters = read_ranks(schedule, 1, options)[0] == MOST_SPLIT
     changed = {
         "m": shape.m != schedule.micro_batches(shape.parts),
         "chunks": shape.chunks != schedule.order.chunks,
+        "shard": (options.get("shard") or 1) > 1,
         "replicas": shape.replicas > shape.shard,
         "stage-replicas": bool(shape.widths),
-        "shard": shape.shard > 1,
         "zero": options.get("zero"),
         **{name.replace("_", "-"): options.get(name) for name in (*SHARING, "by_layer")},
         "overlap-all-reduce": options.get("overlap_all_reduce"),
         "vertical-sync": options.get("vertical_sync"),
-        "prefetch": options.get("prefetch") and options.get("zero") != MOST_SPLIT and options.get("shard") is None,
+        "prefetch": options.get("prefetch") and not splits_parameters,
         "slot-order": slot_order == BACKWARD_FIRST,
     }
     for option, is_changed in changed.items():
+        if option == "prefetch" and is_changed and "reshard" in schedule.options:
+            problem = (
+                f"{schedule.name} does not take this option without --zero 3, which gathers parameters for each use"
+            )
+            raise InapplicableOption(option, f"{problem}; leave it out")
         if is_changed and option not in schedule.options:
             accepted = ", ".join(schedule.options) or "none of its kind"
             problem = f"{schedule.name} does not take this option (it takes {accepted})"
-            others = [
-                name for name, other in SCHEDULES.items() if option == "stage-replicas" and option in other.options
-            ]
-            raise InapplicableOption(option, f"{problem}; {f'{others[0]} does' if others else 'leave it out'}")
+            raise InapplicableOption(option, f"{problem}; {_takers(option)}")
     if set(shape.widths) == {1}:
         raise InapplicableOption("stage-replicas", "every stage has one device anyway; leave it out")
+
+
+def _takers(option: str) -> str:
+    """Return which schedules take an option that few take, or that divides states; of others the remedy."""
+    if option not in ("stage-replicas", "shard", "zero"):
+        return "leave it out"
+    takers = [name for name, schedule in SCHEDULES.items() if option in schedule.options]
+    return f"{takers[0]} does" if len(takers) == 1 else f"{', '.join(takers)} do"
 
 
 def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:

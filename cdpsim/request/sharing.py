@@ -1,5 +1,6 @@
 """The options of the data axis: how many ranks share what, and when they exchange it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -14,13 +15,18 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ZERO, Home, State, When
 
 REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
+BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
+RESHARD = ("yes", "no", "root")  # beside a number of ranks
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 # Options that are there for one of these: each needs exchanges in streams.
 SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in")
 
 
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split."""
+    """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split.
+
+    Where nothing is split, ranks that would share have copies.
+    """
     zero, shard = options.get("zero"), options.get("shard")
     if shard is not None:
         shard = whole_number("shard", shard, at_least=1)
@@ -28,19 +34,16 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
         zero = whole_number("zero", zero, at_least=0)
         if zero > MOST_SPLIT:
             raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
-    if zero == 0 and shard is not None and shard > 1:
-        problem = f"shard={shard} ranks share what is split, and --zero 0 splits nothing"
-        raise RequestError("shard", f"{problem}; give --replicas {shard}, or another --zero")
     if zero is None:
         zero = 0 if shard is None else MOST_SPLIT
     if zero and shard is None:
         shard, replicas = replicas, 1
     shard = shard or 1
-    if zero > 1 and not schedule.order.together:
+    if zero > 1 and not schedule.order.together and "zero" in schedule.options:
         flushing = [name for name, each in SCHEDULES.items() if "shard" in each.options and each.order.together]
         problem = f"zero={zero} splits gradients or parameters, and {schedule.name} does not flush"
         raise InapplicableOption("zero", f"{problem}; take --zero 1, or one that does: {', '.join(flushing)}")
-    return zero, replicas * shard, shard
+    return zero, replicas * shard, shard if zero else 1
 
 
 def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,9 +128,9 @@ def parse_buckets(given: object, model: Model, ranks: int) -> Buckets:
     if isinstance(given, str) and given in RUNTIMES_WITH_BUCKETS:
         return Buckets.of_runtime(given, _element_bytes(model), ranks)
     try:
-        sizes = tuple(size_bytes(size.strip()) for size in str(given).split(","))
+        sizes = tuple(size_bytes(size.strip()) for size in re.split("[,:]", str(given)))
     except RequestError as error:
-        known = ", ".join(("none", *RUNTIMES_WITH_BUCKETS))
+        known = ", ".join(BUCKETS)
         problem = f"{short_repr(given)} is neither one of {known} nor sizes such as '1 MiB,25 MiB'"
         raise RequestError("buckets", f"{problem}: {error.problem}") from None
     if not all(sizes):
@@ -148,7 +151,7 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
         return "yes" if one_place else "no"
     if zero != MOST_SPLIT:
         raise InapplicableOption("reshard", "is about split parameters; leave it out, or give --zero 3")
-    if str(given) in ("yes", "no", "root"):
+    if str(given) in RESHARD:
         return str(given)
     ranks = whole_number("reshard", given, at_least=2)
     if shape.shard % ranks or ranks == shape.shard:
@@ -214,7 +217,7 @@ def named_zero(options: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in ZERO_NAMES:
         return {}
     schedule, zero = ZERO_NAMES[name]
-    if options["zero"] not in (None, zero, str(zero)):
+    if options.get("zero") not in (None, zero, str(zero)):
         problem = f"{name} is {schedule} --zero {zero}, and --zero asks for {options['zero']}"
         raise RequestError("zero", f"{problem}; leave either out")
     return {"schedule": schedule, "zero": zero}

@@ -376,6 +376,7 @@ ZERO_NAMES = {"ddp": ("dp", 0), "zero-1": ("dp", 1), "zero-2": ("dp", 2), "zero-
 _ALL = (*_TABLE_1_SCHEDULES, *_OTHER_SCHEDULES)
 TABLE_1 = tuple(schedule.name for schedule in _TABLE_1_SCHEDULES)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
+NAMES = (*SCHEDULES, *ZERO_NAMES)  # that a request takes
 
 
 class _Callable(ModuleType):
@@ -402,4 +403,8 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
         return schedule
     if isinstance(schedule, str) and schedule.endswith(".csv"):
         return schedule_from_csv(schedule)
-    return SCHEDULES[choose("schedule", schedule, SCHEDULES)]
+    name = choose("schedule", schedule, NAMES)
+    if name in ZERO_NAMES:
+        of, zero = ZERO_NAMES[name]
+        raise RequestError("schedule", f"{name} is {of} --zero {zero}; give both")
+    return SCHEDULES[name]

@@ -187,8 +187,8 @@ def _rates(request: Request, rate: float, devices: int) -> dict[str, Any]:
 
 def _imbalance(request: Request) -> dict[str, Any]:
     """Return by how much the longest stage exceeds the mean, and that stage; None where a device has all stages."""
-    placement = request.schedule.placement
-    if request.in_slots or placement.lanes or placement.name == BY_MICRO_BATCH.name:
+    placement, one_place = request.schedule.placement, request.schedule.order.one_place
+    if request.in_slots or one_place or placement.lanes or placement.name == BY_MICRO_BATCH.name:
         return {"imbalance": None, "longest_stage": None, "longest_stage_name": ""}
     model = request.timed_model
     speed = reached(request.cluster, 1, model)[0]

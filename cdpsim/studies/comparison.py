@@ -18,8 +18,9 @@ from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.reading import LEAST_STEPS
+from cdpsim.request.sharing import named_zero
 from cdpsim.runs import Run
-from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured, measure
 from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
@@ -142,6 +143,8 @@ class _Rows:
 
         So they are if this schedule splits them: then each takes two slots.
         """
+        name = options["schedule"]
+        options = {**options, **named_zero(options)}
         schedule = find_schedule(options["schedule"])
         try:
             own = dict(options) | equal_shape(schedule, options, self.devices, self.batch)
@@ -158,6 +161,8 @@ class _Rows:
         if one_clock and _of_slots(options) and run.request.model.name != options.get("model", UNIT_MODELS[0]):
             return False
         measured = measure(run, self.runs if run.request.disorder.is_random else None)
+        if isinstance(name, str) and name in ZERO_NAMES:
+            measured = replace(measured, schedule=name)
         asked = {name: option_text(taken[name]) for name in self.lists if name in taken}
         if not (self.lists and any(_same_figures(measured, asked, other) for other in self.measured)):
             self.measured.append(replace(measured, asked=asked))

@@ -139,7 +139,7 @@ class Comparison:
 
     def mark(self, row: Measured) -> str:
         """Return the mark of a row that trains on another batch than asked for, or whose step is one micro-batch."""
-        if row.m == 1 and any(other.m > 1 for other in self.measured):
+        if row.m == 1 and any(other.micro_batches > row.micro_batches for other in self.measured):
             return ONE_MICRO_BATCH
         return OWN_BATCH if self.batch not in (None, row.batch) else ""
 

@@ -21,8 +21,9 @@ def equal_shape(
 ) -> dict[str, int]:
     """Return n, m and replicas of a schedule for a number of devices and of samples in a training step, where given.
 
-    A pipeline without n has a stage for each of its chunks on all devices; with n, or with devices for each stage, as
-    many replicas as the devices are enough for. Of other schedules, n and m decide on the devices. A schedule that
+    A pipeline without n has a stage for each of its chunks on all devices, or on those of a data rank where several
+    share states; with n, or with devices for each stage, as many replicas as the devices are enough for. Data
+    parallelism has a data rank on each device. Of other schedules, n and m decide on the devices. A schedule that
     cannot run on so many devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
     takes no m keeps its own, and so does a cyclic one whose workers cannot share that m.
     """
@@ -36,8 +37,8 @@ def equal_shape(
         raise RequestError("m", f"{schedule.name} has m={shape['m']} on {devices} devices; leave it out")
     accumulates = schedule.order.accumulates
     if batch is not None and "m" in schedule.options and (accumulates or "m" not in shape):
-        replicas = shape.get("replicas", options.get("replicas", 1))
-        m = _micro_batches(options, batch, whole_number("replicas", replicas, at_least=1))
+        replicas = whole_number("replicas", shape.get("replicas", options.get("replicas", 1)), at_least=1)
+        m = _micro_batches(options, batch, replicas * _shard(schedule, options))
         if not accumulates or _can_share(schedule, shape.get("n", options.get("n")), options, m):
             shape["m"] = m
     return shape
@@ -66,14 +67,26 @@ def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int
     samples = samples_of(options)
     m, rest = divmod(batch, samples * replicas)
     if rest or not m:
-        each = f"{replicas} replicas of micro-batches" if replicas > 1 else "micro-batches"
+        each = f"{replicas} data ranks of micro-batches" if replicas > 1 else "micro-batches"
         many = counted(samples, "sample")
         raise RequestError("batch", f"{batch} samples are not divided by {each} of {many}; give a multiple")
     return m
 
 
+def _shard(schedule: Schedule, options: Mapping[str, Any]) -> int:
+    """Return how many data ranks of a schedule share states, beside its replicas."""
+    return whole_number("shard", options.get("shard") or 1, at_least=1) if "shard" in schedule.options else 1
+
+
 def _pipelines(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[str, int]:
     """Return n of one pipeline over all devices, or how many pipelines of the given n they are enough for."""
+    shard = _shard(schedule, options)
+    if devices % shard:
+        raise RequestError("devices", f"{devices} are no multiple of shard={shard}; give a multiple")
+    devices //= shard
+    if schedule.order.one_place:
+        in_slots = options.get("n") is None and _model_of(options) is None
+        return ({"n": devices * shard} if in_slots else {}) | {"replicas": devices}
     chunks = schedule.order.chunks
     if options.get("chunks") is not None and schedule.order.any_chunks:
         chunks = whole_number("chunks", options["chunks"], at_least=1)

@@ -811,7 +811,9 @@ def test_what_is_quick_shows_no_progress(command: Command, monkeypatch: pytest.M
 def test_schedules_are_listed_in_every_form(command: Command) -> None:
     text = command("schedules")
     assert (text.code, text.err) == (0, "")
-    assert [line.split()[0] for line in text.out.splitlines()] == ["schedule", "-" * 23, *SCHEDULES]
+    table, notes = text.out.split("\n\n")
+    assert [line.split()[0] for line in table.splitlines()] == ["schedule", "-" * 23, *SCHEDULES]
+    assert notes.startswith("names of dp with --zero: ddp 0, zero-1 1, zero-2 2, zero-3 and fsdp 3\n")
     listed = json.loads(command("schedules", "--format", "json").out)
     assert [row["schedule"] for row in listed] == list(SCHEDULES)
     assert listed[0]["options"] == list(SCHEDULES["single-dp"].options) == []

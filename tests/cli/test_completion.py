@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cdpsim import SCHEDULES, cli
+from cdpsim import cli
 from cdpsim.presets import clusters, models
+from cdpsim.schedules import NAMES
 from tests.conftest import Command
 
 pty = pytest.importorskip("pty", reason="needs terminals", exc_type=ImportError)
@@ -90,8 +91,8 @@ def test_every_name_and_option_is_offered(command: Command, tmp_path: Path, monk
         shown = re.findall(r"^  (-.*?)(?:  |$)", command(each.name, "--help-all").out, re.MULTILINE)
         flags = [flag for line in shown for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)]
         assert sorted(completions(script, "cdpsim", each.name, "-")) == sorted(flags), each.name
-    assert completions(script, "cdpsim", "simulate", "") == [*SCHEDULES]
-    assert completions(script, "cdpsim", "timeline", "1f1b", "") == [*SCHEDULES]
+    assert completions(script, "cdpsim", "simulate", "") == [*NAMES]
+    assert completions(script, "cdpsim", "timeline", "1f1b", "") == [*NAMES]
     assert completions(script, "cdpsim", "simulate", "1f1b", "--model", "") == ["unit", "unit-split", *models()]
     assert completions(script, "cdpsim", "simulate", "1f1b", "--cluster", "") == ["unit", *clusters()]
     assert completions(script, "cdpsim", "plot", "") == ["memory", "traffic", "versions", "steps"]

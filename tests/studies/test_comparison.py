@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_one_pipeline_lies_on_all_devices() -> None:
     expected = {name: (8 * chunks_of(SCHEDULES[name]), 32, 1, 64) for name in FREE_M}
     expected |= dict.fromkeys(("multi-cdp", "zero-cdp", "pp-cdp"), (8, 32, 1, 64))
     expected |= dict.fromkeys(("multi-dp", "zero-dp"), (8, 8, 1, 16))
+    expected["dp"] = (16, 4, 8, 64)  # a data rank on each device, with all layers
     assert rows == expected | {"pipedream": (8, 1, 1, 2), "mp-cdp": (3, 3, 1, 6)}
     assert {row.devices for row in found.measured} == {8}
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "mp-dp"]}
@@ -62,9 +64,32 @@ def test_several_pipelines_share_devices_and_batch() -> None:
     assert rows["1f1b"] == rows["pipedream-2bw"] == rows["pp-cdp"] == (4, 16, 2, 64)
     assert rows["zbv"] == rows["dualpipev"] == (4, 8, 4, 64)
     assert rows["pipedream"] == (4, 1, 2, 4)
+    assert rows["dp"] == (4, 4, 8, 64)
     assert (rows["multi-dp"], rows["mp-dp"]) == ((4, 8, 1, 16), (4, 2, 1, 4))
     assert {row.devices for row in found.measured} == {8}
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "multi-cdp", "mp-cdp", "zero-dp", "zero-cdp"]}
+
+
+def test_data_ranks_that_share_states_are_devices_too() -> None:
+    """With --shard S a data rank has a device of every S; with --zero alone all of them share."""
+    asked: dict[str, Any] = {"devices": 8, "batch": 64, "model": layers(8), "cluster": SPEED}
+    cases: list[tuple[dict[str, Any], int]] = [({"shard": 4}, 2), ({"zero": 2}, 8), ({"shard": 2, "zero": 0}, 4)]
+    for options, stages in cases:
+        found = compare(["dp", "1f1b"], **asked, **options)
+        rows = {row.schedule: (row.n, row.m, row.replicas, row.devices, row.batch) for row in found.measured}
+        ranks = 8 // stages
+        assert rows["dp"] == (8, 4, 8, 8, 64)
+        assert rows["1f1b"] == (8 if "zero" not in options else stages, 32 // ranks, ranks, 8, 64)
+    with pytest.raises(RequestError, match="devices: 8 are no multiple of shard=3; give a multiple"):
+        compare(["dp"], **asked, shard=3)
+
+
+def test_rows_by_names_of_dp_have_these_names() -> None:
+    rows = compare(["ddp", "zero-1", "zero-2", "fsdp"], n=4, replicas=4, model=layers(4), cluster=SPEED).measured
+    assert [row.schedule for row in rows] == ["ddp", "zero-1", "zero-2", "fsdp"]
+    lists = compare("dp", n=4, shard=4, zero=[0, 1, 2, 3], model=layers(4), cluster=SPEED).measured
+    assert [row.asked for row in lists] == [{"zero": str(zero)} for zero in range(4)]
+    assert [replace(row, schedule="dp") for row in rows] == [replace(row, asked={}) for row in lists]
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 5])
@@ -196,7 +221,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mp-dp runs on 4 with n=2, m=2 and on 9 with n=3, m=3, and not on 8": {"schedules": ["mp-dp"], "devices": 8},
     "8 are no multiple of the 3 of a pipeline of 1f1b with n=3": {"schedules": ["1f1b"], "n": 3, "devices": 8},
     "9 samples are not divided by micro-batches of 2 samples": {"schedules": ["1f1b"], "devices": 2, "batch": 9},
-    "10 samples are not divided by 2 replicas of micro-batches of 2 samples": {"n": 2, "devices": 4, "batch": 10},
+    "10 samples are not divided by 2 data ranks of micro-batches of 2 samples": {"n": 2, "devices": 4, "batch": 10},
     "m: follows from --batch": {"m": 4, "batch": 8},
     "replicas: follows from --devices": {"replicas": 2, "devices": 8},
     "multi-dp has m=8 on 8 devices": {"schedules": ["multi-dp"], "m": 3, "devices": 8},

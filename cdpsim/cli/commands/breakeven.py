@@ -24,7 +24,7 @@ from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.presets import find_cluster, find_model
-from cdpsim.schedules import SCHEDULES, TABLE_1
+from cdpsim.schedules import NAMES, SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
 from cdpsim.studies.partial_requests import PartialRequests
 
@@ -43,9 +43,7 @@ _COLUMN_UNITS = {
 
 @command(
     "breakeven",
-    argument(
-        "schedules", nargs="*", metavar="NAME", choices=SCHEDULES, help="schedules (default: all that send anything)"
-    ),
+    argument("schedules", nargs="*", metavar="NAME", choices=NAMES, help="schedules (default: all that send anything)"),
     argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)"),
     argument("--share", default="0.01", metavar="S", help="share of a step that may stay exposed (default 0.01)"),
     argument(
@@ -66,7 +64,7 @@ def breakeven_command(args: argparse.Namespace) -> int:
     form = format_of(args)
     over_bandwidth = choose("over", args.over, _OVER) == "bandwidth"
     for name in args.schedules:
-        choose("schedule", name, SCHEDULES)
+        choose("schedule", name, NAMES)
     options = given_options(args)
     if options.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")

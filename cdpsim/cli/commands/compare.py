@@ -27,7 +27,7 @@ from cdpsim.errors import RequestError, choose, short_repr, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
 from cdpsim.files.units import size_bytes
-from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules import NAMES
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import (
     SPLIT_NOTE,
@@ -48,8 +48,8 @@ _COLUMNS = known_columns(quantiles=True)
         "schedules",
         nargs="*",
         metavar="NAME|FILE",
-        choices=SCHEDULES,
-        help="schedules (default: all), experiment files (.toml, .json), or torch's orders (.csv)",
+        choices=NAMES,
+        help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
     argument("--devices", metavar="D", help="equal devices: n, replicas and, where it decides on them, m follow"),
     argument("--batch", metavar="B", help="equal batches, in samples of a training step: m follows"),
@@ -59,7 +59,7 @@ _COLUMNS = known_columns(quantiles=True)
         default="throughput",
         metavar="COLUMN",
         choices=(*_ORDERS, *_COLUMNS),
-        help="throughput (of each device, default), given (as named), or a column: the least first, of rates the most",
+        help="throughput (of a device, default), given, or a column, the best first",
     ),
     argument("--within", metavar="SIZE", help="only those that hold at most so much on a device: '80 GB', in slots 6"),
     argument(

@@ -13,8 +13,18 @@ from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.tables import DATA_FORMATS, FORMATS, check_format
 from cdpsim.model import UNIT_MODELS
 from cdpsim.model.runtime import RUNTIMES
-from cdpsim.request.options import DEFAULTS, MEGATRON, DisorderOptions, Options, ScheduleOptions, TrainingOptions
+from cdpsim.request.options import (
+    DEFAULTS,
+    MEGATRON,
+    DataOptions,
+    DisorderOptions,
+    Options,
+    ScheduleOptions,
+    TrainingOptions,
+)
+from cdpsim.request.sharing import BUCKETS, RESHARD
 from cdpsim.schedules.rule import RULES
+from cdpsim.schedules.state import ZERO
 
 RUN_OPTIONS = ("steps", "engine", "collective", "max_memory")
 _USUAL_OPTIONS = ("m", "model", "cluster")  # which short help explains
@@ -23,6 +33,7 @@ _GROUPS = {
     "how a --model is trained (default: as its file says)": TrainingOptions,
     "what disturbs a run (default: as the --cluster file says)": DisorderOptions,
     "options that change the schedule (`cdpsim schedules` says which one takes which)": ScheduleOptions,
+    "the data axis: ranks that run the same schedule on other data": DataOptions,
 }
 # The value, help and default of each option of a request, as help shows them.
 _OPTION_TEXTS: dict[str, dict[str, str]] = tomllib.loads(help_text("options.toml"))
@@ -33,6 +44,9 @@ _KNOWN_NAMES = {
     "cluster": ("unit", *presets.clusters()),
     "rule": (*RULES,),
     "runtime": RUNTIMES,
+    "zero": tuple(map(str, range(len(ZERO)))),
+    "buckets": BUCKETS,
+    "reshard": RESHARD,
 }
 
 STAGES = argument("-n", metavar="N", help="stages (default: as many as the model has)")

@@ -24,7 +24,7 @@ from cdpsim.draw.plots import FIGURES
 from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
-from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules import NAMES
 
 _FILE = output_arguments(f"the picture to write: {PICTURE_ENDINGS}")
 _RUN = (look_arguments, option_arguments(RUN_OPTIONS), request_arguments())
@@ -32,7 +32,7 @@ _TRACE = partial(
     argument,
     "schedule",
     metavar="NAME|FILE",
-    choices=SCHEDULES,
+    choices=NAMES,
     help="a schedule (`cdpsim schedules` lists them), an experiment file, or a folder that `cdpsim simulate` wrote",
 )
 

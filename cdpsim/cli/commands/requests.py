@@ -15,7 +15,7 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.runs import Run
-from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.schedules import NAMES, Schedule
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
@@ -69,7 +69,7 @@ def report_untaken(requests: PartialRequests, *notes: str) -> None:
 def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
     """Return the trace in the folder of that name, or the trace of a run of the request of that name."""
     is_file = name.endswith(".csv") or experiment.is_experiment(name)
-    if name in SCHEDULES or is_file or not ("/" in name or Path(name).is_dir()):
+    if name in NAMES or is_file or not ("/" in name or Path(name).is_dir()):
         options = options_of(args, name)
         return run_of(options) if requests is None else requests.serve(options, simulate)
     for option in given_options(args):

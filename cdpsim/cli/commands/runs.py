@@ -26,7 +26,7 @@ from cdpsim.files.tables import format_table, with_notes
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
-from cdpsim.schedules import SCHEDULES, schedule_from_csv
+from cdpsim.schedules import NAMES, schedule_from_csv
 from cdpsim.studies.compare import measure, table_notes
 from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, measured_cell
 from cdpsim.studies.montecarlo import sample_runs
@@ -40,7 +40,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
         "schedule",
         nargs="?",
         metavar="NAME|FILE",
-        choices=SCHEDULES,
+        choices=NAMES,
         help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
     ),
     STAGES,

@@ -1,6 +1,7 @@
 """Commands that print tables: the schedules, Table 1, the pyramid."""
 
 import argparse
+from collections.abc import Sequence
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -16,10 +17,16 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
-from cdpsim.schedules import SCHEDULES
+from cdpsim.request.options import DataOptions
+from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.table1 import compute_table1
+
+_NAMES_TEXT = """\
+names of dp with --zero: ddp 0, zero-1 1, zero-2 2, zero-3 and fsdp 3
+data-axis: --shard --zero --buckets and the other options of the data axis; zero-1: those of --zero 1
+"""
 
 
 @command("schedules", FORMAT)
@@ -32,8 +39,18 @@ def schedules_command(args: argparse.Namespace) -> int:
         for s in SCHEDULES.values()
     ]
     records = [dict(zip(header, row, strict=True)) for row in rows]
-    write_stdout(format_table(form, records, header, [(*row[:5], " ".join(row[5]), row[6]) for row in rows]))
+    words = option_words if form == "text" else " ".join
+    write_stdout(format_table(form, records, header, [(*row[:5], words(row[5]), row[6]) for row in rows]))
+    if form == "text":
+        write_stdout(f"\n{_NAMES_TEXT}")
     return 0
+
+
+def option_words(options: Sequence[str]) -> str:
+    """Return the options of a schedule, with one word for those of the data axis beside --replicas."""
+    shared = {name.replace("_", "-") for name in DataOptions.__annotations__} - {"replicas", "overlap-all-reduce"}
+    word = "data-axis" if "buckets" in options else "zero-1"
+    return " ".join([option for option in options if option not in shared] + [word] * ("zero" in options))
 
 
 @command(
@@ -68,7 +85,7 @@ def table1_command(args: argparse.Namespace) -> int:
         nargs="?",
         default="mp-cdp",
         metavar="NAME|FILE",
-        choices=SCHEDULES,
+        choices=NAMES,
         help="whose timing (default mp-cdp: the paper's)",
     ),
     STAGES,
