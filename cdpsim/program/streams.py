@@ -21,7 +21,7 @@ import numpy as np
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
-from cdpsim.numeric.paths import lane_edges, successors
+from cdpsim.numeric.paths import lane_edges, longest_paths, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program, Stream
 
 _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # the nodes at one place of a lane, in this order
@@ -58,21 +58,20 @@ def queue_in_streams(program: Program, overlaps: Sequence[str]) -> Program:
 
 
 def _turns(program: Program) -> tuple[Ints, Ints]:
-    """Return the moment of each node in its device's lane, and that of its first reader.
+    """Return the moment at which each node could begin, and that of its first reader.
 
-    A task's moment is its place. That of another node is a little after the last one that it waits for.
+    Every task takes as long as any other, and other nodes hardly any time. So nothing that another node waits for, on
+    whatever device, has a later turn.
     """
-    tasks, head = program.lane_tasks, program.lane_start[:-1][program.lane_numbers]
-    turn, read = np.full(program.nodes, -1, dtype=np.int64), np.full(program.nodes, _NEVER, dtype=np.int64)
-    turn[tasks] = read[tasks] = (np.arange(len(tasks)) - head) * _AFTER
-    before, after = program.edges.before, program.edges.after
-    passed_on = after >= program.compute
-    given, taken = before[passed_on], after[passed_on]
-    known = np.full_like(turn, -2)
-    while not np.array_equal(turn, known):
-        known = turn.copy()
-        np.maximum.at(turn, taken, np.where(known[given] < 0, -1, known[given] + 1))
-    np.minimum.at(read, before[~passed_on], read[after[~passed_on]])
+    duration = np.ones(program.nodes, dtype=np.int64)
+    duration[: program.compute] = _AFTER
+    lanes = lane_edges(program.lane_tasks, program.lane_start)
+    edges = (program.edges.before, program.edges.after)
+    before, after = (np.concatenate(ends) for ends in zip(edges, lanes, strict=True))
+    turn, _, _ = longest_paths(before, after, duration, np.zeros_like(duration))
+    read = np.full_like(turn, _NEVER)
+    to_tasks = edges[1] < program.compute
+    np.minimum.at(read, edges[0][to_tasks], turn[edges[1][to_tasks]])
     return turn, read
 
 

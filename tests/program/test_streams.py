@@ -285,3 +285,15 @@ def test_a_picture_tells_what_a_lane_waits_for() -> None:
     for overlap in ("none", "full"):
         picture = drawn(gantt(simulate("pp-cdp", 2, steps=1, model=EVEN, cluster=on(overlap))))
         assert any("waiting for a stream" in words for words in picture.said()) == (overlap == "none")
+
+
+def test_a_sum_over_unlike_devices_blocks_no_stream() -> None:
+    """GPT-2's last stage is tied to its first: on two devices, which have unlike numbers of layers.
+
+    What device 0 gathers behind that sum still comes before what it gathers later.
+    """
+    run = simulate("1f1b", 2, m=4, shard=2, model="gpt2", cluster="h100-node", steps=2)
+    first = run.request.shape.layers[1]
+    assert first != run.request.shape.n - first
+    gathers = [m for m in run.messages if m.op == "all_gather" and m.step == 0 and m.stage < first]
+    assert [m.stage for m in sorted(gathers, key=lambda m: m.start)] == [*range(first)]
