@@ -345,58 +345,55 @@ class SharedAxis(Axis):
         One that nobody reads is not gathered.
         """
         holders, build, in_step, steps = self.holders, self.build, self.holders.in_step, self.passes.steps
-        provider = self.node.reshape(steps, in_step).copy()
-        units = self._units(self.model.size("parameters"), self.state.buckets)
-        plan = self._plan(units)
-        read = np.zeros(steps + 1, dtype=bool)
+        provider, plan = self.node.copy(), self._plan(self._units(self.model.size("parameters"), self.state.buckets))
+        read = np.zeros((steps + 1) * in_step, dtype=bool)
         for _, _, row in self.readers():
-            read[row // in_step] = True
-        t = np.flatnonzero(read[1:])
-        if not len(t) or not len(plan.row):
-            return provider.ravel()
-        gathers = self._gather(plan, t)
-        brought = gathers[:, plan.inside]
-        build.link(self.node.reshape(steps, in_step)[t][:, plan.row].ravel(), brought.ravel())
-        provider[t[:, None], plan.row] = brought
-        where = Location(
-            np.tile(holders.device[plan.row], len(t)),
-            np.tile(holders.stage[plan.row], len(t)),
-            np.repeat(t + 1, len(plan.row)).astype(np.int32),
-        )
-        build.land(brought.ravel(), where, np.tile(self.whole.parameters[plan.row], len(t)))
+            read[row] = True
+        wanted = np.zeros((len(plan.unit), steps), dtype=bool)
+        np.logical_or.at(wanted, plan.inside, read.reshape(-1, in_step)[1:, plan.row].T)
+        t, number = np.nonzero(wanted.T)
+        message = np.full((steps, len(plan.unit)), -1)
+        message[t, number] = self._gather(plan, t, number)
+        t, member = np.nonzero(wanted[plan.inside].T)
+        if not len(t):
+            return provider
+        brought, row = message[t, plan.inside[member]], plan.row[member]
+        made = t * in_step + row
+        build.link(self.node[made], brought)
+        provider[made] = brought
+        where = Location(holders.device[row], holders.stage[row], (t + 1).astype(np.int32))
+        build.land(brought, where, self.whole.parameters[row])
         if self.state.gather_at_once:
-            self._wait_for_all(plan, brought, t)
-        return provider.ravel()
+            self._wait_for_all(brought, t, where.device)
+        return provider
 
-    def _gather(self, plan: Sums, t: Ints) -> Ints:
-        """Gather the parameters that updates of these steps have made; return the messages, by step and number."""
-        units, unit = plan.units, plan.unit
-        place = np.arange(len(unit)) - (np.cumsum(self.inside.many[units.first]) - self.inside.many[units.first])[unit]
-        step, k = (index.ravel() for index in np.indices((len(t), len(unit)), dtype=np.int32))
-        message = self.build.send(
+    def _gather(self, plan: Sums, t: Ints, number: Ints) -> Ints:
+        """Gather the parameters that updates of steps t have made, those of a number in the plan for each."""
+        units, unit = plan.units, plan.unit[number]
+        groups = self.inside.first[units.first]
+        place = number - (np.cumsum(self.inside.many[units.first]) - self.inside.many[units.first])[unit]
+        return self.build.send(
             Op.ALL_GATHER,
             Content.PARAMETERS,
-            stage=units.first[unit][k],
-            step=t[step].astype(np.int32),
+            stage=units.first[unit],
+            step=t.astype(np.int32),
             src=-1,
-            dst=self.inside.number[self.inside.first[units.first][unit] + place][k],
-            size=self.gathered(units.size, self.shard)[unit][k],
+            dst=self.inside.number[groups[unit] + place],
+            size=self.gathered(units.size, self.shard)[unit],
             versions=1,
-            stages=(units.last - units.first + 1)[unit][k],
+            stages=(units.last - units.first + 1)[unit],
             stream=Stream.GATHER,
         )
-        return message.reshape(len(t), -1)
 
-    def _wait_for_all(self, plan: Sums, brought: Ints, t: Ints) -> None:
+    def _wait_for_all(self, brought: Ints, t: Ints, device: Ints) -> None:
         """Let no forward of a device begin before all new parameters are there."""
-        lanes, device = self.tables.lanes, self.holders.device[plan.row]
+        lanes = self.tables.lanes
         head = lanes.tasks[lanes.step_heads]
         steps, devices = self.passes.step_of(head // self.passes.phases), self.passes.task_device[head]
         first = np.full((self.passes.steps + 1, self.passes.devices), -1, dtype=np.int32)
         first[steps, devices] = head
-        reader = first[t[:, None] + 1, device]
-        waits = reader.ravel() >= 0
-        self.build.link(brought.ravel()[waits], reader.ravel()[waits])
+        reader = first[t + 1, device]
+        self.build.link(brought[reader >= 0], reader[reader >= 0])
 
     def hand_out(self, prefetch: int) -> None:
         """Gather parameters from shares before their uses, and drop them after these."""
