@@ -41,8 +41,10 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
     shard = shard or 1
     if zero > 1 and not schedule.order.together and "zero" in schedule.options:
         flushing = [name for name, each in SCHEDULES.items() if "shard" in each.options and each.order.together]
-        problem = f"zero={zero} splits gradients or parameters, and {schedule.name} does not flush"
-        raise InapplicableOption("zero", f"{problem}; take --zero 1, or one that does: {', '.join(flushing)}")
+        option = "zero" if options.get("zero") is not None else "shard"
+        which = f"zero={zero}" if option == "zero" else f"shard={shard} is --zero {zero}, which"
+        problem = f"{which} splits gradients or parameters, and {schedule.name} does not flush"
+        raise InapplicableOption(option, f"{problem}; take --zero 1, or a schedule that does: {', '.join(flushing)}")
     return zero, replicas * shard, shard if zero else 1
 
 
@@ -72,13 +74,12 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     if model is None or model.is_unit:
         _refuse_in_slots(shape, options)
     parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 else 0]  # one rank's share is the whole
-    usual = _usual_reduce(schedule, zero)
     together = schedule.order.together
     return State(
         parameters,
         gradients,
         optimizer,
-        reduce=When(choose("reduce", options["reduce"] or usual, REDUCE)),
+        reduce=_read_reduce(schedule, shape, zero, options["reduce"]),
         streams=True,
         buckets=_read_buckets(schedule, shape, zero, model, options),
         one_step=together,
@@ -88,6 +89,16 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         clips=_read_clip(schedule, shape, zero, options["clip"]),
         updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
     )
+
+
+def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
+    """Return when gradients are summed."""
+    when = When(choose("reduce", given or _usual_reduce(schedule, zero), REDUCE))
+    whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
+    if when is When.EACH and whole and shape.shard > 1:
+        problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
+        raise InapplicableOption("reduce", f"{problem}; give --zero {zero + 1}, or last or end")
+    return when
 
 
 def _usual_reduce(schedule: Schedule, zero: int) -> str:
