@@ -1,0 +1,62 @@
+"""What the command line refuses of the data axis: one line with the numbers, and exit code 2."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command
+from tests.helpers.command_line import refuse
+
+TOY = "--model toy.toml --cluster box.toml"
+FLUSHING = (
+    "dp, gpipe, 1f1b, interleaved-1f1b, looped-bfs, zb-h1, zb-h2, interleaved-zero-bubble, zbv, dualpipe, dualpipev, "
+    "chimera, gems"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        # k that does not divide where it must
+        ("dp --shard 4 --reshard 3", "reshard: to 3 ranks, which is no part of the 4 that share parameters; give a"),
+        ("dp --shard 4 --reshard 4", "give a smaller divisor of 4, or yes, no, root"),
+        ("dp --shard 4 --reshard 1", "reshard=1 must be at least 2"),
+        ("dp --shard 0", "shard=0 must be at least 1"),
+        ("dp --shard 2.5", "shard=2.5 must be a whole number of at least 1"),
+        # stages of ZeRO, and schedules that do not take them
+        ("dp --zero 4 --shard 2", "zero=4, and ZeRO's stages are 0 to 3; give one of these"),
+        ("ddp --zero 3 --shard 2", "ddp is dp --zero 0, and --zero asks for 3; leave either out"),
+        ("pp-cdp --zero 3 --replicas 2", "zero=3 splits gradients or parameters, and pp-cdp does not flush; take "),
+        ("pp-cdp --zero 3 --replicas 2", f"take --zero 1, or a schedule that does: {FLUSHING}"),
+        ("pipedream-2bw --shard 2", "shard=2 is --zero 3, which splits gradients or parameters, and pipedream-2bw"),
+        (
+            "zero-cdp --shard 2",
+            "shard: zero-cdp does not take this option (it takes m, prefetch); pp-cdp, dp, gpipe, 1f1b,",
+        ),
+        ("zero-dp --shard 2", "shard: zero-dp does not take this option (it takes prefetch); pp-cdp, dp, gpipe, 1f1b,"),
+        ("multi-dp --zero 1", "zero: multi-dp does not take this option (it takes m, overlap-all-reduce)"),
+        # buckets
+        ("dp --replicas 2 --buckets 0B", "buckets: '0B' has a bucket of no bytes; give at least 1 B"),
+        ("dp --replicas 2 --buckets 1MiB,0B", "buckets: '1MiB,0B' has a bucket of no bytes; give at least 1 B"),
+        ("dp --replicas 2 --buckets few", "'few' is neither one of none, torch, megatron, deepspeed nor sizes such"),
+        ("dp --shard 2 --buckets 1MiB", "go with whole parameters, and --zero 3 has units of stages; leave it out"),
+        ("dp --replicas 2 --buckets none --whole-first-step", "there are no buckets; leave it out, or give --buckets"),
+        # when
+        ("dp --zero 1 --shard 2 --reduce each", "--zero 1 has whole gradients on all 2 ranks; give --zero 2, or last"),
+        ("dp --zero 1 --shard 2 --reshard no", "is about split parameters; leave it out, or give --zero 3"),
+        ("dp --shard 2 --gather step", "is about parameters gathered after updates, which --zero 1 and 2 have"),
+        # devices and memory
+        ("dp --shard 2 --offload activations", "has something on its host, and nothing says how long that takes to"),
+        ("dp --shard 2 --offload optimizer", "give a --cluster with a [host] link, or times in the model's file"),
+        ("dp --shard 3 --replicas 3 --cluster h100-node", "has 8 devices, but dp needs 9"),
+    ],
+)
+def test_what_is_wrong_is_named(line: str, problem: str, command: Command, here: Path) -> None:
+    platform = TOY if "--cluster" not in line else "--model toy.toml"
+    refuse(command, here, f"simulate {line} {platform} -o out", problem)
+
+
+def test_a_slot_model_has_no_shares(command: Command, here: Path) -> None:
+    problem = "a stage's parameters are one piece in slots, and cannot be split among 2 ranks; give a --model"
+    refuse(command, here, "simulate dp -n 4 --shard 2", problem)
+    refuse(command, here, "simulate dp -n 4 --replicas 2 --buckets 1MiB", "have sizes in bytes, and slots have none")
