@@ -133,6 +133,7 @@ class Run(Trace):
             {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
         )
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
+        rare |= {"places": self._places()} if self.request.shape.layers else {}
         return {
             "cdpsim": __version__,
             "request": self.request.to_builtins(),
@@ -152,6 +153,16 @@ class Run(Trace):
             ],
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
         } | (offloaded if hosts else {})
+
+    def _places(self) -> list[list[int]]:
+        """Return the stages of each device of a replica."""
+        program = self.program
+        devices = program.all_devices // self.request.shape.replicas
+        mine = program.tasks.device < devices
+        places: list[set[int]] = [set() for _ in range(devices)]
+        for device, stage in zip(program.tasks.device[mine].tolist(), program.tasks.stage[mine].tolist(), strict=True):
+            places[device].add(stage)
+        return [sorted(stages) for stages in places]
 
     @cached_property
     def peaks(self) -> Ints:

@@ -23,9 +23,9 @@ from cdpsim.files import units
 from cdpsim.files.config import ConfigTable
 from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
-from cdpsim.program import Category, Content, Op
+from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
-from cdpsim.trace import RUNS_HEADER, TABLES, names_of
+from cdpsim.trace import RUNS_HEADER, STREAMED_TABLES, TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
 
@@ -130,6 +130,12 @@ def test_a_csv_file_has_the_columns_of_the_page(table: str) -> None:
             assert re.findall("`(.*?)`", value) == names_of(kinds).tolist()
 
 
+def test_messages_in_streams_have_the_columns_of_the_page() -> None:
+    plain, more = tables("trace-files.md")["`messages.csv`"]
+    assert tuple(row[0].strip("`") for row in (*plain, *more)) == STREAMED_TABLES["messages"]
+    assert re.findall("`(.*?)`", more[-1][1]) == names_of(Stream).tolist()
+
+
 def test_runs_csv_has_the_columns_of_the_page() -> None:
     rows = tables("trace-files.md")["`runs.csv`"][0]
     assert ",".join(row[0].strip("`") for row in rows) + "\n" == RUNS_HEADER
@@ -142,6 +148,7 @@ def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
     assert main([*command, "--jitter", "lognormal:0.1", "--runs", "2", "-o", str(tmp_path / "runs")]) == 0
     random = cdpsim.load(tmp_path / "runs").summary()
     runs = [simulate("pipemare", 3), simulate("pp-cdp", 4, **model), simulate("zero-dp", 2, offload="all", **model)]
+    runs.append(simulate("1f1b", 2, shard=2, **model))
     always = set.intersection(*(set(run.summary()) for run in runs))
     fields = set(random).union(*(run.summary() for run in runs))
     summary, quantiles = tables("trace-files.md")["`summary.json`"]

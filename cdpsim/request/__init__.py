@@ -32,7 +32,7 @@ from cdpsim.timing.costs import reached
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("order", "counts", "chunks", "replicas", "stage_replicas", "shard", "by_layer", "overlap_all_reduce"),
+        *("order", "counts", "chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer", "overlap_all_reduce"),
         *("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in"),
         *("expand_collectives",),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),

@@ -11,13 +11,15 @@ from cdpsim.studies.compare import Measured, measure
 def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     """Return six facts of a run at rest, in words, by their names; with `runs` also quantiles of the step time."""
     measured, shape, slots = measure(run, runs), run.request.shape, run.in_slots
-    counts = ((shape.n, "stage"), (shape.m, "micro-batch"), (measured.devices, "device"))
-    what = ", ".join(counted(count, noun) for count, noun in counts)
+    layers = f" of {counted(shape.n, 'layer')}" if shape.layers else ""
+    stages = counted(shape.parts, "stage") + layers
+    what = ", ".join((stages, counted(shape.m, "micro-batch"), counted(measured.devices, "device")))
+    zero = f" --zero {run.request.zero}" if run.request.zero else ""
     share, exposed = short_text(measured.bubble, "%"), short_text(measured.exposed, "%")
     steps = "step" if measured.staleness == 1 else "steps"
     age = f"{measured.staleness:.4g} {steps}, the mean age of the versions that forwards read"
     return {
-        "run": f"{measured.schedule}: {what}; {measured.setting or 'in slots'}",
+        "run": f"{measured.schedule}{zero}: {what}; {measured.setting or 'in slots'}",
         "step time": _step_text(measured, slots=slots),
         "bubble": f"{share} of the devices' time; {exposed} is waiting for messages",
         "peak memory": _memory_text(run),

@@ -17,8 +17,8 @@ from cdpsim.files.progress import progress
 from cdpsim.files.units import counted
 from cdpsim.files.writing import read_text, write_folder
 from cdpsim.numeric.columns import Columns
-from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
+from cdpsim.program import Category, Content, Kind, Op, Stream
+from cdpsim.trace.table import MemoryRow, MessageRow, StreamedMessageRow, Table, TaskRow, message_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ROWS: Mapping[str, Any] = {"tasks": TaskRow, "messages": MessageRow, "memory": MemoryRow}
 TABLES: dict[str, tuple[str, ...]] = {name: row._fields for name, row in ROWS.items()}
+STREAMED_TABLES: dict[str, tuple[str, ...]] = {"messages": StreamedMessageRow._fields}  # of runs with streams
 SEAL = "summary.json"  # is written last: where it is, the other files of its folder are complete
 FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
 RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
@@ -47,6 +48,7 @@ def names_of(kinds: type[IntEnum]) -> np.ndarray:
 
 
 _WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
+STREAM_WORDS = np.array([*names_of(Stream), ""])  # of no stream, -1: none
 _NUMBER_OF_WORD = {name: {word: k for k, word in enumerate(names_of(kinds).tolist())} for name, kinds in _WORDS.items()}
 
 
@@ -72,7 +74,7 @@ class Trace:
     ) -> None:
         self._tasks, self._messages, self._memory = (
             Table(TaskRow, tasks),
-            Table(MessageRow, messages),
+            Table(message_row(messages.keys()), messages),
             Table(MemoryRow, memory),
         )
         self._summary = dict(summary)
@@ -199,7 +201,9 @@ def load(directory: str | Path) -> Trace:
     path = folder / SEAL
     if not path.exists() and any((folder / name).exists() for name in FILES):
         raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_WRITE_AGAIN} (--force)")
-    tables = {name: _read_table(folder / f"{name}.csv", header) for name, header in TABLES.items()}
+    tables = {
+        name: _read_table(folder / f"{name}.csv", header, STREAMED_TABLES.get(name)) for name, header in TABLES.items()
+    }
     rows = sum(len(next(iter(table.values()))) for table in tables.values())
     for name, table in tables.items():
         _check(folder / f"{name}.csv", table, rows)
@@ -259,9 +263,11 @@ def _cells(name: str, column: np.ndarray) -> list[object]:
     return cells
 
 
-def _read_table(path: Path, header: tuple[str, ...]) -> Columns:
-    """Read a CSV file of that header into columns, some rows at a time."""
+def _read_table(path: Path, header: tuple[str, ...], other: tuple[str, ...] | None = None) -> Columns:
+    """Read a CSV file of that header, or of the `other`, into columns, some rows at a time."""
     lines = read_text(path, largest_bytes=_LARGEST_FILE).splitlines()
+    if other is not None and lines[0] == ",".join(other):
+        header = other
     if lines[0] != ",".join(header):
         raise RequestError(
             str(path), f"its header is {lines[0][:100]!r} instead of {','.join(header)!r}; {_WRITE_AGAIN}"
@@ -296,6 +302,8 @@ def _parse_cell(name: str, cell: str) -> int | float | str | None:
     """Return the value of a cell, of a word its number; None if it cannot belong into that column."""
     if name in _WORDS:
         return _NUMBER_OF_WORD[name].get(cell)
+    if name == "stream":
+        return cell if cell in STREAM_WORDS else None
     if _INTEGER.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
         return int(cell)
     if (name in _OPTIONAL and not cell) or (name == "step" and cell == "-1"):

@@ -5,9 +5,9 @@ import numpy as np
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
-from cdpsim.trace import names_of
+from cdpsim.trace import STREAM_WORDS, names_of
 from cdpsim.trace.metrics import memory, staleness
-from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
+from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow, message_row
 
 
 def sort_tasks(program: Program, start: Times) -> Ints:
@@ -38,7 +38,10 @@ def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> I
 
 
 def message_columns(program: Program, costs: Costs, start: Times, end: Times, node: Ints) -> Table[MessageRow]:
-    """Return the columns of messages.csv; `dst` as text where collectives are, whose members it joins by `|`."""
+    """Return the columns of messages.csv; `dst` as text where collectives are, whose members it joins by `|`.
+
+    `stages` and `stream` are columns only where some message is of several stages, or goes in a stream.
+    """
     messages, order = program.messages, node - len(program.tasks)
     is_single = messages.op[order] == Op.P2P
     columns = {name: getattr(messages, name)[order] for name in MessageRow._fields if hasattr(messages, name)}
@@ -49,7 +52,10 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
         pairs = zip(is_single.tolist(), columns["dst"].tolist(), strict=True)
         columns["dst"] = np.array([str(to) if single else groups[to] for single, to in pairs], dtype=object)
     columns |= {"start": start[node], "end": end[node], "rounds": costs.rounds[order]}
-    return Table(MessageRow, {name: columns[name] for name in MessageRow._fields})
+    if (messages.stages != 1).any() or (messages.stream >= 0).any():
+        columns |= {"stages": messages.stages[order], "stream": STREAM_WORDS[messages.stream[order]]}
+    row = message_row(columns)
+    return Table(row, {name: columns[name] for name in row._fields})
 
 
 def memory_columns(program: Program, start: Times, end: Times) -> Table[MemoryRow]:

@@ -45,6 +45,24 @@ class MessageRow(NamedTuple):
     rounds: int
 
 
+class StreamedMessageRow(NamedTuple):
+    """A message of a run in which some are of several stages, or go in streams."""
+
+    op: str
+    content: str
+    stage: int
+    micro_batch: int
+    step: int
+    src: int
+    dst: int | str
+    size: int
+    start: int | float
+    end: int | float
+    rounds: int
+    stages: int  # how many stages, from `stage` on, it carries something of
+    stream: str  # gather, reduce or across; empty where it goes in none
+
+
 class MemoryRow(NamedTuple):
     """The size of a category on a device from a time on."""
 
@@ -55,6 +73,12 @@ class MemoryRow(NamedTuple):
 
 
 Row = TypeVar("Row", bound=NamedTuple)
+
+
+def message_row(columns: Collection[str]) -> type[MessageRow]:
+    """Return the kind of the rows of messages with these columns."""
+    kind: Any = StreamedMessageRow if "stream" in columns else MessageRow
+    return kind  # type: ignore[no-any-return]
 
 
 class Table(Generic[Row]):
