@@ -178,7 +178,8 @@ class Run(Trace):
     def host_peaks(self) -> Ints | None:
         """The peak memory of each device's host in bytes; None where nothing is offloaded."""
         stages = self.request.timed_model.stages
-        sizes = [np.array([getattr(stage, name) for stage in stages]) for name in ("offloaded", "host_optimizer")]
+        always = [0 if stage.nvme else stage.host_optimizer + stage.host_parameters for stage in stages]
+        sizes = [np.array([stage.offloaded for stage in stages]), -(-np.array(always) // self.program.shard)]
         return memory.peak_host_memory(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
 
     def of_steps(self, steps: int) -> "Run":

@@ -39,6 +39,7 @@ class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
     edges: tuple[Edge, ...] = ()
     disorder: Disorder = Disorder()
     host: Link | None = None  # between each device and its host
+    nvme: Link | None = None  # between each device's part of its host's memory and of the disks behind it
 
 
 class Cluster(_ClusterFile, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def is_measured(self) -> bool:
         """Whether anything of it is in seconds, bytes or FLOP/s: then it cannot run the slot model."""
         groups = any(group.is_measured for group in self.devices)
-        return groups or not self.is_free or self.host is not None or bool(self.disorder.stop)
+        return groups or not self.is_free or self.host is not None or self.nvme is not None or bool(self.disorder.stop)
 
     @property
     def is_joined(self) -> bool:

@@ -23,6 +23,7 @@ CONTENT_COLOURS = {
     Content.PARAMETERS: COLOURS[0],
     Content.STATE: COLOURS[3],
     Content.NORM: COLOURS[5],
+    Content.FETCHED: COLOURS[6],
 }
 KIND_COLOURS = {Kind.F: COLOURS[0], Kind.B: COLOURS[1], Kind.W: COLOURS[2], Kind.U: COLOURS[3]}
 

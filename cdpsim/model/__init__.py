@@ -50,7 +50,7 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor", "lion", "sm
 GradientType = Literal["fp32", "bf16", "fp16"]
 UpdateTime = Literal["stated", "memory", "clipped"]
 Recomputation = Literal["none", "layer", "selective", "full", "sqrt", "reversible"]
-Offload = Literal["none", "optimizer", "activations", "all"]
+Offload = Literal["none", "optimizer", "activations", "all", "parameters", "nvme"]
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 SINGLE_LAYERS = "layers:"  # another way to recompute begins so, and ends in a number
 GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
@@ -391,6 +391,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             "retained_weight_transient",
             "offloaded",
             "host_optimizer",
+            "host_parameters",
+            "nvme",
         )
         return tuple(tuple(getattr(stage, kind) for kind in kinds) for stage in self.stages)
 

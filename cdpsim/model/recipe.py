@@ -15,8 +15,9 @@ type than autograd's own are buffers that are there before a backward.
 Offload puts on the host what a device would hold: `optimizer` its state, with which the host updates (Ren et al. 2021,
 ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to its backward (Rhu et al. 2016, vDNN,
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
-both. While a forward or a backward runs, its stage's activations are all taken to be on the device. The transfers and
-their times are in `cdpsim.model.offload`.
+both. `parameters` puts optimizer state and parameters there, which are fetched for each use (Rajbhandari et al. 2021,
+ZeRO-Infinity, section 5), `nvme` both on the disks behind the host. While a forward or a backward runs, its stage's
+activations are all taken to be on the device. The transfers and their times are in `cdpsim.model.offload`.
 """
 
 from collections.abc import Sequence
@@ -64,6 +65,10 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
         tied = [_with_optimizer_on_host(tie) for tie in tied]
     if recipe.offload in ("activations", "all"):
         stages = list(map(with_activations_on_host, stages))
+    if recipe.offload in ("parameters", "nvme"):
+        on_disks = recipe.offload == "nvme"
+        stages = [replace(with_optimizer_on_host(s), host_parameters=s.parameters, nvme=on_disks) for s in stages]
+        tied = [_with_optimizer_on_host(tie) for tie in tied]
     name = ", ".join(filter(None, [model.name, *recipe.description]))
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
@@ -162,7 +167,7 @@ def _check_update_time(model: Model, recipe: Recipe) -> None:
     if any(stage.update or stage.update_bytes for stage in model.stages):
         problem = "stages say themselves what an update takes (`update`, `update_bytes`)"
         raise RequestError("update_time", f"{problem}; leave these out, or update_time")
-    if recipe.offload in ("optimizer", "all") or any(stage.updated_on_host for stage in model.stages):
+    if recipe.offload not in ("none", "activations") or any(stage.updated_on_host for stage in model.stages):
         problem = (
             "hosts update, and memory_bandwidth is of devices; leave it out, and give host_update in the model's file"
         )

@@ -76,6 +76,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     transfer: Seconds = 0.0  # the time for that, each way; 0: derived from the cluster's link
     host_optimizer: Size = 0  # optimizer state; then gradients go to the host for an update, parameters come back
     host_update: Seconds = 0.0  # the time of the optimizer's step on the host
+    host_parameters: Size = 0  # the part of the parameters that the host has between their uses
+    nvme: bool = False  # whether the host has its part of parameters and optimizer state on disks
     # Facts that only the grouping of layers and recipes use:
     data: Size = 0  # the part of the activation that a micro-batch brings: the first input, the targets
     unused_input: Size = 0  # the part of it that is its input, where no backward reads that: freed between layers
@@ -98,6 +100,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
+        if self.host_parameters > self.parameters:
+            raise RequestError("host_parameters", "must be at most parameters, of which it is a part")
         if self.updated_on_host:
             for name in ("optimizer", "update", "update_bytes"):
                 if getattr(self, name):
@@ -174,7 +178,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     @property
     def updated_on_host(self) -> bool:
         """Whether the host of its device computes its updates."""
-        return bool(self.host_optimizer)
+        return bool(self.host_optimizer or self.host_parameters)
 
     @property
     def numbers(self) -> int:
@@ -219,6 +223,7 @@ def without_tied(stage: Stage, tie: Tie) -> Stage:
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", "optimizer", "update_bytes", "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
+    less["host_parameters"] = max(stage.host_parameters - tie.parameters, 0)
     gradients = stage.gradient_bytes - tie.gradient_bytes
     first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
     tensors = _without_tensor(stage, tie.parameters)
@@ -284,7 +289,16 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     backward = add_costs([layer.backward for layer in layers])
     again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
-    added = ("parameters", "optimizer", "update_bytes", "offloaded", "host_optimizer", "data", "factored")
+    added = (
+        "parameters",
+        "optimizer",
+        "update_bytes",
+        "offloaded",
+        "host_optimizer",
+        "host_parameters",
+        "data",
+        "factored",
+    )
     cores = [layer.attention_forward for layer in layers if layer.attention_forward is not None]
     return Stage(
         name=span_name([layer.name for layer in layers]),
@@ -303,6 +317,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         attention_activation=_sum(layers, "attention_activation"),
         inference=_inference(layers, given),
         tensors=_merged_tensors(layers),
+        nvme=any(layer.nvme for layer in layers),
         **{kind: _sum(layers, kind) for kind in added},
         **_merged_memory(layers),
     )

@@ -49,12 +49,15 @@ class Op(IntEnum):
 class Stream(IntEnum):
     """Stream of a device beside its tasks, in which messages go one after another.
 
-    Gathers and reductions take turns on one link; sums across groups of ranks have another one.
+    Gathers and reductions take turns on one link; sums across groups of ranks have another one, and so have what comes
+    from a device's host, and what comes there from disks. Such a message goes from its device to itself.
     """
 
     GATHER = 0
     REDUCE = 1
     ACROSS = 2
+    HOST = 3
+    NVME = 4
 
 
 class Content(IntEnum):
@@ -66,6 +69,7 @@ class Content(IntEnum):
     PARAMETERS = 3
     STATE = 4
     NORM = 5
+    FETCHED = 6
 
 
 class Category(IntEnum):

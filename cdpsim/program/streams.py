@@ -35,26 +35,38 @@ def queue_in_streams(program: Program, overlaps: Sequence[str]) -> Program:
     Where they do not, messages take their devices' time anyway. Gathers and reductions share a link, and so a queue;
     sums across groups of ranks have their own. All ranks have the messages in one order: by the task that they come
     after, through nodes that are no tasks; of those after one task, sums before gathers, which are there for later
-    tasks; of gathers, the one first that is read first. Updates may stand among them.
+    tasks; of gathers, the one first that is read first. Updates may stand among them. What hosts send takes
+    no time of devices anyway, and has queues of its own.
     """
-    rows = np.flatnonzero(program.messages.stream >= 0)
-    if not len(rows):
+    node, device, stream = _queued(program)
+    if not len(node):
         return program
-    first, members = len(program.tasks), [program.groups[group] for group in program.messages.dst[rows].tolist()]
-    node = np.repeat(first + rows, np.array([*map(len, members)]))
-    device, stream = np.concatenate(members), program.messages.stream[node - first]
+    link, (turn, read) = _LINKS[stream], _turns(program)
+    order = sort_by(device, link, turn[node], stream == Stream.GATHER, read[node], node)
+    order = order[((np.array(overlaps) == FULL)[device] | (stream >= Stream.HOST))[order]]
+    node, device, link = node[order], device[order], link[order]
+    follows = np.flatnonzero((device[1:] == device[:-1]) & (link[1:] == link[:-1]))
+    pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
+    return program.with_edges(pairs[0], pairs[1], EdgeKind.STREAM)
+
+
+_LINKS = np.array([0, 0, 1, 2, 3])  # of each stream
+
+
+def _queued(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Return the nodes that go in streams, each with each of its devices and its stream there."""
+    messages, first = program.messages, len(program.tasks)
+    single = np.flatnonzero(messages.stream >= Stream.HOST)
+    together = np.flatnonzero((messages.stream >= 0) & (messages.stream < Stream.HOST))
+    members = [program.groups[group] for group in messages.dst[together].tolist()]
+    row = np.append(single, np.repeat(together, np.array([*map(len, members)], dtype=np.int64)))
+    device = np.concatenate([messages.src[single], *members])
+    node, stream = first + row, messages.stream[row]
     if program.state.updates_in_stream:
         updates = np.arange(program.compute, first)
         node, device = np.append(node, updates), np.append(device, program.tasks.device[updates])
         stream = np.append(stream, np.full(len(updates), Stream.REDUCE))
-    turn, read = _turns(program)
-    across = stream == Stream.ACROSS
-    order = sort_by(device, across, turn[node], stream == Stream.GATHER, read[node], node)
-    order = order[(np.array(overlaps) == FULL)[device[order]]]
-    node, device, across = node[order], device[order], across[order]
-    follows = np.flatnonzero((device[1:] == device[:-1]) & (across[1:] == across[:-1]))
-    pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
-    return program.with_edges(pairs[0], pairs[1], EdgeKind.STREAM)
+    return node, device, stream
 
 
 def _turns(program: Program) -> tuple[Ints, Ints]:
@@ -123,7 +135,8 @@ def occupy_streams(program: Program, overlaps: Sequence[str], whole: Program, or
 def find_endpoints(program: Program, chosen: Flags) -> Endpoints:
     """Return all messages with those of their devices that are chosen."""
     messages, first = program.messages, len(program.tasks)
-    single, together = np.flatnonzero(messages.op == Op.P2P), np.flatnonzero(messages.op != Op.P2P)
+    between = messages.stream < Stream.HOST
+    single, together = np.flatnonzero((messages.op == Op.P2P) & between), np.flatnonzero(messages.op != Op.P2P)
     members = [program.groups[group] for group in messages.dst[together].tolist()]
     message = np.concatenate([single, single, np.repeat(together, np.array([*map(len, members)], dtype=np.int64))])
     device = np.concatenate([messages.src[single], messages.dst[single], *members]).astype(np.int64)

@@ -184,7 +184,8 @@ class Request(Mapping[str, Any]):
     @cached_property
     def timed_model(self) -> Model:
         """The model with local ties counted once, and with the times of what its stages offload to hosts."""
-        return with_transfer_times(self._counted_once[0], self.cluster.host)
+        ranks = self.shape.shard if self.zero else 1
+        return with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
 
     @property
     def widths(self) -> Widths:

@@ -51,6 +51,9 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
 def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stage of ZeRO, the state policy, and how far ahead of their readers messages come."""
     zero, _, _ = read_ranks(schedule, 1, options)
+    if zero != MOST_SPLIT and model is not None and any(stage.host_parameters for stage in model.stages):
+        problem = "leaves no parameters on devices between their uses, and only --zero 3 brings them for each"
+        raise RequestError("offload", f"{problem}; give --zero 3, or --offload optimizer")
     state = _read_state(schedule, shape, zero, model, options)
     prefetch = options["prefetch"]
     if prefetch is None:
@@ -73,7 +76,10 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         raise InapplicableOption("overlap-all-reduce", f"{problem}; give --reduce last in its place")
     if model is None or model.is_unit:
         _refuse_in_slots(shape, options)
-    parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 else 0]  # one rank's share is the whole
+    on_host = model is not None and any(stage.updated_on_host for stage in model.stages)
+    fetched = model is not None and any(stage.host_parameters for stage in model.stages)
+    # One rank's share is the whole, and at home, unless its host has it.
+    parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 or fetched else 0]
     together = schedule.order.together
     return State(
         parameters,
@@ -82,7 +88,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         reduce=_read_reduce(schedule, shape, zero, options["reduce"]),
         streams=True,
         buckets=_read_buckets(schedule, shape, zero, model, options),
-        one_step=together,
+        one_step=together and not on_host,
         reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
         gather_at_once=_read_gather(zero, options["gather"]) == "step",
         padding=_read_padding(shape, model, options["padding"]),

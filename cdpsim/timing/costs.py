@@ -13,7 +13,7 @@ from cdpsim.files.units import Work, counted
 from cdpsim.model import Model
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Op, Program
+from cdpsim.program import Op, Program, Stream
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import fastest_algorithm
 
@@ -115,8 +115,13 @@ def _point_to_point_times(program: Program, cluster: Cluster) -> Times:
     """Return latency and size over bandwidth of each message point to point; 0 of others."""
     messages, times = program.messages, np.zeros(len(program.messages))
     single = np.flatnonzero(messages.op == Op.P2P)
+    single = single[messages.stream[single] < Stream.HOST]
     latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
     times[single] = latency + messages.size[single] / bandwidth
+    for stream, link in ((Stream.HOST, cluster.host), (Stream.NVME, cluster.nvme)):
+        rows = np.flatnonzero(messages.stream == stream)
+        if len(rows) and link is not None:
+            times[rows] = link.latency + messages.size[rows] / link.reached
     return times
 
 
@@ -149,7 +154,7 @@ def root_first(program: Program, row: int) -> Ints:
 def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
     """Return the edges that messages between two devices share, on their routes or on the link of their pair."""
     messages = program.messages
-    moves = (messages.op == Op.P2P) & (messages.size > 0)
+    moves = (messages.op == Op.P2P) & (messages.size > 0) & (messages.stream < Stream.HOST)
     pair = np.where(moves, messages.src.astype(np.int64) * program.devices + messages.dst, -1)
     pairs, which = np.unique(pair, return_inverse=True)
     latency = np.zeros(len(pairs))

@@ -25,6 +25,7 @@ _TRAFFIC_LAYERS = panels.layers_of(
         Content.GRADIENT,
         Content.STATE,
         Content.NORM,
+        Content.FETCHED,
         Content.ACTIVATION,
         Content.ACTIVATION_GRADIENT,
     ),

@@ -32,6 +32,11 @@ class Axis:
         self.sizes = holder_sizes(self.tables, model)
 
     @property
+    def is_hosted(self) -> bool:
+        """Whether hosts have parameters between their uses."""
+        return any(stage.host_parameters for stage in self.model.stages)
+
+    @property
     def fold(self) -> int:
         """The number of replicas for which each one that is there stands."""
         return self.passes.shape.replicas // self.passes.shape.simulated

@@ -14,7 +14,7 @@ def data_axis(updates: Updates, model: Model, habits: Habits, build: Builder, pr
     state = updates.tables.passes.schedule.state
     axis = (SharedAxis if state.streams else Axis)(updates, model, habits, build)
     copied = state.parameters is Home.COPIED
-    stays = copied or not axis.several.any()
+    stays = copied or not (axis.several.any() or axis.is_hosted)
     if not stays:
         axis.hand_out(prefetch)
     taker = axis.reduce()

@@ -74,6 +74,8 @@ class SharedAxis(Axis):
         super().__init__(updates, padded, habits, build)
         self.whole = self.sizes
         self._summed: list[tuple[Ints, Ints, Ints]] = []  # sums of gradients, with their steps and devices
+        if self.is_hosted:
+            self.whole = self.whole._replace(parameters=np.zeros_like(self.whole.parameters))
         kept = {"parameters": self.state.parameters, "optimizer": self.state.optimizer}
         self.sizes = self.whole._replace(
             **{name: self.share(getattr(self.whole, name)) for name, home in kept.items() if home is Home.SPLIT}
@@ -405,26 +407,62 @@ class SharedAxis(Axis):
         number = np.where(use.back, backward.number[group], self.inside.number[group])
         size = self.model.size("parameters")[stage]
         ranks = np.where(use.back, self._backward_ranks, self.shard)
-        message = build.send(
-            Op.ALL_GATHER,
-            Content.PARAMETERS,
-            stage=stage[first],
-            step=step[first] - 1,
-            src=-1,
-            dst=number[first],
-            size=self.gathered(size, ranks)[first],
-            versions=1,
-            stream=Stream.GATHER,
-        )
-        each = np.repeat(message, np.diff(np.append(first, len(group))))
-        later = step > 0
-        build.link(self.node[use.holder[later] - holders.in_step], each[later])
+        ahead, where = self._ahead(use, prefetch), holders.where.take(use.holder)
+        each = fetched = None
+        if self.is_hosted:
+            each = fetched = self._fetch(use, where, -(-size // ranks), ahead)
+        if self.shard > 1:
+            message = build.send(
+                Op.ALL_GATHER,
+                Content.PARAMETERS,
+                stage=stage[first],
+                step=step[first] - 1,
+                src=-1,
+                dst=number[first],
+                size=self.gathered(size, ranks)[first],
+                versions=1,
+                stream=Stream.GATHER,
+            )
+            each = np.repeat(message, np.diff(np.append(first, len(group))))
+            pull(lanes, build, each, lanes.rank[use.task], ahead)
+        assert each is not None, "parameters are elsewhere between their uses"
+        if fetched is None:
+            self._wait_for_shares(use, each)
+        elif self.shard > 1:
+            build.link(fetched, each)
+            build.land(fetched, where, -(-size // ranks), end(each))
         build.link(each, use.task)
-        pull(lanes, build, each, lanes.rank[use.task], self._ahead(use, prefetch))
-        where = holders.where.take(use.holder)
         self.sharded.hold_gathered(Uses(each, use.task, use.last, where, size), early=prefetch > 0)
         if isinstance(self.state.reshard, int):
             self._hold_between(use, where, -(-size // self.state.reshard))
+
+    def _wait_for_shares(self, use: Use, message: Ints) -> None:
+        """Let messages of uses wait for the updates of the shares that their devices give."""
+        later = use.holder >= self.holders.in_step
+        self.build.link(self.node[use.holder[later] - self.holders.in_step], message[later])
+
+    def _fetch(self, use: Use, where: Location, size: Ints, ahead: Ints) -> Ints:
+        """Fetch shares from hosts, and before from their disks, a task earlier than they are gathered."""
+        build, lanes, on_disks = self.build, self.tables.lanes, any(stage.nvme for stage in self.model.stages)
+        messages = [
+            build.send(
+                Op.P2P,
+                Content.FETCHED,
+                stage=where.stage,
+                step=where.version - 1,
+                src=where.device,
+                dst=where.device,
+                size=size,
+                stream=stream,
+            )
+            for stream in (*[Stream.NVME] * on_disks, Stream.HOST)
+        ]
+        self._wait_for_shares(use, messages[0])
+        for before, after in pairwise(messages):
+            build.link(before, after)
+        for k, message in enumerate(reversed(messages), start=1):
+            pull(lanes, build, message, lanes.rank[use.task], ahead + k)
+        return messages[-1]
 
     def _ahead(self, use: Use, prefetch: int) -> Ints:
         """Return how many tasks before each use is the one after which its gather may begin.

@@ -14,7 +14,7 @@ import numpy as np
 from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import Content, EdgeKind, Kind, Op, Program
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program, Stream
 from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.table import MessageRow, Table
@@ -91,7 +91,7 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     messages = program.messages
     rows = np.arange(len(messages)) if among is None else among
     is_single = messages.op[rows] == Op.P2P
-    single, together = rows[is_single], rows[~is_single]
+    single, together = rows[is_single & (messages.stream[rows] < Stream.HOST)], rows[~is_single]
     whole_bytes = np.zeros(program.devices, dtype=np.int64)
     np.add.at(whole_bytes, messages.src[single], messages.size[single])
     sent: list[int | Fraction] = [*whole_bytes.tolist() * program.fold]
