@@ -275,6 +275,19 @@ def retaining(stage: Stage) -> Stage:
     )
 
 
+# Sizes that add up over layers.
+_ADDED = (
+    "parameters",
+    "optimizer",
+    "update_bytes",
+    "offloaded",
+    "host_optimizer",
+    "host_parameters",
+    "data",
+    "factored",
+)
+
+
 def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     """Return one stage of consecutive ones, as one device runs it; `given` is what the stage before sends it.
 
@@ -289,16 +302,6 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     backward = add_costs([layer.backward for layer in layers])
     again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
-    added = (
-        "parameters",
-        "optimizer",
-        "update_bytes",
-        "offloaded",
-        "host_optimizer",
-        "host_parameters",
-        "data",
-        "factored",
-    )
     cores = [layer.attention_forward for layer in layers if layer.attention_forward is not None]
     return Stage(
         name=span_name([layer.name for layer in layers]),
@@ -318,7 +321,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         inference=_inference(layers, given),
         tensors=_merged_tensors(layers),
         nvme=any(layer.nvme for layer in layers),
-        **{kind: _sum(layers, kind) for kind in added},
+        **{kind: _sum(layers, kind) for kind in _ADDED},
         **_merged_memory(layers),
     )
 

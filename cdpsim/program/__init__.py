@@ -65,11 +65,11 @@ class Content(IntEnum):
 
     ACTIVATION = 0
     ACTIVATION_GRADIENT = 1
-    GRADIENT = 2
-    PARAMETERS = 3
-    STATE = 4
-    NORM = 5
-    FETCHED = 6
+    FETCHED = 2
+    GRADIENT = 3
+    NORM = 4
+    PARAMETERS = 5
+    STATE = 6
 
 
 class Category(IntEnum):

@@ -20,10 +20,10 @@ from cdpsim.program import Content
 from cdpsim.trace.metrics.waiting import IdleReason
 
 HATCHED = {"B": (0.7, 1.0), "W": (0.0, 0.3)}  # the hatched part of a bar's height, where colours are not of kinds
-MARKS = dict(zip(Content, "^vosDPX", strict=True))
+MARKS = dict(zip(Content, "^vXoPsD", strict=True))
 # Messages are grey: colours are of tasks.
 MESSAGE_GREYS = dict(
-    zip(Content, ("#4d4d4d", "#a3a3a3", "#6b6b6b", "#c4c4c4", "#868686", "#b3b3b3", "#5a5a5a"), strict=True)
+    zip(Content, ("#4d4d4d", "#a3a3a3", "#5a5a5a", "#6b6b6b", "#b3b3b3", "#c4c4c4", "#868686"), strict=True)
 )
 IDLE = {
     IdleReason.MESSAGE: ("waiting for a message", "xxxx"),
