@@ -14,6 +14,7 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.curves.panels import scale_of
 from cdpsim.draw.curves.traffic import traffic_by_content, traffic_by_sender, traffic_over_time
+from cdpsim.program import Content
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty
 from tests.helpers.strategies import requests
@@ -55,6 +56,15 @@ def test_in_slots_a_bar_is_what_is_sent_at_that_moment(name: str) -> None:
         assert bars(figure, content) == pytest.approx(expected)
     for peak in marked(figure, "peak"):
         assert spot(peak)[1] == max(sum(size for (_, at), size in sent.items() if at == start) for _, start in sent)
+
+
+def test_the_norm_of_gradients_is_told_from_states() -> None:
+    """Words of contents are not in the order of the alphabet."""
+    layer = {"forward": "1 s", "backward": "2 s", "parameters": "4 kB", "repeat": 2}
+    run = simulate("dp", shard=2, model={"stages": [layer]}, cluster=BOX, clip=True, steps=1)
+    total = traffic_by_content(run, scale_of([run], "B/s"))
+    sent = {Content(k).name.lower() for k, row in enumerate(total.value) if row.any()}
+    assert sent == set(run.messages.content.tolist()) == {"gradient", "norm", "parameters"}
 
 
 @pytest.mark.parametrize("n", [2, 5])

@@ -11,11 +11,12 @@ from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, rates, sum_at_times, used_devices
 from cdpsim.draw.palette import CONTENT_COLOURS
+from cdpsim.draw.views import codes
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content
 from cdpsim.runs import Run
-from cdpsim.trace import Trace, names_of
+from cdpsim.trace import Trace
 from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 
 _SUM_HEIGHT = 1.6  # inches
@@ -55,7 +56,7 @@ def _sizes_over_time(trace: Trace, message: Ints, size: np.ndarray, scale: Scale
     messages = trace.messages
     drawn = (size > 0) & (scale.at_once | take_time(trace)[message])
     message, size = message[drawn], size[drawn]
-    content = np.searchsorted(names_of(Content), messages["content"][message])
+    content = codes(messages["content"][message], Content)
     start, end = messages["start"][message], messages["end"][message]
     if scale.at_once:
         return sum_at_times(content, merge_close_times(start, scale.end), size, len(Content))
