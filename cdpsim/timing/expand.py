@@ -40,6 +40,14 @@ class Unrolled:
         """The messages that carry only parts which their sender had at the start."""
         return np.setdiff1d(np.arange(len(self.rounds.src)), self.data[1])
 
+    def gives(self, member: int) -> Ints:
+        """Return the messages that carry only what a member had at the start, or, if none does, all that it sends.
+
+        So the root of a tree adds its own to what has reached it.
+        """
+        own = self.original[self.rounds.src[self.original] == member]
+        return own if len(own) else np.flatnonzero(self.rounds.src == member)
+
     @cached_property
     def last(self) -> list[Ints]:
         """The messages with which members are done: the last of each channel there, and those that none waits for."""
@@ -243,11 +251,10 @@ def _between_collectives(before: _Placed, after: _Placed, kind: int) -> Iterator
         last, begins = before.first + before.unrolled.last[before.member(device)], after.first + after.unrolled.begins
         if kind == EdgeKind.DATA:
             received, _ = before.messages_at(device)
-            original = after.unrolled.original
-            given = after.first + original[after.unrolled.rounds.src[original] == after.member(device)]
+            given = after.first + after.unrolled.gives(after.member(device))
             yield _all_pairs(received, given, kind)
-            begins, kind = np.setdiff1d(begins, given), EdgeKind.BARRIER
-        yield _all_pairs(last, begins, kind)
+            begins = np.setdiff1d(begins, given)
+        yield _all_pairs(last, begins, EdgeKind.BARRIER if kind == EdgeKind.DATA else kind)
 
 
 def _all_pairs(before: Ints, after: Ints, kind: int) -> tuple[Ints, ...]:
