@@ -16,7 +16,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
-from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Axis
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -186,7 +186,13 @@ class SharedAxis(Axis):
             sums = self._plan(self._units(sizes, buckets, _tensors_of(self.model, sizes)))
             if len(steps) and len(sums.row):
                 self._sum(sums, np.arange(steps.start, steps.stop))
-        sum_shared(self.updates, self.model, self.build, wait=self.waits_for_end, stream=Stream.REDUCE)
+        shared = sum_shared(self.updates, self.model, self.build, wait=self.waits_for_end, stream=Stream.REDUCE)
+        for message, devices in shared:
+            rows = np.flatnonzero(np.isin(self.holders.device, devices))
+            if self.state.one_step:
+                self.build.link(message[self.holders.step[rows]], self.node[rows])
+            step = np.repeat(np.arange(self.passes.steps), len(devices))
+            self._summed.append((message[step], step, np.tile(devices, self.passes.steps)))
         taker = self.taken[:, -1].ravel()
         alone = np.flatnonzero(taker == self.node)
         self.build.link(self.holders.last_task[alone], self.node[alone])
@@ -268,7 +274,9 @@ class SharedAxis(Axis):
         )
         node = self.node.reshape(-1, 1, in_step)[t][:, :, sums.row]
         build.link(final.ravel(), np.broadcast_to(node, final.shape).ravel())
-        self._pace(sums, given, mine, final, t)
+        self._pace(sums, given, mine, final)
+        if self.state.one_step:
+            self._join_updates(sums, final, t)
         backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
         self.taken[t[:, None, None], np.arange(self.rounds)[:, None], sums.row[backwards]] = mine[:, :, backwards]
 
@@ -305,33 +313,38 @@ class SharedAxis(Axis):
         )
         return message.reshape(shape)
 
-    def _pace(self, sums: Sums, given: Ints, inside: Ints, final: Ints, t: Ints) -> None:
-        """Let tasks and updates wait for sums.
+    def _pace(self, sums: Sums, given: Ints, inside: Ints, final: Ints) -> None:
+        """Let tasks wait for sums.
 
-        All updates of a device wait for the last of its sums. After each pass, so does the next pass. A rank that
-        splits gradients gives none to a sum before the sum before it is done: there is one buffer for both.
+        After each pass, the next pass waits for its sums. A rank that splits gradients gives none to a sum before the
+        sum before it is done: there is one buffer for both.
         """
         holders, build, rank = self.holders, self.build, self.tables.lanes.rank
-        round_, step = np.arange(given.shape[1])[:, None], t[:, None, None]
-        all_columns = (holders.device[sums.row], round_, step, given, inside, final)
+        all_columns = (holders.device[sums.row], given, inside, final)
         columns = [np.broadcast_to(column, given.shape).ravel() for column in all_columns]
-        order = sort_by(columns[0], columns[4], rank[columns[3]])
-        last = np.append(group_starts(columns[0][order], columns[4][order])[1:], len(order)) - 1  # gradient of each sum
+        order = sort_by(columns[0], columns[2], rank[columns[1]])
+        last = np.append(group_starts(columns[0][order], columns[2][order])[1:], len(order)) - 1  # gradient of each sum
         order = order[last]
-        order = order[sort_by(columns[0][order], rank[columns[3][order]], columns[4][order])]
-        device, round_, step, given, inside, final = (column[order] for column in columns)
+        order = order[sort_by(columns[0][order], rank[columns[1][order]], columns[2][order])]
+        device, given, inside, final = (column[order] for column in columns)
         after, has_next = self._next_in_lane(given)
         if self.state.gradients is Home.SPLIT and not self.waits_for_end:
             rows = np.flatnonzero((device[1:] == device[:-1]) & has_next[1:])
             build.link(inside[rows], after[rows + 1], EdgeKind.ROOM)
-        ends = np.append(group_starts(device, step, round_)[1:], len(device)) - 1
         if self.state.reduce is When.EACH:
-            rows = ends[has_next[ends]]
-            build.link(final[rows], after[rows], EdgeKind.ROOM)
-        if self.state.one_step:
-            ends = np.append(group_starts(device, step)[1:], len(device)) - 1
-            of, row = matching_pairs((device[ends], step[ends]), (holders.device, holders.step))
-            build.link(final[ends[of]], self.node[row])
+            first = group_starts(device, given // self.passes.phases)
+            ends = np.append(first[1:], len(device)) - 1
+            rows = ends[group_numbers(first, len(device))]
+            waits = np.flatnonzero(has_next[rows])
+            build.link(final[waits], after[rows[waits]], EdgeKind.ROOM)
+
+    def _join_updates(self, sums: Sums, final: Ints, t: Ints) -> None:
+        """Let all updates of a device wait for all its sums."""
+        device = self.holders.device[: self.holders.in_step]
+        summed, row = matching_pairs((device[sums.row],), (device,))
+        node = self.node.reshape(self.passes.steps, 1, -1)[t][:, :, row]
+        pairs = np.stack(np.broadcast_arrays(final[:, :, summed], node)).reshape(2, -1)
+        self.build.link(*np.unique(pairs, axis=1))
 
     def _next_in_lane(self, task: Ints) -> tuple[Ints, Flags]:
         """Return the task behind each one in its lane, and whether there is one."""
@@ -347,7 +360,9 @@ class SharedAxis(Axis):
         One that nobody reads is not gathered.
         """
         holders, build, in_step, steps = self.holders, self.build, self.holders.in_step, self.passes.steps
-        provider, plan = self.node.copy(), self._plan(self._units(self.model.size("parameters"), self.state.buckets))
+        size = np.zeros(self.passes.n, dtype=np.int64)
+        np.maximum.at(size, holders.stage, self.whole.parameters)  # a device has a tied tensor once
+        provider, plan = self.node.copy(), self._plan(self._units(size, self.state.buckets))
         read = np.zeros((steps + 1) * in_step, dtype=bool)
         for _, _, row in self.readers():
             read[row] = True
@@ -364,7 +379,7 @@ class SharedAxis(Axis):
         build.link(self.node[made], brought)
         provider[made] = brought
         where = Location(holders.device[row], holders.stage[row], (t + 1).astype(np.int32))
-        build.land(brought, where, self.whole.parameters[row])
+        build.land(brought, where, size[where.stage])
         if self.state.gather_at_once:
             self._wait_for_all(brought, t, where.device)
         return provider
@@ -404,7 +419,8 @@ class SharedAxis(Axis):
         row, step, stage = use.holder % holders.in_step, holders.step[use.holder], holders.stage[use.holder]
         group = np.where(use.back, backward.of[row], self.inside.of[row])
         first = group_starts(step, use.number, use.back, group)
-        number = np.where(use.back, backward.number[group], self.inside.number[group])
+        both = np.concatenate([self.inside.number, backward.number])
+        number = both[group + use.back * len(self.inside.number)]
         size = self.model.size("parameters")[stage]
         ranks = np.where(use.back, self._backward_ranks, self.shard)
         ahead, where = self._ahead(use, prefetch), holders.where.take(use.holder)

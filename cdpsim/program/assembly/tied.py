@@ -124,17 +124,20 @@ def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
     return model.tied if can_share_tensors(tables.passes.schedule) else ()
 
 
-def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool, stream: int = -1) -> None:
+def sum_shared(
+    updates: Updates, model: Model, build: Builder, *, wait: bool, stream: int = -1
+) -> list[tuple[Ints, Ints]]:
     """Sum the gradient of each shared tensor over all devices that have it, before they update its stages.
 
     One message a step follows all backwards of the tied stages and, if it is to `wait`, the step's end on each device.
+    Return these messages, and the devices, of each tensor.
     """
-    tables, holders = updates.tables, updates.tables.holders
+    tables, holders, sums = updates.tables, updates.tables.holders, []
     for number, tie in enumerate(_shared_ties(tables, model)):
         copies, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
-        shape, members = tables.passes.shape, np.unique(holders.device[copies.row])
-        ranks = fold_group(members, tables.passes.replica_devices, shape.replicas) if shape.folded else None
-        group = build.group(members, ranks)
+        shape, devices = tables.passes.shape, np.unique(holders.device[copies.row])
+        ranks = fold_group(devices, tables.passes.replica_devices, shape.replicas) if shape.folded else None
+        group = build.group(devices, ranks)
         stage = np.full(len(steps), -1 - number)
         message = build.send(
             Op.ALL_REDUCE,
@@ -154,6 +157,8 @@ def sum_shared(updates: Updates, model: Model, build: Builder, *, wait: bool, st
         again, counted = copies.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
         hold_from_the_first(tables, [tie], build)
+        sums.append((message, devices))
+    return sums
 
 
 def _give_gradients(tables: Tables, stages: Sequence[int], taker: Ints, build: Builder) -> None:
