@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdpsim.invariants.recount import Recount, receivers
-from cdpsim.numeric.columns import Flags, Ints, Times
+from cdpsim.numeric.columns import Flags, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.schedules.state import Home
 from cdpsim.trace.metrics import memory
 
 
@@ -23,6 +24,9 @@ def _in_memory(
     """Flag versions of stages that a device has from a start to an end, and all of a stage that weighs nothing."""
     program, buffers = run.program, run.program.buffers
     rows, begin, finish = _buffers_of(run, Category.PARAMETERS, *arriving)
+    if run.gathers:  # a share of a stage is not all of it
+        whole = buffers.size[rows] >= run.model.size("parameters")[buffers.stage[rows]]
+        rows, begin, finish = rows[whole], begin[whole], finish[whole]
     if not len(rows):
         return np.ones(len(stage), dtype=np.bool_)
     devices = int(max(buffers.device.max(), device.max(initial=0))) + 1
@@ -47,11 +51,16 @@ def _in_memory(
 
 
 def readers_hold_what_they_read(run: Recount) -> Iterator[str]:
-    """While a task runs, its device has the version that it reads."""
-    tasks, compute = run.program.tasks, slice(run.program.compute)
-    read = tasks.device[compute], tasks.stage[compute], tasks.version[compute]
-    there = _in_memory(run, *read, run.start[compute], run.end[compute])
-    yield from run.report(np.flatnonzero(~there), "reads a version that its device does not hold")
+    """While a task runs, its device has the version that it reads.
+
+    Weights' parts of backwards need activations and gradients alone; parameters that are gathered go before them.
+    """
+    tasks, task = run.program.tasks, np.arange(run.program.compute)
+    if run.gathers:
+        task = task[tasks.kind[task] != Kind.W]
+    read = tasks.device[task], tasks.stage[task], tasks.version[task]
+    there = _in_memory(run, *read, run.start[task], run.end[task])
+    yield from run.report(task[~there], "reads a version that its device does not hold")
 
 
 def senders_hold_what_they_send(run: Recount) -> Iterator[str]:
@@ -60,7 +69,8 @@ def senders_hold_what_they_send(run: Recount) -> Iterator[str]:
     Of a collective in several messages it may still be receiving other parts of them.
     """
     messages, first = run.program.messages, len(run.program.tasks)
-    rows = np.flatnonzero(messages.content == Content.PARAMETERS)
+    handed = (messages.content == Content.PARAMETERS) & (messages.src >= 0)
+    rows = np.flatnonzero(handed if run.shard == 1 else np.zeros_like(handed))
     start, end = run.start[first + rows], run.end[first + rows]
     arriving = (Category.COMMUNICATION,) if len(run.collapsed.arrived) else ()
     there = _in_memory(run, messages.src[rows], messages.stage[rows], messages.step[rows] + 1, start, end, *arriving)
@@ -74,11 +84,12 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     room.
     """
     program, messages, first = run.program, run.program.messages, len(run.program.tasks)
-    lands = ~((messages.content == Content.GRADIENT) & run.together)
+    lands = ~(np.isin(messages.content, (Content.GRADIENT, Content.NORM)) & run.together)
     rows, device = receivers(program, np.flatnonzero(lands))
     collapsed, of = run.collapsed.program.messages, run.collapsed.part_of[first + rows] - first
     new = (collapsed.op[of] == Op.P2P) | (collapsed.src[of] != device)  # a root has what it hands out
     rows, device = rows[new], device[new]
+    stage = np.zeros_like(messages.stage) if program.state.streams else messages.stage  # a message may have several
     version = np.where(messages.content == Content.PARAMETERS, messages.step + 1, np.maximum(messages.step, 0))[rows]
     if program.habits.static_receives:  # a buffer for all steps
         passed = np.isin(messages.content[rows], (Content.ACTIVATION, Content.ACTIVATION_GRADIENT))
@@ -86,8 +97,10 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     buffers, (arriving, begin, end) = program.buffers, _buffers_of(run, Category.COMMUNICATION)
     columns = tuple(
         np.concatenate([getattr(buffers, name)[arriving], column])
-        for name, column in (("device", device), ("stage", messages.stage[rows]), ("version", version))
+        for name, column in (("device", device), ("stage", stage[rows]), ("version", version))
     )
+    if program.state.streams:
+        columns = columns[0], np.zeros_like(columns[1]), columns[2]
     shape = tuple(int(column.max(initial=0)) + 1 for column in columns)
     key, _, room = memory.step_function(
         np.ravel_multi_index(columns, shape),
@@ -142,3 +155,84 @@ def buffers_end_after_they_begin(run: Recount) -> Iterator[str]:
         category = Category(int(run.program.buffers.category[row])).name.lower()
         device = run.program.buffers.device[row]
         yield f"{category} on device {device} are freed at {end[row]}, but held from {begin[row]}"
+
+
+def _homes(run: Recount, category: Category) -> Ints:
+    """Return the buffers of a category in which values live: from the start of the run, or from an update on."""
+    buffers, made = run.program.buffers, run.program.buffers.begin >> 1
+    updated = (made >= run.program.compute) & (made < len(run.program.tasks))
+    return np.flatnonzero((buffers.category == category) & ((buffers.begin < 0) | updated))
+
+
+def _group_of(run: Recount, device: Ints) -> Ints:
+    """Return the number of each device's sharding group: its place in a data rank, in so many ranks."""
+    places = run.program.devices // run.replicas
+    return device // places // run.shard * places + device % places
+
+
+def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
+    """At every moment the shares of a sharding group are the whole and its padding, which is less than a byte a rank.
+
+    They are there from the start to the last update; a share of gradients is there for the update that takes it.
+    """
+    if run.shard == 1:
+        return
+    program, buffers, n = run.program, run.program.buffers, run.program.n
+    tasks, update = program.tasks, run.updates
+    until = np.full((program.devices, n), -1, dtype=run.end.dtype)
+    np.maximum.at(until, (tasks.device[update], tasks.stage[update]), run.end[update])
+    device, stage = np.nonzero(until >= 0)
+    key = _group_of(run, device) * n + stage
+    last = np.full(int(key.max()) + 1, run.end.max())
+    np.minimum.at(last, key, until[device, stage])
+    begin, end = memory.buffer_spans(buffers, run.start, run.end)
+    for category in (Category.OPTIMIZER, *([Category.PARAMETERS] if run.gathers else [])):
+        whole = np.zeros(len(last), dtype=np.int64)
+        whole[key] = run.sizes_on(category.name.lower(), device, stage)
+        rows = _homes(run, category)
+        of = _group_of(run, buffers.device[rows]) * n + buffers.stage[rows]
+        group, time, held = memory.step_function(of, begin[rows], end[rows], buffers.size[rows])
+        odd = (time < last[group]) & ((held < whole[group]) | (held >= whole[group] + run.shard))
+        absent = np.setdiff1d(key[whole[key] > 0], group)
+        for each in (*group[odd].tolist(), *absent.tolist()):
+            yield f"{category.name.lower()} of stage {each % n} have not {whole[each]} B in all shares"
+    yield from _shares_of_gradients(run)
+
+
+def _shares_of_gradients(run: Recount) -> Iterator[str]:
+    """Report updates for which the shares of gradients do not make up the whole."""
+    buffers, tasks = run.program.buffers, run.program.tasks
+    ends = np.isin(buffers.end, 2 * run.updates + 1)
+    rows = np.flatnonzero((buffers.category == Category.GRADIENTS) & ends)
+    update = buffers.end[rows] >> 1
+    own = tasks.stage[update] == buffers.stage[rows]
+    size = np.zeros(len(tasks), dtype=np.int64)
+    np.add.at(size, update[own], buffers.size[rows[own]])
+    step, stage, device = run.key_of(run.updates)
+    whole = run.sizes_on("gradients", device, stage)
+    key = step, stage, _group_of(run, device)
+    order = np.lexsort(key[::-1])
+    first = group_starts(*(column[order] for column in key))
+    held = np.add.reduceat(size[run.updates[order]], first)
+    odd = (held < whole[order[first]]) | (held >= whole[order[first]] + run.shard)
+    yield from run.report(run.updates[order[first[odd]]], "does not have all shares of its gradients in its group")
+
+
+def runs_end_as_they_began(run: Recount) -> Iterator[str]:
+    """What a device has of a stage for its last update is what it had of it at the start, if tasks read the newest."""
+    state, program, buffers, tasks = run.program.state, run.program, run.program.buffers, run.program.tasks
+    if not run.together or state.optimizer is Home.OWNED or program.fill or program.versions_differ:
+        return
+    last = run.updates[tasks.step[run.updates] == program.steps - 1]
+    moment = np.zeros(2 * program.nodes + 2, dtype=np.bool_)
+    moment[2 * last + 1] = True
+    ends = moment[buffers.end]
+    ends[buffers.kept[moment[buffers.kept_until]]] = True
+    for category in (Category.PARAMETERS, Category.OPTIMIZER):
+        had, has = (np.zeros((program.devices, program.n), dtype=np.int64) for _ in range(2))
+        mine = buffers.category == category
+        for table, rows in ((had, mine & (buffers.begin < 0)), (has, mine & ends)):
+            np.add.at(table, (buffers.device[rows], buffers.stage[rows]), buffers.size[rows])
+        for device, stage in np.argwhere(had != has).tolist():
+            what = f"{category.name.lower()} of stage {stage}"
+            yield f"device {device} ends with {has[device, stage]} B of {what}, not {had[device, stage]} B"

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members
+from cdpsim.invariants import exchanges
+from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members, stages_of
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs, sort_by
-from cdpsim.program import Content, Op
+from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
+from cdpsim.program import Content, Op, Stream
 from cdpsim.schedules.state import When
 
-_SUMS = (Op.ALL_REDUCE, Op.REDUCE)
+_SUMS = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)
 
 
 class _Endpoints(NamedTuple):
@@ -22,13 +23,18 @@ class _Endpoints(NamedTuple):
 
 
 def _gradient_messages(run: Recount, **devices: tuple[Op, ...]) -> _Endpoints:
-    """Return messages of gradients with their `src`, their `dst` or all their `members`, each for some operations."""
+    """Return messages of gradients with their `src`, their `dst` or all their `members`, each for some operations.
+
+    There is a row for each stage that they carry something of.
+    """
     program, messages, ends = run.collapsed.program, run.collapsed.program.messages, []
     for end, ops in devices.items():
         rows = np.flatnonzero((messages.content == Content.GRADIENT) & np.isin(messages.op, ops))
         ends.append(members(program, rows) if end == "members" else (rows, getattr(messages, end)[rows]))
     row, device = map(np.concatenate, zip(*ends, strict=True))
-    return _Endpoints(len(program.tasks) + row, (messages.step[row], messages.stage[row], device))
+    place, stage = stages_of(messages, row)
+    row, device = row[place], device[place]
+    return _Endpoints(len(program.tasks) + row, (messages.step[row], stage, device))
 
 
 def _sent(run: Recount) -> _Endpoints:
@@ -36,27 +42,20 @@ def _sent(run: Recount) -> _Endpoints:
     return _gradient_messages(run, src=(Op.P2P,), members=_SUMS)
 
 
-def _key_of_tasks(run: Recount, nodes: Ints) -> Key:
-    """Return the step, the stage and the device of tasks."""
-    tasks = run.program.tasks
-    return tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]
-
-
 def sum_needs(run: Recount) -> Needs:
     """Return the needs of sums: a sum leaves after all gradients of its sender, and all that has been sent to it.
 
     A collective's sum leaves after those of all members, and that of a tied tensor after those of all its stages.
     """
+    tied = (_pair_by_step(run, run.givers, tie, messages) for tie, messages in _sums_of_ties(run))
+    shared = combine(*(Needs(task, message) for task, message in tied))
+    if run.program.state.streams:
+        return combine(exchanges.sum_needs(run), shared)
     giver, sent, came = run.givers, _sent(run), _gradient_messages(run, dst=(Op.P2P,))
-    made, to = matching_pairs(_key_of_tasks(run, giver), sent.key)
+    made, to = matching_pairs(run.key_of(giver), sent.key)
     part, on = matching_pairs(came.key, sent.key)
     other = came.node[part] != sent.node[on]
-    tied = (_pair_by_step(run, giver, tie, messages) for tie, messages in _sums_of_ties(run))
-    return combine(
-        Needs(giver[made], sent.node[to]),
-        Needs(came.node[part[other]], sent.node[on[other]]),
-        *(Needs(task, message) for task, message in tied),
-    )
+    return combine(Needs(giver[made], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]]), shared)
 
 
 def _sums_of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
@@ -86,21 +85,16 @@ def update_needs(run: Recount) -> Needs:
     """
     giver, update = run.givers, run.updates
     came = _gradient_messages(run, dst=(Op.P2P,), src=(Op.REDUCE,), members=(Op.ALL_REDUCE,))
-    row, taken = _gradients_of_updates(run)
-    made, to = matching_pairs(_key_of_tasks(run, giver), taken)
+    row, taken = run.gradients_of_updates
+    made, to = matching_pairs(run.key_of(giver), taken)
     part, into = matching_pairs(came.key, taken)
     needs = [Needs(giver[made], update[row[to]]), Needs(came.node[part], update[row[into]])]
+    if run.program.state.streams:
+        needs = [exchanges.update_needs(run)]
     for tie, messages in [] if run.owned else _sums_of_ties(run):
         after, before = _pair_by_step(run, update, tie, messages)
         needs += Needs(before, after), _shared_updates(run, tie)
     return combine(*needs)
-
-
-def _gradients_of_updates(run: Recount) -> tuple[Ints, Key]:
-    """Return each update once for every step whose gradients it takes: its row, and (step, stage, device)."""
-    tasks, update = run.program.tasks, run.updates
-    row, step = expand_ranges(run.program.first_step, tasks.step[update] + 1)
-    return row, (step, tasks.stage[update][row], tasks.device[update][row])
 
 
 def _shared_updates(run: Recount, tie: Tie) -> Needs:
@@ -120,6 +114,9 @@ def barrier_needs(run: Recount) -> Needs:
     if not program.together or program.state.reduce is not When.END:
         return needs
     summed = _gradient_messages(run, members=_SUMS)
+    messages, first = run.collapsed.program.messages, len(tasks)
+    own = messages.stream[summed.node - first] != Stream.ACROSS  # those follow sums that wait
+    summed = _Endpoints(summed.node[own], (summed.key[0][own], summed.key[1][own], summed.key[2][own]))
     step, _, device = summed.key
     order = run.lanes.order[::-1]
     last = find_rows((tasks.step[order], tasks.device[order]), (step, device))
@@ -136,7 +133,7 @@ def updates_come_after_all_their_gradients(run: Recount) -> Iterator[str]:
     program, tasks = run.program, run.program.tasks
     ready = np.zeros((program.steps, program.n), dtype=run.end.dtype)
     np.maximum.at(ready, (tasks.step[run.givers], tasks.stage[run.givers]), run.end[run.givers])
-    row, (step, stage, _) = _gradients_of_updates(run)
+    row, (step, stage, _) = run.gradients_of_updates
     update = run.updates[row]
     yield from run.report(
         update[run.start[update] < ready[step, stage]], "comes before a gradient that belongs into it"
@@ -152,7 +149,7 @@ def barriers_hold(run: Recount) -> Iterator[str]:
 def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
     """Each step sums the gradient of each shared tensor once, over all devices that have one of its stages."""
     program, tasks, giver = run.collapsed.program, run.program.tasks, run.givers
-    count = np.count_nonzero(program.messages.stage < 0)
+    count = np.count_nonzero((program.messages.stage < 0) & (program.messages.content == Content.GRADIENT))
     expected = 0 if run.owned else len(run.shared) * program.steps
     if count != expected:
         yield f"{count} messages sum gradients of tied tensors, where {expected} are needed"
@@ -162,7 +159,7 @@ def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
             row = node - len(tasks)
             if not np.array_equal(np.sort(program.groups[program.messages.dst[row]]), holders):
                 yield f"{program.describe(node)} leaves out a device that has a tied stage"
-            elif not len(run.collapsed.arrived) and program.messages.size[row] < tie.gradient_bytes:
+            elif program.messages.size[row] < tie.gradient_bytes:
                 yield f"{program.describe(node)} does not carry the tied tensor's gradient"
 
 
@@ -172,11 +169,11 @@ def gradients_are_summed_once(run: Recount) -> Iterator[str]:
     So every micro-batch counts exactly once. The gradients of a state that travels are summed where it is, so there is
     nothing to follow.
     """
-    if run.travels:
+    if run.travels or run.program.state.streams:
         return
-    update, summed, sent = _key_of_tasks(run, run.updates), _gradient_messages(run, members=_SUMS), _sent(run)
+    update, summed, sent = run.key_of(run.updates), _gradient_messages(run, members=_SUMS), _sent(run)
     of_stage = sent.key[1] >= 0  # others sum tied tensors
-    step, stage, device = np.unique(np.stack(_key_of_tasks(run, run.givers), axis=1), axis=0).T
+    step, stage, device = np.unique(np.stack(run.key_of(run.givers), axis=1), axis=0).T
     giver = find_rows((step, stage, device), sent.key)[of_stage]
     for node in sent.node[of_stage][giver < 0].tolist():
         yield f"{run.collapsed.program.describe(node)} takes gradients from a device that has none"

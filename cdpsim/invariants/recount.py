@@ -6,14 +6,16 @@ which every collective is one node, also where it ran as the messages of its alg
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.model import Tie
+from cdpsim.model import Model, Tie
 from cdpsim.numeric.columns import Flags, Ints, Times, expand_ranges, find_rows, group_numbers, group_starts, sort_by
-from cdpsim.program import Content, Kind, Messages, Op, Program
+from cdpsim.program import Kind, Messages, Op, Program
+from cdpsim.program.collectives import DEFAULT, Algorithm, candidates, payload_factor
+from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.schedules.state import Home
 
@@ -37,20 +39,27 @@ def combine(*needs: Needs) -> Needs:
 
 
 class Collapsed(NamedTuple):
-    """A run in which every collective is one node; those that ran as several messages are the last nodes."""
+    """A run in which every collective is one node, also where it ran as several messages."""
 
     program: Program  # without edges of its own
     part_of: Ints  # of each node of the run, the node here that it is or is a part of
     start: Times
     end: Times
-    arrived: Times  # of each of those collectives and each device: when it has ended there
+    number: Ints  # of each node here, the row in `arrived`; -1 where it ran in one piece
+    arrived: Times  # of each collective in several messages and each device: when it has ended there, -1 elsewhere
+    turn: Ints  # of each message of the run, its round in its collective; -1 where it fits in none
+    channel: Ints
 
     def until(self, needs: Needs) -> Times:
-        """Return when the first node of each need has ended for the device of the second one."""
+        """Return when the first node of each need has ended for the devices of the second one."""
         until: Times = self.end[needs.before]
-        first, tasks = len(self.start) - len(self.arrived), self.program.tasks
-        rows = np.flatnonzero((needs.before >= first) & (needs.after < len(tasks)))
-        until[rows] = self.arrived[needs.before[rows] - first, tasks.device[needs.after[rows]]]
+        tasks, before, after = self.program.tasks, self.number[needs.before], self.number[needs.after]
+        rows = (before >= 0) & (needs.after < len(tasks))
+        until[rows] = self.arrived[before[rows], tasks.device[needs.after[rows]]]
+        both = (before >= 0) & (after >= 0)
+        if both.any():
+            there, others = self.arrived[before[both]], self.arrived[after[both]]
+            until[both] = np.where(others >= 0, there, -1).max(axis=1)
         return until
 
 
@@ -70,69 +79,112 @@ def receivers(program: Program, rows: Ints) -> tuple[Ints, Ints]:
     return np.concatenate([single, together[other]]), np.concatenate([messages.dst[single], device[other]])
 
 
-def collapse(program: Program, pieces: Ints, start: Times, end: Times) -> Collapsed:
-    """Make one node of the messages of each collective; `pieces` are their rows, in ascending order.
+def stages_of(messages: Messages, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the stages of which messages carry something: (place in `rows`, stage)."""
+    return expand_ranges(messages.stage[rows], messages.stage[rows] + messages.stages[rows])
 
-    A collective is all messages of one content, stage and step; owned parameters go twice, for forwards and for
-    backwards, in equally many messages. It starts with its first message. It ends for each member with the last message
-    that reaches it, or that it sends where none does.
+
+def collapse(program: Program, request: Request, start: Times, end: Times) -> Collapsed:
+    """Make one node of the messages of each collective.
+
+    They follow one another in the order of collectives. A collective starts with its first message. It ends for each
+    member with the last message that reaches it, or that it sends where none does.
     """
     count, messages = len(program.tasks), program.messages
-    number = _collective_numbers(messages, pieces, twice=program.state.parameters is Home.OWNED)
-    kept = np.setdiff1d(np.arange(len(messages)), pieces)
-    part_of = np.arange(program.message_nodes.stop)
-    part_of[count + kept] = count + np.arange(len(kept))
-    part_of[count + pieces] = count + len(kept) + number
-    collectives, nodes = int(number.max()) + 1, np.concatenate([np.arange(count), count + kept])
-    first, last = np.full(collectives, end.max(), dtype=end.dtype), np.full(collectives, start.min(), dtype=end.dtype)
-    np.minimum.at(first, number, start[count + pieces])
-    np.maximum.at(last, number, end[count + pieces])
-    arrived = _arrivals(program, pieces, number, end[count + pieces])
-    times = np.concatenate([start[nodes], first]), np.concatenate([end[nodes], last])
-    return Collapsed(_collapsed_program(program, pieces, number, kept), part_of, *times, arrived)
+    whole = program.unexpanded
+    several = np.zeros(0, dtype=np.bool_)
+    if whole is not None:
+        several = whole.messages.op != Op.P2P
+        several[several] = np.array([len(group) for group in whole.groups])[whole.messages.dst[several]] > 1
+    if whole is None or not several.any():
+        same, none = np.arange(program.message_nodes.stop), np.full(len(messages), -1)
+        return Collapsed(program, same, start, end, np.full(len(same), -1), end[:0, None], none, none)
+    collective, kept = np.flatnonzero(several), np.flatnonzero(~several)
+    piece_of, turn, channel = _find_pieces(whole, messages, request, collective, len(kept))
+    columns = {name: getattr(whole.messages, name).copy() for name in Messages.__dataclass_fields__}
+    for name, values in columns.items():
+        values[kept] = getattr(messages, name)[: len(kept)]
+    part_of = np.concatenate([np.arange(count), count + kept, count + collective[piece_of]])
+    nodes = count + len(whole.messages)
+    piece = np.arange(count + len(kept), count + len(messages))
+    number = np.full(nodes, -1)
+    number[count + collective] = np.arange(len(collective))
+    starts, ends = np.full(nodes, end.max(), dtype=start.dtype), np.full(nodes, start.min(), dtype=end.dtype)
+    np.minimum.at(starts, part_of, start[: len(part_of)])
+    np.maximum.at(ends, part_of, end[: len(part_of)])
+    arrived = _arrivals(program, piece - count, piece_of, len(collective), end[piece])
+    collapsed = replace(program, messages=Messages(**columns), groups=whole.groups)
+    return Collapsed(collapsed, part_of, starts, ends, number, arrived, turn, channel)
 
 
-def _collective_numbers(messages: Messages, pieces: Ints, *, twice: bool) -> Ints:
-    """Return the number of each piece's collective, in the order of their first pieces."""
-    columns = messages.content[pieces], messages.stage[pieces], messages.step[pieces]
-    order = sort_by(*(column - column.min() for column in columns))
-    first = group_starts(*(column[order] for column in columns))
-    group = group_numbers(first, len(order))
-    middle = (first + np.append(first[1:], len(order))) / 2
-    second = twice & (columns[0][order] == Content.PARAMETERS) & (np.arange(len(order)) >= middle[group])
-    key = np.empty(len(order), dtype=np.int64)
-    key[order] = 2 * group + second
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
+def _find_pieces(
+    whole: Program, messages: Messages, request: Request, collectives: Ints, first: int
+) -> tuple[Ints, Ints, Ints]:
+    """Return the collective of each message from the first on, by its place; and each message's round and channel.
+
+    Rounds are those of the first algorithm that the collective may go by and that sends these messages.
+    """
+    at, piece_of = int(first), np.zeros(len(messages) - first, dtype=np.int64)
+    turn, channel = (np.full(len(messages), -1) for _ in range(2))
+    for place, row in enumerate(collectives.tolist()):
+        members, root = whole.groups[whole.messages.dst[row]], whole.messages.src[row]
+        if root >= 0:
+            members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
+        op, k = Op(int(whole.messages.op[row])), len(members)
+        ways = candidates(op, request.collective or DEFAULT, k, request.cluster.cards(members))
+        fits = [how for how in ways if _sends(how, whole.messages, row, members, messages, at)]
+        rounds = _messages_of((fits or ways)[0], k)
+        pieces = slice(at, at + len(rounds.src))
+        piece_of[at - first : pieces.stop - first] = place
+        if fits:
+            turn[pieces], channel[pieces] = rounds.turn[: len(turn[pieces])], rounds.channel[: len(turn[pieces])]
+        at = pieces.stop
+    return piece_of, turn, channel
 
 
-def _arrivals(program: Program, pieces: Ints, number: Ints, end: Times) -> Times:
+class _Messages(NamedTuple):
+    """The messages of an algorithm: their ends as numbers of members, rounds, channels and parts."""
+
+    src: Ints
+    dst: Ints
+    turn: Ints
+    channel: Ints
+    parts: int
+
+
+_OF_COLLECTIVE = ("content", "stage", "micro_batch", "step", "stages", "stream")
+
+
+def _sends(how: Algorithm, whole: Messages, row: int, members: Ints, messages: Messages, at: int) -> bool:
+    """Return whether the messages from `at` on are those that an algorithm sends for a collective."""
+    rounds = _messages_of(how, len(members))
+    pieces = slice(at, at + len(rounds.src))
+    if pieces.stop > len(messages):
+        return False
+    same = all((getattr(messages, name)[pieces] == getattr(whole, name)[row]).all() for name in _OF_COLLECTIVE)
+    ends = np.array_equal(members[rounds.src], messages.src[pieces])
+    size = whole.size[row] * payload_factor(Op(int(whole.op[row])), len(members))
+    sent = abs(int(messages.size[pieces].sum()) * how.parts(len(members)) - rounds.parts * int(size))
+    rounding = len(rounds.src) * how.parts(len(members))
+    return same and ends and np.array_equal(members[rounds.dst], messages.dst[pieces]) and sent <= rounding
+
+
+@lru_cache(maxsize=64)
+def _messages_of(how: Algorithm, k: int) -> _Messages:
+    """Return the messages of an algorithm for k members."""
+    rounds = how.schedule(k)
+    src, dst, first, parts = (np.concatenate(column) for column in zip(*rounds, strict=True))
+    turn = np.repeat(np.arange(len(rounds)), [len(each.src) for each in rounds])
+    return _Messages(src, dst, turn, how.channel(k, first), int(parts.sum()))
+
+
+def _arrivals(program: Program, pieces: Ints, number: Ints, count: int, end: Times) -> Times:
     """Return when each collective (a row) has ended for each device (a column)."""
     never = end.dtype.type(-1)
-    received, sent = (np.full((int(number.max()) + 1, program.devices), never) for _ in range(2))
+    received, sent = (np.full((count, program.devices), never) for _ in range(2))
     np.maximum.at(received, (number, program.messages.dst[pieces]), end)
     np.maximum.at(sent, (number, program.messages.src[pieces]), end)
     return np.where(received == never, sent, received)
-
-
-def _collapsed_program(program: Program, pieces: Ints, number: Ints, kept: Ints) -> Program:
-    """Return the program with the kept messages, and one more for each collective of the pieces."""
-    messages, tasks = program.messages, program.tasks
-    first = pieces[np.unique(number, return_index=True)[1]]
-    columns = {name: getattr(messages, name)[first].copy() for name in Messages.__dataclass_fields__}
-    update = np.arange(program.compute, len(tasks))
-    made = find_rows((tasks.stage[update],), (columns["stage"],))
-    of_stage = columns["stage"] >= 0  # else it sums the gradient of a tied tensor
-    alone = of_stage & (np.bincount(tasks.stage[update], minlength=program.n)[columns["stage"]] == program.steps)
-    columns["src"] = np.where(alone, tasks.device[update[made]], -1)
-    summed = np.where(alone, Op.REDUCE, Op.ALL_REDUCE)
-    columns["op"] = np.where(columns["content"] == Content.GRADIENT, summed, Op.BROADCAST)
-    columns["dst"] = len(program.groups) + np.arange(len(first))
-    joined = {name: np.concatenate([getattr(messages, name)[kept], column]) for name, column in columns.items()}
-    devices = np.stack([np.tile(number, 2), np.concatenate([messages.src[pieces], messages.dst[pieces]])], axis=1)
-    members_of = np.unique(devices, axis=0)
-    groups = np.split(members_of[:, 1], np.flatnonzero(np.diff(members_of[:, 0])) + 1)
-    return replace(program, messages=Messages(**joined), groups=(*program.groups, *groups))
 
 
 class LaneOrder(NamedTuple):
@@ -155,8 +207,43 @@ class Recount:
         self.travels = state.travels  # the state of a stage goes from user to user
         self.owned = state.parameters is Home.OWNED  # parameters are in one place between their uses
         self.handed_out = self.owned and not self.travels  # their owners send them for each use
+        self.shard = run.request.shape.shard if state.splits else 1  # the ranks that share what is split
+        self.model = self._sized_model()
+        self.gathers = state.parameters is Home.SPLIT and self.shard > 1  # parameters come together for each use
         self.givers = program.gradient_tasks.ravel()  # the tasks that give gradients
         self.updates = np.arange(program.compute, len(program.tasks))
+
+    def _sized_model(self) -> Model:
+        """Return the model with the sizes that are exchanged: tied tensors once where one device has them; padded."""
+        program, model, schedule = self.program, self.request.model, self.request.schedule
+        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
+        apart = schedule.placement.exclusive or program.versions_differ or self.owned
+        ties = () if apart else model.tied
+        once = tuple(tie for tie in ties if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
+        model = model.with_ties_counted_once(once) if once else model
+        padding = program.state.padding
+        return model if padding is None or self.shard == 1 else model.padded(self.shard, padding)
+
+    def stages_with_copies(self, tie: Tie, device: int) -> list[int]:
+        """Return the stages of a device that share a tensor with an earlier one there, which counts it for them."""
+        tasks = self.program.tasks
+        mine = np.unique(tasks.stage[self.givers[tasks.device[self.givers] == device]])
+        stages: list[int] = mine[np.isin(mine, tie.stages)][1:].tolist()
+        return stages
+
+    def sizes_on(self, kind: str, device: Ints, stage: Ints) -> Ints:
+        """Return the whole bytes of stages on devices; a device has a tensor that its stages share once."""
+        size = self.model.size(kind)[stage]
+        for tie in self.shared:
+            less = {"parameters": tie.parameters, "gradients": tie.gradient_bytes, "optimizer": tie.optimizer}[kind]
+            for each in np.unique(device).tolist():
+                size[(device == each) & np.isin(stage, self.stages_with_copies(tie, each))] -= less
+        return size
+
+    def key_of(self, nodes: Ints) -> Key:
+        """Return the step, the stage and the device of tasks."""
+        tasks = self.program.tasks
+        return tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]
 
     def report(self, nodes: Ints, problem: str) -> Iterator[str]:
         """Yield a problem of each of these nodes."""
@@ -187,13 +274,14 @@ class Recount:
     @cached_property
     def collapsed(self) -> Collapsed:
         """The run in which every collective is one node."""
-        program, messages = self.program, self.program.messages
-        if self.together and self.request.expands:
-            of_collectives = np.isin(messages.content, (Content.GRADIENT, Content.PARAMETERS))
-            pieces = np.flatnonzero((messages.op == Op.P2P) & of_collectives)
-            if len(pieces):
-                return collapse(program, pieces, self.start, self.end)
-        return Collapsed(program, np.arange(program.message_nodes.stop), self.start, self.end, self.end[:0, None])
+        return collapse(self.program, self.request, self.start, self.end)
+
+    @cached_property
+    def gradients_of_updates(self) -> tuple[Ints, Key]:
+        """Each update once for every step whose gradients it takes: its row, and (step, stage, device)."""
+        step, stage, device = self.key_of(self.updates)
+        row, given = expand_ranges(self.program.first_step, step + 1)
+        return row, (given, stage[row], device[row])
 
     @cached_property
     def counts(self) -> Ints:
@@ -211,7 +299,7 @@ class Recount:
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
-        program, copies = self.program, self.owned or self.program.state.optimizer is Home.COPIED
+        program, copies = self.program, self.owned or self.program.state.optimizer is not Home.OWNED
         ties = self.request.model.tied if program.together and copies else ()
         device = program.tasks.device[program.tasks_of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]

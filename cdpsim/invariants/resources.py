@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
-from cdpsim.invariants import gradients, passes, versions
+from cdpsim.invariants import exchanges, gradients, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
 from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
-from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts
+from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
 
 _TIME_ERROR = 1e-9  # of times, after many sums
 
@@ -89,16 +89,20 @@ def room_needs(run: Recount) -> Needs:
         pulled = Needs(path.message[rows], path.use[rows])
     elif run.handed_out:
         pulled = versions.broadcast_needs(run)
+    elif run.gathers:
+        pulled = exchanges.gather_needs(run)
     else:
-        return deferred if run.together else combine(deferred, _pull_needs(run))
+        return combine(deferred, exchanges.pace_needs(run)) if run.together else combine(deferred, _pull_needs(run))
     place = run.lanes.place[pulled.after]  # messages are pulled for the tasks that need them
-    return combine(deferred, _room_ahead(run, pulled.before, place, place))
+    ahead = _room_ahead(run, pulled.before, place, place)
+    return combine(deferred, ahead, exchanges.pace_needs(run) if run.gathers else NO_NEEDS)
 
 
 def host_needs(run: Recount) -> Needs:
     """Return the needs of hosts' updates for each other, in the order of steps or of the tasks that they follow."""
     program, tasks, updates = run.program, run.program.tasks, run.updates
-    if len(program.lane_tasks) > program.compute or not run.costs.duration[updates].any():
+    elsewhere = program.state.updates_in_stream or len(program.lane_tasks) > program.compute
+    if elsewhere or not run.costs.duration[updates].any():
         return NO_NEEDS
     if program.together or program.barrier:
         follows = tasks.step[updates]
@@ -109,13 +113,33 @@ def host_needs(run: Recount) -> Needs:
     return Needs(order[:-1][same], order[1:][same])
 
 
-def all_needs(run: Recount) -> Needs:
+def _value_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
     of_values = passes.pass_needs, gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
     of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
     needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs)))
     there = needs.before >= 0
     return Needs(needs.before[there], needs.after[there])
+
+
+def _program_of(run: Recount, needs: Needs) -> Program:
+    """Return the program, with collectives in one piece, that has these needs in place of its own dependencies."""
+    edges = Edges(needs.before, needs.after, np.full(len(needs.before), EdgeKind.DATA))
+    return replace(run.collapsed.program, edges=edges, parts=NO_PARTS)
+
+
+def queue_needs(run: Recount, needs: Needs) -> Needs:
+    """Return the needs of messages in streams of data ranks for those that come before them, given all others."""
+    if not run.program.state.streams:
+        return NO_NEEDS
+    queued = queue_in_streams(_program_of(run, needs), run.request.cluster.overlaps(run.program.devices)).edges
+    return Needs(queued.before[len(needs.before) :], queued.after[len(needs.before) :])
+
+
+def all_needs(run: Recount) -> Needs:
+    """Return all needs but for those of messages that take their devices' time, and of the rounds of collectives."""
+    needs = _value_needs(run)
+    return combine(needs, queue_needs(run, needs))
 
 
 def pulled_messages_find_room(run: Recount) -> Iterator[str]:
@@ -130,12 +154,15 @@ def hosts_make_one_update_at_a_time(run: Recount) -> Iterator[str]:
 
 def streams_keep_their_order(run: Recount) -> Iterator[str]:
     """No node starts before those that its device's stream has before it."""
+    needs = _value_needs(run)
+    queue, start = queue_needs(run, needs), run.collapsed.start
+    for row in np.flatnonzero(start[queue.after] < start[queue.before]).tolist():
+        before, after = (run.collapsed.program.describe(int(ends[row])) for ends in queue)
+        yield f"{after} starts before {before}, which the stream has first"
     overlap = np.array(run.request.cluster.overlaps(run.program.devices))
     if (overlap == FULL).all():
         return
-    needs = all_needs(run)
-    edges = Edges(needs.before, needs.after, np.full(len(needs.before), EdgeKind.DATA))
-    program = replace(run.collapsed.program, edges=edges, parts=NO_PARTS)
+    program = _program_of(run, combine(needs, queue))
     yield from (_break_rendezvous if run.request.rendezvous else _break_streams)(run, program, overlap)
 
 
@@ -153,7 +180,7 @@ def _break_streams(run: Recount, program: Program, overlap: NDArray[np.str_]) ->
         rows, places = np.flatnonzero((order.place >= low) & (order.place < high)), np.arange(low, high)
         sends, alone = ends.sends[rows], overlap[program.tasks.device[program.lane_tasks[low]]] == NONE
         for stream in filter(len, [rows] if alone else [rows[sends], rows[~sends]]):
-            node = _first_too_early(run, order, stream, places, times)
+            node = _first_too_early(run, order, stream, places, times, alone=alone)
             yield from run.report(node, "starts before its device has had the time for the messages before it")
 
 
@@ -186,17 +213,19 @@ def _part_times(run: Recount, order: PartOrder, flags: Flags) -> _PartTimes:
     return _PartTimes(begin, came, np.where(count[1] > count[0], sent, received))
 
 
-def _first_too_early(run: Recount, order: PartOrder, rows: Ints, places: Ints, times: _PartTimes) -> Ints:
+def _first_too_early(
+    run: Recount, order: PartOrder, rows: Ints, places: Ints, times: _PartTimes, *, alone: bool
+) -> Ints:
     """Follow a lane, or the stream beside it in which its device sends or receives; return the first node too early."""
     task, sends = run.program.lane_tasks[places], order.ends.sends[rows]
     begin, end, nothing = run.start[task], run.end[task], np.zeros_like(run.end[task])
-    if sends.all():  # beside the tasks, which do not wait for it
+    if sends.all() and not alone:  # beside the tasks, which do not wait for it
         begin = np.maximum(begin, run.end.max(initial=0) + times.takes[rows].sum())
     in_turn = merge_with_tasks(order, rows, places)
     node = np.concatenate([run.program.message_nodes.stop + rows, task])[in_turn]
     begins = np.concatenate([times.begin[rows], begin])[in_turn].tolist()
     takes = np.concatenate([times.takes[rows], nothing])[in_turn].tolist()
-    until = np.concatenate([times.came[rows], end if sends.any() else nothing])[in_turn].tolist()
+    until = np.concatenate([times.came[rows], end if sends.any() or alone else nothing])[in_turn].tolist()
     free = 0
     for row, at in enumerate(begins):
         if at < free:

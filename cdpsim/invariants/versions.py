@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, receivers
+from cdpsim.invariants import exchanges
+from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members, receivers, stages_of
 from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Kind, Op
 from cdpsim.schedules.state import Home
@@ -24,25 +25,36 @@ def _carriers(run: Recount, *ops: Op) -> Ints:
 def _brought(run: Recount) -> tuple[Ints, Ints]:
     """Return messages that bring a version to stay, each with its receivers."""
     stays = run.program.state.parameters is Home.COPIED
-    return receivers(run.collapsed.program, _carriers(run, Op.P2P, *([Op.BROADCAST] if stays else [])))
+    together = (Op.BROADCAST, Op.ALL_GATHER) if stays else ()
+    return receivers(run.collapsed.program, _carriers(run, Op.P2P, *together))
 
 
-def _needs_of_versions(run: Recount, node: Ints, key: Key) -> Needs:
+def _needs_of_versions(run: Recount, node: Ints, key: Key, *, share: bool = False) -> Needs:
     """Return the needs of nodes that need a (stage, version, device); -1 where their device never gets it.
 
     A version is made there or brought there, and the earlier of both counts. Of a state that travels, it may be made
-    anywhere.
+    anywhere. Of a split one a device makes its `share`, and all of it is brought there by all messages that carry some.
     """
     tasks, collapsed, update = run.program.tasks, run.collapsed, run.updates
     messages, (came, receiver) = collapsed.program.messages, _brought(run)
+    place, stage = stages_of(messages, came)
+    came, receiver = came[place], receiver[place]
+    made = np.flatnonzero(key[1] > 0)  # theta_0 is there from the start
+    if run.shard > 1 and not share:
+        wanted = tuple(column[made] for column in key)
+        brings, of = matching_pairs((stage, messages.step[came] + 1, receiver), wanted)
+        lacks = np.setdiff1d(np.arange(len(made)), of)
+        lack = Needs(np.full(len(lacks), -1), node[made[lacks]])
+        return combine(Needs(len(tasks) + came[brings], node[made[of]]), lack)
     source = np.concatenate([update, len(tasks) + came])
     order = np.argsort(collapsed.end[source], kind="stable")
+    if share:
+        order = order[order < len(update)]
     there = (
-        np.concatenate([tasks.stage[update], messages.stage[came]])[order],
+        np.concatenate([tasks.stage[update], stage])[order],
         np.concatenate([tasks.version[update], messages.step[came] + 1])[order],
         np.concatenate([tasks.device[update], receiver])[order],
     )
-    made = np.flatnonzero(key[1] > 0)  # theta_0 is there from the start
     needed = 2 if run.travels else 3
     row = find_rows(there[:needed], tuple(column[made] for column in key[:needed]))
     return Needs(np.append(source[order], -1)[row], node[made])
@@ -69,22 +81,30 @@ def reader_needs(run: Recount) -> Needs:
         needs = broadcast_needs(run)
         without = np.setdiff1d(task, needs.after)
         return combine(needs, Needs(np.full(len(without), -1), without))
+    if run.gathers:
+        return exchanges.gather_needs(run)
     if not run.program.versions_differ:
         task = run.program.tasks_of_kind(Kind.F).ravel()
-    return _needs_of_versions(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
+    needs = _needs_of_versions(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
+    return combine(needs, exchanges.gathered_step_needs(run))
 
 
 def base_needs(run: Recount) -> Needs:
     """Return the needs of updates for the version that they start from."""
     tasks, update = run.program.tasks, run.updates
-    return _needs_of_versions(run, update, (tasks.stage[update], run.program.base, tasks.device[update]))
+    key = tasks.stage[update], run.program.base, tasks.device[update]
+    return _needs_of_versions(run, update, key, share=run.shard > 1)
 
 
 def sender_needs(run: Recount) -> Needs:
-    """Return the needs of messages that carry a version away."""
-    messages, first = run.collapsed.program.messages, len(run.program.tasks)
+    """Return the needs of messages that carry a version away, or the shares of all their members."""
+    program, messages, first = run.collapsed.program, run.collapsed.program.messages, len(run.program.tasks)
     rows = _carriers(run, Op.P2P, Op.BROADCAST)
-    return _needs_of_versions(run, first + rows, (messages.stage[rows], messages.step[rows] + 1, messages.src[rows]))
+    sent = _needs_of_versions(run, first + rows, (messages.stage[rows], messages.step[rows] + 1, messages.src[rows]))
+    row, device = members(program, _carriers(run, Op.ALL_GATHER))
+    place, stage = stages_of(messages, row)
+    key = stage, messages.step[row[place]] + 1, device[place]
+    return combine(sent, _needs_of_versions(run, first + row[place], key, share=True))
 
 
 def versions_are_made_in_order(run: Recount) -> Iterator[str]:

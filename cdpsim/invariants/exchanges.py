@@ -1,0 +1,364 @@
+"""Laws of what data ranks exchange in streams: sums of gradients, norms, and parameters that come from shares.
+
+A *sharding group* is the data ranks that share what is split: so many that follow each other, each with the device that
+has the same place in it. Sums go to shares inside each group, and on across the groups, among those with equal shares.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.cluster.devices import FULL
+from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine, members, stages_of
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs
+from cdpsim.program import Content, Kind, Op, Stream
+from cdpsim.schedules.state import Home, When
+
+
+class Sums(NamedTuple):
+    """Sums of gradients in streams: a row for each message, member and stage that it carries something of.
+
+    Of a member's sums of the same stages, each step has one after each of its passes, or one: `turn` says which pass.
+    """
+
+    node: Ints
+    step: Ints
+    stage: Ints
+    device: Ints
+    turn: Ints
+    across: Ints  # whether it sums what others have summed inside their groups
+    first: Ints  # the first stage of its message
+    stages: Ints  # how many stages that has
+    number: Ints  # of its message among the member's of the same step, level and stages
+
+    def take(self, rows: Ints | Flags) -> "Sums":
+        """Return some rows."""
+        return Sums(*(column[rows] for column in self))
+
+    @property
+    def key(self) -> tuple[Ints, ...]:
+        """The columns that say which gradients it takes."""
+        return self.step, self.stage, self.device, self.turn
+
+    @property
+    def same(self) -> tuple[Ints, ...]:
+        """The columns that a sum inside a group has in common with the one across groups that takes it on."""
+        return self.step, self.device, self.first, self.stages, self.number
+
+
+def find_sums(run: Recount) -> Sums:
+    """Return the sums that go in streams, but for those of tensors that stages share."""
+    program, messages = run.collapsed.program, run.collapsed.program.messages
+    own = (messages.content == Content.GRADIENT) & (messages.stream >= 0) & (messages.stage >= 0)
+    row, device = members(program, np.flatnonzero(own))
+    across = (messages.stream[row] == Stream.ACROSS).astype(np.int64)
+    same = messages.step[row], device, across, messages.stage[row], messages.stages[row]
+    order = np.lexsort((row, run.collapsed.start[len(program.tasks) + row], *same[::-1]))
+    step, device, across, first, stages = (column[order] for column in same)
+    row, head = row[order], group_starts(step, device, across, first, stages)
+    of = group_numbers(head, len(row))
+    number, turn = np.arange(len(row)) - head[of], np.zeros(len(row), dtype=np.int64)
+    if run.program.state.reduce is When.EACH:
+        passes = np.maximum(_count(run.key_of(run.givers), (step, first, device)), 1)
+        turn = number // np.maximum(np.bincount(of)[of] // passes, 1)
+    place, stage = stages_of(messages, row)
+    columns = (device, turn, across, first, stages, number)
+    return Sums(len(program.tasks) + row[place], step[place], stage, *(column[place] for column in columns))
+
+
+def _count(rows: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
+    """Return how many rows have the columns of each wanted row."""
+    _, which = matching_pairs(rows, wanted)
+    return np.bincount(which, minlength=len(wanted[0]))
+
+
+def _pass_numbers(run: Recount) -> Ints:
+    """Return, of each task that gives gradients, the turn in which they are summed: its pass if each has one, or 0."""
+    turn = np.zeros(len(run.givers), dtype=np.int64)
+    if run.program.state.reduce is When.EACH:
+        step, stage, device = run.key_of(run.givers)
+        order = np.lexsort((run.lanes.place[run.givers], device, stage, step))
+        first = group_starts(step[order], stage[order], device[order])
+        turn[order] = np.arange(len(order)) - first[group_numbers(first, len(order))]
+    return turn
+
+
+def _givers_of(run: Recount, sums: Sums) -> tuple[Ints, Ints]:
+    """Return the tasks whose gradients sums take from their members themselves: (task, row of the sum)."""
+    inside = sums.take(sums.across == 0)
+    first = (sums.across == 0) | (find_rows(inside.same, sums.same) < 0)
+    rows = np.flatnonzero(first)
+    made, to = matching_pairs((*run.key_of(run.givers), _pass_numbers(run)), sums.take(rows).key)
+    return run.givers[made], rows[to]
+
+
+def sum_needs(run: Recount) -> Needs:
+    """Return the needs of sums inside groups for gradients, and of those across groups for the sums inside."""
+    sums = find_sums(run)
+    task, row = _givers_of(run, sums)
+    inside, across = sums.take(sums.across == 0), sums.take(sums.across == 1)
+    summed, on = matching_pairs(inside.same, across.same)
+    return combine(Needs(task, sums.node[row]), Needs(inside.node[summed], across.node[on]))
+
+
+def pace_needs(run: Recount) -> Needs:
+    """Return the needs of tasks for sums that have to be over before them.
+
+    Where gradients are split a device has room for those of one sum. So when it has made those of the next one, it goes
+    on when this one is over. Where each pass is summed, it goes on after a pass when all its sums are over.
+    """
+    state, lanes = run.program.state, run.lanes
+    one_at_a_time = state.gradients is Home.SPLIT and run.shard > 1 and state.reduce is not When.END
+    if not one_at_a_time and state.reduce is not When.EACH:
+        return NO_NEEDS
+    sums = find_sums(run)
+    task, row = _givers_of(run, sums)
+    place = np.full(len(sums.node), -1)
+    np.maximum.at(place, row, lanes.place[task])
+    rows = np.flatnonzero(place >= 0)
+    order = rows[np.lexsort((-place[rows], sums.node[rows], sums.device[rows]))]
+    order = order[group_starts(sums.device[order], sums.node[order])]  # the last place of each message and member
+    order = order[np.lexsort((sums.node[order], place[order], sums.device[order]))]
+    device, at = sums.device[order], place[order]
+    needs = []
+    if one_at_a_time:
+        same = device[1:] == device[:-1]
+        needs.append(_behind(run, sums.node[order[:-1][same]], at[1:][same]))
+    if state.reduce is When.EACH:
+        first = group_starts(device, lanes.order[at] // run.program.phases)
+        of = group_numbers(first, len(order))
+        last = np.append(first[1:], len(order))[of] - 1
+        inside, across = sums.take(order), sums.take(sums.across == 1)
+        on, which = matching_pairs(across.same, inside.same)
+        needs += _behind(run, inside.node, at[last]), _behind(run, across.node[on], at[last[which]])
+    return combine(*needs)
+
+
+def _behind(run: Recount, node: Ints, place: Ints) -> Needs:
+    """Return the needs for nodes of the tasks behind these places in their lanes."""
+    lanes = run.lanes
+    after = np.minimum(place + 1, len(lanes.order) - 1)
+    rows = np.flatnonzero((after > place) & (lanes.head[after] == lanes.head[place]))
+    return Needs(node[rows], lanes.order[after[rows]])
+
+
+def update_needs(run: Recount) -> Needs:
+    """Return the needs of updates for sums, or for gradients that nothing sums, and for the norm of all gradients.
+
+    Where devices make all updates of a step at once, each needs all sums of its device. A norm is summed over the
+    devices of a sharding group, after all their gradients have been.
+    """
+    program, state, tasks, update = run.collapsed.program, run.program.state, run.program.tasks, run.updates
+    sums = find_sums(run)
+    sums = sums.take((sums.across == 1) | (find_rows(sums.take(sums.across == 1).same, sums.same) < 0))  # the last ones
+    given, made = (sums.step, sums.stage, sums.device), run.key_of(run.givers)
+    alone = find_rows(given, made) < 0
+    makers, task = tuple(column[alone] for column in made), run.givers[alone]
+    row, taken = run.gradients_of_updates
+    own, to = matching_pairs(makers, taken)
+    needs = [Needs(task[own], update[row[to]])]
+    shared = (program.messages.content == Content.GRADIENT) & (program.messages.stage < 0)
+    tied, member = members(program, np.flatnonzero(shared))
+    node = np.concatenate([sums.node, len(tasks) + tied])
+    step, device = np.append(sums.step, program.messages.step[tied]), np.append(sums.device, member)
+    if state.one_step:
+        summed, of = matching_pairs((step, device), (tasks.step[update], tasks.device[update]))
+        needs.append(Needs(node[summed], update[of]))
+    else:
+        summed, of = matching_pairs(given, taken)
+        needs.append(Needs(sums.node[summed], update[row[of]]))
+    if state.clips:
+        norm, member = members(program, np.flatnonzero(program.messages.content == Content.NORM))
+        at = program.messages.step[norm], member
+        for nodes, ends in ((node, (step, device)), (task, (makers[0], makers[2]))):
+            summed, into = matching_pairs(ends, at)
+            needs.append(Needs(nodes[summed], len(tasks) + norm[into]))
+        normed, of = matching_pairs(at, (tasks.step[update], tasks.device[update]))
+        needs.append(Needs(len(tasks) + norm[normed], update[of]))
+    return combine(*needs)
+
+
+class Gathers(NamedTuple):
+    """Gathers of parameters, and the first task in each use of them: -1 where one of these is missing."""
+
+    node: Ints
+    device: Ints
+    task: Ints
+
+
+def find_gathers(run: Recount) -> Gathers:
+    """Pair gathers before uses with these: of a device, version and stage, both in their order.
+
+    A use is a forward or a backward, or all of a step where parameters stay. Where they stay in shares of fewer ranks,
+    these gather them for backwards.
+    """
+    program, collapsed, tasks, lanes = run.program, run.collapsed.program, run.program.tasks, run.lanes
+    messages, first, reshard = collapsed.messages, len(tasks), run.program.state.reshard
+    row, device = members(collapsed, np.flatnonzero(messages.content == Content.PARAMETERS))
+    size = np.array([len(group) for group in collapsed.groups])[messages.dst[row]]
+    few = (size < run.shard).astype(np.int64)
+    came = messages.stage[row], messages.step[row] + 1, device, few
+    task = np.concatenate([program.tasks_of_kind(Kind.F).ravel(), program.tasks_of_kind(Kind.B).ravel()])
+    by_few = (tasks.kind[task] != Kind.F) & isinstance(reshard, int)
+    used = tasks.stage[task], tasks.version[task], tasks.device[task], by_few.astype(np.int64)
+    number = _numbers(came, run.collapsed.start[first + row], row)
+    use = _numbers(used, lanes.place[task], task)
+    stay = {"no": range(program.n), "root": (0, program.n - 1)}.get(str(reshard), ())
+    once = ~np.isin(tasks.stage[task], stay) | (use == 0)
+    task, use, used = task[once], use[once], tuple(column[once] for column in used)
+    found = find_rows((*came, number), (*used, use))
+    spare = np.setdiff1d(np.arange(len(row)), found)
+    return Gathers(
+        np.concatenate([np.where(found >= 0, first + row[found], -1), first + row[spare]]),
+        np.concatenate([tasks.device[task], device[spare]]),
+        np.concatenate([task, np.full(len(spare), -1)]),
+    )
+
+
+def _numbers(key: tuple[Ints, ...], *order: Ints) -> Ints:
+    """Return the number of each row among those of equal columns, in an order."""
+    rows = np.lexsort((*order[::-1], *key[::-1]))
+    first = group_starts(*(column[rows] for column in key))
+    number = np.empty(len(rows), dtype=np.int64)
+    number[rows] = np.arange(len(rows)) - first[group_numbers(first, len(rows))]
+    return number
+
+
+def gather_needs(run: Recount) -> Needs:
+    """Return the needs of uses for the gathers before them."""
+    gathers = find_gathers(run)
+    used = gathers.task >= 0
+    return Needs(gathers.node[used], gathers.task[used])
+
+
+def gathered_step_needs(run: Recount) -> Needs:
+    """Return the needs of each device's first task in a step for all new parameters that it gathers before."""
+    if not run.program.state.gather_at_once:
+        return NO_NEEDS
+    program, tasks, order = run.collapsed.program, run.program.tasks, run.lanes.order
+    row, device = members(program, np.flatnonzero(program.messages.content == Content.PARAMETERS))
+    task = find_rows((tasks.step[order], tasks.device[order]), (program.messages.step[row] + 1, device))
+    there = task >= 0
+    return Needs(len(tasks) + row[there], order[task[there]])
+
+
+def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | bool = False) -> Ints:
+    """Return what devices of a sharding group of so many data ranks have in common, or those with equal shares."""
+    places = run.program.devices // run.replicas
+    rank, place = np.divmod(device, places)
+    together = rank // ranks * places + place if run.shard > 1 else 0 * device
+    return np.where(across, rank % run.shard, together)
+
+
+def _strange_members(run: Recount, sums: Sums, label: Ints, holders: tuple[Ints, ...]) -> Flags:
+    """Flag sums that are not over all holders, which are (step, stage, label, device), of their stage and label."""
+    of_message = np.full(int(sums.node.max(initial=0)) + 1, -1)
+    of_message[sums.node] = label
+    there = find_rows(holders, (sums.step, sums.stage, label, sums.device)) >= 0
+    mine, all_of_them = (sums.node, sums.stage), (sums.step, sums.stage, label)
+    some = _count(mine, mine) != _count(holders[:3], all_of_them)
+    strange: Flags = ~there | some | (of_message[sums.node] != label)
+    return strange
+
+
+def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
+    """Each pass's gradient enters one sum in its group, over all holders there, and its share one across the groups.
+
+    Of a stage in several buckets these carry all of it together, and no bucket has anything that another one has.
+    """
+    if not run.program.state.streams:
+        return
+    sums, program = find_sums(run), run.collapsed.program
+    step, stage, device = np.unique(np.stack(run.key_of(run.givers)), axis=1)
+    for level in (0, 1) if run.shard > 1 else (0,):
+        mine = sums.take(sums.across == level)
+        together = step, stage, _labels(run, device, run.shard, across=level == 1)
+        label = _labels(run, mine.device, run.shard, across=level == 1)
+        odd = _strange_members(run, mine, label, (*together, device))
+        for node in mine.node[odd].tolist():
+            yield f"{program.describe(node)} is not over all devices whose gradients it takes"
+        alone = _count(together, together) == 1
+        turns = np.zeros(len(step), dtype=np.int64)
+        if run.program.state.reduce is When.EACH:
+            turns = _count(run.key_of(run.givers), (step, stage, device)) - 1
+        of, turn = expand_ranges(0 * turns, turns + 1)
+        wanted = step[of], stage[of], device[of], turn
+        inner = (mine.first < mine.stage) & (mine.stage < mine.first + mine.stages - 1)
+        many, within = _count(mine.key, wanted), _count(mine.take(inner).key, wanted)
+        for row in np.flatnonzero(np.where(alone[of], many > 0, (many < 1) | ((many > 1) & (within > 0)))).tolist():
+            where = f"(t={wanted[0][row]},j={wanted[1][row]}) of device {wanted[2][row]}"
+            yield f"{many[row]} sums take the gradients {where}"
+    yield from _wrong_bytes(run, sums)
+
+
+def _wrong_bytes(run: Recount, sums: Sums) -> Iterator[str]:
+    """Report members whose sums do not carry all gradients of their stages; shares may be padded."""
+    first, messages = len(run.program.tasks), run.collapsed.program.messages
+    own = run.model.size("gradients")
+    for tie in run.shared:
+        own[list(tie.stages)] -= tie.gradient_bytes
+    key = sums.step, sums.device, sums.turn, sums.across
+    order = np.lexsort(key[::-1])
+    for rows in np.split(order, group_starts(*(column[order] for column in key))[1:]) if len(order) else ():
+        node = np.unique(sums.node[rows])
+        sent = int(messages.size[node - first].sum()) * run.shard
+        whole = int(own[np.unique(sums.stage[rows])].sum())
+        if not whole <= sent <= whole + len(node) * (run.shard - 1):
+            name = run.collapsed.program.describe(int(node[0]))
+            yield f"{name}, and those beside it, carry {sent} B of {whole} B of gradients"
+
+
+def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
+    """Shares are gathered where tasks use them, whole, and by all ranks of a group together; nothing else is."""
+    program, messages, first = run.collapsed.program, run.collapsed.program.messages, len(run.program.tasks)
+    if run.shard == 1:
+        return
+    if run.gathers:
+        gathers = find_gathers(run)
+        spare = gathers.node[gathers.task < 0]
+    else:
+        row, device = members(program, np.flatnonzero(messages.op == Op.ALL_GATHER))
+        place, stage = stages_of(messages, row)
+        tasks, task = run.program.tasks, np.arange(run.program.compute)
+        read = tasks.stage[task], tasks.version[task], tasks.device[task]
+        unread = find_rows(read, (stage, messages.step[row[place]] + 1, device[place])) < 0
+        spare = first + row[place[unread]]
+    for node in spare.tolist():
+        yield f"{program.describe(node)} brings a device what it does not use"
+    for each in np.flatnonzero(messages.op == Op.ALL_GATHER).tolist():
+        group, (_, stages) = program.groups[messages.dst[each]], stages_of(messages, np.array([each]))
+        label = _labels(run, group, len(group))
+        whole = run.model.size("parameters")[stages].sum()
+        if not run.gathers:
+            whole = run.sizes_on("parameters", np.full(len(stages), group[0]), stages).sum()
+        if run.shard % len(group) or (label != label[0]).any():
+            yield f"{program.describe(first + each)} is not among ranks that share"
+        elif messages.size[each] != whole:
+            yield f"{program.describe(first + each)} has {messages.size[each]} B of {whole} B"
+
+
+def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:
+    """A device whose messages overlap with its tasks has one message at a time in each stream.
+
+    Gathers and sums in groups are one stream, sums across groups another. All members have them in one order.
+    """
+    if not run.program.state.streams:
+        return
+    collapsed, messages, first = run.collapsed, run.collapsed.program.messages, len(run.program.tasks)
+    row, device = members(collapsed.program, np.flatnonzero(messages.stream >= 0))
+    across, node = messages.stream[row] == Stream.ACROSS, first + row
+    if run.program.state.updates_in_stream:
+        node, device = np.append(node, run.updates), np.append(device, run.program.tasks.device[run.updates])
+        across = np.append(across, np.zeros(len(run.updates), dtype=np.bool_))
+    full = np.array(run.request.cluster.overlaps(run.program.devices))[device] == FULL
+    node, device, across = node[full], device[full], across[full]
+    order = np.lexsort((node, collapsed.end[node], collapsed.start[node], across, device))
+    node, device, across = node[order], device[order], across[order]
+    until, number = collapsed.end[node], collapsed.number[node]
+    parts = number >= 0
+    until[parts] = collapsed.arrived[number[parts], device[parts]]
+    same = (device[1:] == device[:-1]) & (across[1:] == across[:-1])
+    for place in np.flatnonzero(same & (collapsed.start[node[1:]] < until[:-1])).tolist():
+        before, after = (collapsed.program.describe(int(node[k])) for k in (place, place + 1))
+        yield f"{after} starts while {before} is in the same stream of device {device[place]}"

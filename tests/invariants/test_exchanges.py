@@ -1,0 +1,62 @@
+"""Every invariant holds for every policy of the data axis, under every order that flushes, in pieces or not."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim.cluster import Devices, Link
+from cdpsim.invariants import violations
+
+LAYERS = 8
+MODEL = Model(
+    stages=tuple(
+        Stage(
+            forward=1.0 + j % 3,
+            backward=2.0 + j % 5,
+            weight_backward=1.0,
+            activation=10,
+            boundary=3,
+            parameters=16 + 5 * j,
+            gradients=11 + 7 * (3 * j % 4),
+            optimizer=20 + j,
+        )
+        for j in range(LAYERS)
+    )
+)
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "dp": {"n": 8, "m": 2},
+    "gpipe": {"n": 2, "m": 2},
+    "1f1b": {"n": 2, "m": 4},
+    "interleaved-1f1b": {"n": 4, "m": 4, "chunks": 2},
+    "chimera": {"n": 4, "m": 4},
+    "zb-h1": {"n": 2, "m": 2},
+    "zbv": {"n": 8, "m": 4},
+    "dualpipe": {"n": 8, "m": 16},
+}
+RANKS = (1, 1), (2, 1), (1, 2), (2, 2), (1, 3)  # replicas, and ranks that share
+CASES = tuple(product((0, 1, 2, 3), RANKS, ("full", "stream", "none"), (False, True), (None, "end", "last", "each")))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_law_holds_for_every_policy(name: str) -> None:
+    """A stride through all combinations, another one for each schedule; what is refused is refused in a line."""
+    ran = 0
+    for zero, (replicas, shard), overlap, pieces, reduce in CASES[list(SCHEDULES).index(name) :: 41]:
+        cluster = Cluster(devices=(Devices(overlap=overlap),), link=Link(latency=0.1, bandwidth=20.0))
+        ranks: dict[str, Any] = {"zero": zero, "replicas": replicas, "shard": shard if zero else None}
+        asked: dict[str, Any] = {
+            "model": MODEL,
+            "cluster": cluster,
+            "steps": 2,
+            "reduce": reduce,
+            "expand_collectives": pieces,
+        }
+        try:
+            run = simulate(name, **SCHEDULES[name], **asked, **ranks)
+        except RequestError:
+            continue
+        assert violations(run) == {}, (zero, replicas, shard, overlap, pieces, reduce)
+        ran += 1
+    assert ran >= 5
