@@ -108,7 +108,8 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
         np.concatenate([end, run.end[first + rows]]),
         np.concatenate([buffers.size[arriving], -messages.size[rows]]),
     )
-    for short in key[room < 0].tolist():
+    padding = (run.shard - 1) * program.n  # which falls away where it arrives
+    for short in key[room < -padding].tolist():
         where, stage, _ = np.unravel_index(short, shape)
         yield f"device {where} has no room for what is on its way to it, of stage {stage}"
 
@@ -170,6 +171,11 @@ def _group_of(run: Recount, device: Ints) -> Ints:
     return device // places // run.shard * places + device % places
 
 
+def _ranks_of_device(run: Recount) -> int:
+    """Return for how many ranks of a sharding group each device stands."""
+    return run.shard if run.program.fold > 1 else 1
+
+
 def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
     """At every moment the shares of a sharding group are the whole and its padding, which is less than a byte a rank.
 
@@ -191,12 +197,14 @@ def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
         whole[key] = run.sizes_on(category.name.lower(), device, stage)
         rows = _homes(run, category)
         of = _group_of(run, buffers.device[rows]) * n + buffers.stage[rows]
-        group, time, held = memory.step_function(of, begin[rows], end[rows], buffers.size[rows])
+        size = buffers.size[rows] * _ranks_of_device(run)
+        group, time, held = memory.step_function(of, begin[rows], end[rows], size)
         odd = (time < last[group]) & ((held < whole[group]) | (held >= whole[group] + run.shard))
         absent = np.setdiff1d(key[whole[key] > 0], group)
         for each in (*group[odd].tolist(), *absent.tolist()):
             yield f"{category.name.lower()} of stage {each % n} have not {whole[each]} B in all shares"
-    yield from _shares_of_gradients(run)
+    if run.program.state.gradients is Home.SPLIT:
+        yield from _shares_of_gradients(run)
 
 
 def _shares_of_gradients(run: Recount) -> Iterator[str]:
@@ -207,7 +215,7 @@ def _shares_of_gradients(run: Recount) -> Iterator[str]:
     update = buffers.end[rows] >> 1
     own = tasks.stage[update] == buffers.stage[rows]
     size = np.zeros(len(tasks), dtype=np.int64)
-    np.add.at(size, update[own], buffers.size[rows[own]])
+    np.add.at(size, update[own], buffers.size[rows[own]] * _ranks_of_device(run))
     step, stage, device = run.key_of(run.updates)
     whole = run.sizes_on("gradients", device, stage)
     key = step, stage, _group_of(run, device)

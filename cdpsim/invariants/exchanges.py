@@ -196,7 +196,7 @@ def find_gathers(run: Recount) -> Gathers:
     program, collapsed, tasks, lanes = run.program, run.collapsed.program, run.program.tasks, run.lanes
     messages, first, reshard = collapsed.messages, len(tasks), run.program.state.reshard
     row, device = members(collapsed, np.flatnonzero(messages.content == Content.PARAMETERS))
-    size = np.array([len(group) for group in collapsed.groups])[messages.dst[row]]
+    size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])[messages.dst[row]]
     few = (size < run.shard).astype(np.int64)
     came = messages.stage[row], messages.step[row] + 1, device, few
     task = np.concatenate([program.tasks_of_kind(Kind.F).ravel(), program.tasks_of_kind(Kind.B).ravel()])
@@ -230,6 +230,27 @@ def gather_needs(run: Recount) -> Needs:
     gathers = find_gathers(run)
     used = gathers.task >= 0
     return Needs(gathers.node[used], gathers.task[used])
+
+
+def room_needs(run: Recount) -> Needs:
+    """Return the needs of gathers for room at their devices.
+
+    They come as many tasks early as they are prefetched, one more before forwards, where there are two buffers; in the
+    order of their uses; and no earlier than the same parameters have been dropped.
+    """
+    gathers, lanes, tasks = find_gathers(run), run.lanes, run.program.tasks
+    both = (gathers.task >= 0) & (gathers.node >= 0)
+    node, task = gathers.node[both], gathers.task[both]
+    order = np.argsort(lanes.place[task], kind="stable")
+    node, task, place = node[order], task[order], lanes.place[task[order]]
+    prefetch = min(run.request.prefetch, run.program.compute)
+    after = place - 1 - prefetch - (prefetch > 0) * (tasks.kind[task] == Kind.F)
+    use = np.lexsort((place, *run.key_of(task)[::-1]))
+    same = np.flatnonzero(np.append(False, (np.diff(np.stack(run.key_of(task[use]))) == 0).all(axis=0)))
+    after[use[same]] = np.maximum(after[use[same]], place[use[same - 1]])
+    after = np.maximum.accumulate(after)
+    room = after >= lanes.head[place]
+    return Needs(lanes.order[after[room]], node[room])
 
 
 def gathered_step_needs(run: Recount) -> Needs:
@@ -278,7 +299,8 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         odd = _strange_members(run, mine, label, (*together, device))
         for node in mine.node[odd].tolist():
             yield f"{program.describe(node)} is not over all devices whose gradients it takes"
-        alone = _count(together, together) == 1
+        ranks = run.request.shape.replicas // (run.shard if level else 1) if level or run.shard == 1 else run.shard
+        alone = _count(together, together) * (ranks if run.program.fold > 1 else 1) == 1
         turns = np.zeros(len(step), dtype=np.int64)
         if run.program.state.reduce is When.EACH:
             turns = _count(run.key_of(run.givers), (step, stage, device)) - 1
@@ -322,19 +344,19 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
         place, stage = stages_of(messages, row)
         tasks, task = run.program.tasks, np.arange(run.program.compute)
         read = tasks.stage[task], tasks.version[task], tasks.device[task]
-        unread = find_rows(read, (stage, messages.step[row[place]] + 1, device[place])) < 0
-        spare = first + row[place[unread]]
+        some = find_rows(read, (stage, messages.step[row[place]] + 1, device[place])) >= 0
+        spare = first + np.setdiff1d(row, row[place[some]])
     for node in spare.tolist():
         yield f"{program.describe(node)} brings a device what it does not use"
     for each in np.flatnonzero(messages.op == Op.ALL_GATHER).tolist():
-        group, (_, stages) = program.groups[messages.dst[each]], stages_of(messages, np.array([each]))
+        group, (_, stages) = program.ranks_of(messages.dst[each]), stages_of(messages, np.array([each]))
         label = _labels(run, group, len(group))
         whole = run.model.size("parameters")[stages].sum()
         if not run.gathers:
-            whole = run.sizes_on("parameters", np.full(len(stages), group[0]), stages).sum()
+            whole = run.sizes_on("parameters", np.full(len(stages), group[0] % run.program.devices), stages).sum()
         if run.shard % len(group) or (label != label[0]).any():
             yield f"{program.describe(first + each)} is not among ranks that share"
-        elif messages.size[each] != whole:
+        elif not whole <= messages.size[each] < whole + len(group):
             yield f"{program.describe(first + each)} has {messages.size[each]} B of {whole} B"
 
 

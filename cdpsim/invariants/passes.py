@@ -99,7 +99,7 @@ def messages_leave_their_device(run: Recount) -> Iterator[str]:
     to_itself = (messages.op == Op.P2P) & (messages.src == messages.dst)
     yield from run.report(first + np.flatnonzero(to_itself), "goes from a device to itself")
     for row in np.flatnonzero(messages.op != Op.P2P).tolist():
-        members, root = run.program.groups[messages.dst[row]], messages.src[row]
+        members, root = run.program.ranks_of(messages.dst[row]), messages.src[row]
         if len(np.unique(members)) != len(members) or len(members) < 2 or (root >= 0 and root not in members):
             yield f"{run.program.describe(first + row)} has the members {members.tolist()} and the root {root}"
 

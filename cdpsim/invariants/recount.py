@@ -202,8 +202,10 @@ class Recount:
         program, state = run.program, run.program.state
         self.program, self.costs, self.request = program, run.costs, run.request
         self.start, self.end = run.start, run.end
-        self.replicas = run.request.shape.replicas
-        self.together = program.together or self.replicas > 1  # collectives sum gradients and hand parameters out
+        self.replicas = run.request.shape.replicas // program.fold  # those that are there
+        self.together = (
+            program.together or run.request.shape.replicas > 1
+        )  # collectives sum gradients and hand parameters out
         self.travels = state.travels  # the state of a stage goes from user to user
         self.owned = state.parameters is Home.OWNED  # parameters are in one place between their uses
         self.handed_out = self.owned and not self.travels  # their owners send them for each use
@@ -287,7 +289,7 @@ class Recount:
     def counts(self) -> Ints:
         """The number of micro-batches of each replica (columns) in each step (rows)."""
         shape = self.request.shape
-        given = self.request.counts or [[shape.m] * shape.replicas] * self.program.steps
+        given = self.request.counts or [[shape.m] * self.replicas] * self.program.steps
         return np.array(given, dtype=np.int64)
 
     @cached_property

@@ -90,12 +90,11 @@ def room_needs(run: Recount) -> Needs:
     elif run.handed_out:
         pulled = versions.broadcast_needs(run)
     elif run.gathers:
-        pulled = exchanges.gather_needs(run)
+        return combine(deferred, exchanges.room_needs(run), exchanges.pace_needs(run))
     else:
         return combine(deferred, exchanges.pace_needs(run)) if run.together else combine(deferred, _pull_needs(run))
     place = run.lanes.place[pulled.after]  # messages are pulled for the tasks that need them
-    ahead = _room_ahead(run, pulled.before, place, place)
-    return combine(deferred, ahead, exchanges.pace_needs(run) if run.gathers else NO_NEEDS)
+    return combine(deferred, _room_ahead(run, pulled.before, place, place))
 
 
 def host_needs(run: Recount) -> Needs:

@@ -13,7 +13,7 @@ from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
-from cdpsim.runs import Run
+from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules.rule import find_rule
 from cdpsim.timing.engine import ENGINES
 from tests.helpers.strategies import requests
@@ -24,8 +24,9 @@ OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
 
 
 def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
-    """A run with nothing wrong."""
-    return simulate(schedule, n, **options)
+    """A run with nothing wrong, of all replicas."""
+    run = simulate(schedule, n, **options)
+    return run.whole if isinstance(run, FoldedRun) else run
 
 
 def node(program: Program, name: str) -> int:
