@@ -16,7 +16,7 @@ from cdpsim.program import Content, Kind, Op, Stream
 from cdpsim.schedules.state import Home, When
 
 
-class Sums(NamedTuple):
+class StreamedSums(NamedTuple):
     """Sums of gradients in streams: a row for each message, member and stage that it carries something of.
 
     Of a member's sums of the same stages, each step has one after each of its passes, or one: `turn` says which pass.
@@ -32,9 +32,9 @@ class Sums(NamedTuple):
     stages: Ints  # how many stages that has
     number: Ints  # of its message among the member's of the same step, level and stages
 
-    def take(self, rows: Ints | Flags) -> "Sums":
+    def take(self, rows: Ints | Flags) -> "StreamedSums":
         """Return some rows."""
-        return Sums(*(column[rows] for column in self))
+        return StreamedSums(*(column[rows] for column in self))
 
     @property
     def key(self) -> tuple[Ints, ...]:
@@ -47,7 +47,7 @@ class Sums(NamedTuple):
         return self.step, self.device, self.first, self.stages, self.number
 
 
-def find_sums(run: Recount) -> Sums:
+def find_sums(run: Recount) -> StreamedSums:
     """Return the sums that go in streams, but for those of tensors that stages share."""
     program, messages = run.collapsed.program, run.collapsed.program.messages
     own = (messages.content == Content.GRADIENT) & (messages.stream >= 0) & (messages.stage >= 0)
@@ -64,7 +64,7 @@ def find_sums(run: Recount) -> Sums:
         turn = number // np.maximum(np.bincount(of)[of] // passes, 1)
     place, stage = stages_of(messages, row)
     columns = (device, turn, across, first, stages, number)
-    return Sums(len(program.tasks) + row[place], step[place], stage, *(column[place] for column in columns))
+    return StreamedSums(len(program.tasks) + row[place], step[place], stage, *(column[place] for column in columns))
 
 
 def _count(rows: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
@@ -84,7 +84,7 @@ def _pass_numbers(run: Recount) -> Ints:
     return turn
 
 
-def _givers_of(run: Recount, sums: Sums) -> tuple[Ints, Ints]:
+def _givers_of(run: Recount, sums: StreamedSums) -> tuple[Ints, Ints]:
     """Return the tasks whose gradients sums take from their members themselves: (task, row of the sum)."""
     inside = sums.take(sums.across == 0)
     first = (sums.across == 0) | (find_rows(inside.same, sums.same) < 0)
@@ -93,7 +93,7 @@ def _givers_of(run: Recount, sums: Sums) -> tuple[Ints, Ints]:
     return run.givers[made], rows[to]
 
 
-def sum_needs(run: Recount) -> Needs:
+def needs_of_streamed_sums(run: Recount) -> Needs:
     """Return the needs of sums inside groups for gradients, and of those across groups for the sums inside."""
     sums = find_sums(run)
     task, row = _givers_of(run, sums)
@@ -143,7 +143,7 @@ def _behind(run: Recount, node: Ints, place: Ints) -> Needs:
     return Needs(node[rows], lanes.order[after[rows]])
 
 
-def update_needs(run: Recount) -> Needs:
+def needs_of_exchanged_updates(run: Recount) -> Needs:
     """Return the needs of updates for sums, or for gradients that nothing sums, and for the norm of all gradients.
 
     Where devices make all updates of a step at once, each needs all sums of its device. A norm is summed over the
@@ -179,7 +179,7 @@ def update_needs(run: Recount) -> Needs:
     return combine(*needs)
 
 
-class Gathers(NamedTuple):
+class GathersForUse(NamedTuple):
     """Gathers of parameters, and the first task in each use of them: -1 where one of these is missing."""
 
     node: Ints
@@ -187,7 +187,7 @@ class Gathers(NamedTuple):
     task: Ints
 
 
-def find_gathers(run: Recount) -> Gathers:
+def find_gathers(run: Recount) -> GathersForUse:
     """Pair gathers before uses with these: of a device, version and stage, both in their order.
 
     A use is a forward or a backward, or all of a step where parameters stay. Where they stay in shares of fewer ranks,
@@ -209,7 +209,7 @@ def find_gathers(run: Recount) -> Gathers:
     task, use, used = task[once], use[once], tuple(column[once] for column in used)
     found = find_rows((*came, number), (*used, use))
     spare = np.setdiff1d(np.arange(len(row)), found)
-    return Gathers(
+    return GathersForUse(
         np.concatenate([np.where(found >= 0, first + row[found], -1), first + row[spare]]),
         np.concatenate([tasks.device[task], device[spare]]),
         np.concatenate([task, np.full(len(spare), -1)]),
@@ -232,7 +232,7 @@ def gather_needs(run: Recount) -> Needs:
     return Needs(gathers.node[used], gathers.task[used])
 
 
-def room_needs(run: Recount) -> Needs:
+def needs_of_early_gathers(run: Recount) -> Needs:
     """Return the needs of gathers for room at their devices.
 
     They come as many tasks early as they are prefetched, one more before forwards, where there are two buffers; in the
@@ -272,7 +272,7 @@ def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | boo
     return np.where(across, rank % run.shard, together)
 
 
-def _strange_members(run: Recount, sums: Sums, label: Ints, holders: tuple[Ints, ...]) -> Flags:
+def _strange_members(run: Recount, sums: StreamedSums, label: Ints, holders: tuple[Ints, ...]) -> Flags:
     """Flag sums that are not over all holders, which are (step, stage, label, device), of their stage and label."""
     of_message = np.full(int(sums.node.max(initial=0)) + 1, -1)
     of_message[sums.node] = label
@@ -314,7 +314,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
     yield from _wrong_bytes(run, sums)
 
 
-def _wrong_bytes(run: Recount, sums: Sums) -> Iterator[str]:
+def _wrong_bytes(run: Recount, sums: StreamedSums) -> Iterator[str]:
     """Report members whose sums do not carry all gradients of their stages; shares may be padded."""
     first, messages = len(run.program.tasks), run.collapsed.program.messages
     own = run.model.size("gradients")

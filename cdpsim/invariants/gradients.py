@@ -50,7 +50,7 @@ def sum_needs(run: Recount) -> Needs:
     tied = (_pair_by_step(run, run.givers, tie, messages) for tie, messages in _sums_of_ties(run))
     shared = combine(*(Needs(task, message) for task, message in tied))
     if run.program.state.streams:
-        return combine(exchanges.sum_needs(run), shared)
+        return combine(exchanges.needs_of_streamed_sums(run), shared)
     giver, sent, came = run.givers, _sent(run), _gradient_messages(run, dst=(Op.P2P,))
     made, to = matching_pairs(run.key_of(giver), sent.key)
     part, on = matching_pairs(came.key, sent.key)
@@ -90,7 +90,7 @@ def update_needs(run: Recount) -> Needs:
     part, into = matching_pairs(came.key, taken)
     needs = [Needs(giver[made], update[row[to]]), Needs(came.node[part], update[row[into]])]
     if run.program.state.streams:
-        needs = [exchanges.update_needs(run)]
+        needs = [exchanges.needs_of_exchanged_updates(run)]
     for tie, messages in [] if run.owned else _sums_of_ties(run):
         after, before = _pair_by_step(run, update, tie, messages)
         needs += Needs(before, after), _shared_updates(run, tie)

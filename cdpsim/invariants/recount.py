@@ -132,7 +132,7 @@ def _find_pieces(
             members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
         op, k = Op(int(whole.messages.op[row])), len(members)
         ways = candidates(op, request.collective or DEFAULT, k, request.cluster.cards(members))
-        fits = [how for how in ways if _sends(how, whole.messages, row, members, messages, at)]
+        fits = [how for how in ways if _goes_by(how, whole.messages, row, members, messages, at)]
         rounds = _messages_of((fits or ways)[0], k)
         pieces = slice(at, at + len(rounds.src))
         piece_of[at - first : pieces.stop - first] = place
@@ -155,7 +155,7 @@ class _Messages(NamedTuple):
 _OF_COLLECTIVE = ("content", "stage", "micro_batch", "step", "stages", "stream")
 
 
-def _sends(how: Algorithm, whole: Messages, row: int, members: Ints, messages: Messages, at: int) -> bool:
+def _goes_by(how: Algorithm, whole: Messages, row: int, members: Ints, messages: Messages, at: int) -> bool:
     """Return whether the messages from `at` on are those that an algorithm sends for a collective."""
     rounds = _messages_of(how, len(members))
     pieces = slice(at, at + len(rounds.src))

@@ -90,7 +90,7 @@ def room_needs(run: Recount) -> Needs:
     elif run.handed_out:
         pulled = versions.broadcast_needs(run)
     elif run.gathers:
-        return combine(deferred, exchanges.room_needs(run), exchanges.pace_needs(run))
+        return combine(deferred, exchanges.needs_of_early_gathers(run), exchanges.pace_needs(run))
     else:
         return combine(deferred, exchanges.pace_needs(run)) if run.together else combine(deferred, _pull_needs(run))
     place = run.lanes.place[pulled.after]  # messages are pulled for the tasks that need them
