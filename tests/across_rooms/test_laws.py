@@ -196,7 +196,7 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
     request = taken(request | {"schedule": schedule, "cluster": same, "prefetch": 0})
     run = simulate(**request)
-    own = run.program.devices // request["replicas"]
+    own = run.program.devices // run.request.shape.replicas
     label = list(range(own))
     random.shuffle(label)
     other = simulate(**request | {"schedule": relabelled(schedule, np.array(label))})

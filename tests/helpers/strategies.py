@@ -232,6 +232,34 @@ def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
     return asked
 
 
+@cache
+def _accepts(schedule: Schedule, shape: Shape, options: tuple[tuple[str, Any], ...]) -> bool:
+    """Return whether a schedule takes these options of the data axis."""
+    cluster = Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0))
+    asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": 2}
+    try:
+        simulate(schedule, shape.n, model=in_seconds(shape.n), cluster=cluster, **asked, **dict(options))
+    except RequestError:
+        return False
+    return True
+
+
+@st.composite
+def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
+    """Draw what data ranks share, and how they exchange it, if a schedule takes that; else return the same request."""
+    zero = draw(st.integers(0, 3))
+    options: dict[str, Any] = {"zero": zero, "shard": draw(st.integers(1, 3)) if zero else None}
+    options["reduce"] = draw(st.sampled_from([None, "end", "last", "each"]))
+    if zero == 3:
+        options["reshard"] = draw(st.sampled_from([None, "yes", "no", "root"]))
+    else:
+        options["buckets"] = draw(st.sampled_from([None, "1 B", "300 MB", "1 B,1 GB"]))
+    schedule, shape = asked["schedule"], Shape(asked["n"], asked["m"], asked["chunks"], asked["replicas"])
+    if not _accepts(schedule, shape, tuple(options.items())):
+        return asked
+    return {name: value for name, value in asked.items() if name != "overlap_all_reduce"} | options
+
+
 @st.composite
 def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs."""
@@ -249,7 +277,10 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
         request["cluster"] = Cluster(devices=(Devices(lanes=own_lanes),), link=draw(a_link))
     elif draw(st.booleans()):
         request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes) if several else 1),))
-    return taken(request)
+    request = taken(request)
+    if "model" in request and "shard" in request["schedule"].options and "stage_replicas" not in request:
+        request = draw(sharing(request))
+    return request
 
 
 @st.composite
