@@ -13,7 +13,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.runs import Run
+from cdpsim.runs import FoldedRun, Run
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "dp": {"n": 3, "m": 2},
@@ -152,11 +152,13 @@ def test_sums_in_groups_go_on_across_them_by_every_algorithm(collective: str) ->
 
 def test_parameters_that_stay_in_smaller_groups_come_from_these() -> None:
     """Backwards gather from the ranks that have shares of what their forwards gathered, in every stage's groups."""
-    run = run_of("1f1b", 3, ranks=4, reshard=2)
-    sizes = [
-        len(run.program.groups[group]) for group in run.program.messages.dst[run.program.messages.op == Op.ALL_GATHER]
-    ]
-    assert set(sizes) == {2, 4} and violations(run) == {}
+    for name in ("dp", "1f1b"):
+        run = run_of(name, 3, ranks=4, reshard=2)
+        assert isinstance(run, FoldedRun)
+        for each in (run.whole, run.one):
+            gathers = each.program.messages.dst[each.program.messages.op == Op.ALL_GATHER]
+            assert {len(each.program.ranks_of(group)) for group in gathers.tolist()} == {2, 4}
+            assert violations(each) == {}
 
 
 @pytest.mark.parametrize("overlap", ["full", "stream", "none"])

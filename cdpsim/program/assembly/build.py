@@ -73,7 +73,7 @@ class Builder:
     def __init__(self, tasks: int) -> None:
         self.groups: list[Ints] = []
         self.ranks: list[Ints] = []
-        self._group_numbers: dict[tuple[bytes, bytes], int] = {}
+        self._group_numbers: dict[tuple[object, ...], int] = {}
         self._tasks = tasks
         self.messages = _GrowingColumns(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
         self.edges = _GrowingColumns(np.int32, np.int32, np.int8)
@@ -82,7 +82,7 @@ class Builder:
 
     def group(self, members: Ints, ranks: Ints | None = None) -> int:
         """Return the number of the group of these devices; it stands for groups of these `ranks`, a row for each."""
-        known = members.tobytes(), b"" if ranks is None else ranks.tobytes()
+        known = members.tobytes(), () if ranks is None else (ranks.shape, ranks.tobytes())
         number = self._group_numbers.setdefault(known, len(self.groups))
         if number == len(self.groups):
             self.groups.append(members)
