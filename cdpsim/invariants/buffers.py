@@ -6,7 +6,7 @@ import numpy as np
 
 from cdpsim.invariants.recount import Recount, receivers
 from cdpsim.numeric.columns import Flags, Ints, Times, group_starts
-from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.program import Category, Content, Kind, Op, Stream
 from cdpsim.schedules.state import Home
 from cdpsim.trace.metrics import memory
 
@@ -85,12 +85,14 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     """
     program, messages, first = run.program, run.program.messages, len(run.program.tasks)
     lands = ~(np.isin(messages.content, (Content.GRADIENT, Content.NORM)) & run.together)
+    lands &= messages.stream != Stream.NVME  # which brings it to the host
     rows, device = receivers(program, np.flatnonzero(lands))
     collapsed, of = run.collapsed.program.messages, run.collapsed.part_of[first + rows] - first
     new = (collapsed.op[of] == Op.P2P) | (collapsed.src[of] != device)  # a root has what it hands out
     rows, device = rows[new], device[new]
     stage = np.zeros_like(messages.stage) if program.state.streams else messages.stage  # a message may have several
-    version = np.where(messages.content == Content.PARAMETERS, messages.step + 1, np.maximum(messages.step, 0))[rows]
+    of_version = np.isin(messages.content, (Content.PARAMETERS, Content.FETCHED))
+    version = np.where(of_version, messages.step + 1, np.maximum(messages.step, 0))[rows]
     if program.habits.static_receives:  # a buffer for all steps
         passed = np.isin(messages.content[rows], (Content.ACTIVATION, Content.ACTIVATION_GRADIENT))
         version = np.where(passed, 0, version)
@@ -192,7 +194,9 @@ def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
     last = np.full(int(key.max()) + 1, run.end.max())
     np.minimum.at(last, key, until[device, stage])
     begin, end = memory.buffer_spans(buffers, run.start, run.end)
-    for category in (Category.OPTIMIZER, *([Category.PARAMETERS] if run.gathers else [])):
+    hosted = (program.messages.content == Content.FETCHED).any()  # hosts have their parameters
+    at_home = [Category.PARAMETERS] if run.gathers and not hosted else []
+    for category in (Category.OPTIMIZER, *at_home):
         whole = np.zeros(len(last), dtype=np.int64)
         whole[key] = run.sizes_on(category.name.lower(), device, stage)
         rows = _homes(run, category)

@@ -5,6 +5,7 @@ has the same place in it. Sums go to shares inside each group, and on across the
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -187,20 +188,23 @@ class GathersForUse(NamedTuple):
     task: Ints
 
 
-def find_gathers(run: Recount) -> GathersForUse:
-    """Pair gathers before uses with these: of a device, version and stage, both in their order.
+def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: Stream = Stream.GATHER) -> GathersForUse:
+    """Pair gathers before uses with these: of a device, version and stage, both in their order; so with other messages.
 
     A use is a forward or a backward, or all of a step where parameters stay. Where they stay in shares of fewer ranks,
     these gather them for backwards.
     """
     program, collapsed, tasks, lanes = run.program, run.collapsed.program, run.program.tasks, run.lanes
     messages, first, reshard = collapsed.messages, len(tasks), run.program.state.reshard
-    row, device = members(collapsed, np.flatnonzero(messages.content == Content.PARAMETERS))
-    size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])[messages.dst[row]]
-    few = (size < run.shard).astype(np.int64)
+    row = np.flatnonzero((messages.content == content) & (messages.stream == stream))
+    device, few = messages.dst[row], np.zeros(len(row), dtype=np.int64)
+    if content == Content.PARAMETERS:
+        row, device = members(collapsed, row)
+        size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])
+        few = (size[messages.dst[row]] < run.shard).astype(np.int64)
     came = messages.stage[row], messages.step[row] + 1, device, few
     task = np.concatenate([program.tasks_of_kind(Kind.F).ravel(), program.tasks_of_kind(Kind.B).ravel()])
-    by_few = (tasks.kind[task] != Kind.F) & isinstance(reshard, int)
+    by_few = (tasks.kind[task] != Kind.F) & isinstance(reshard, int) & (content == Content.PARAMETERS)
     used = tasks.stage[task], tasks.version[task], tasks.device[task], by_few.astype(np.int64)
     number = _numbers(came, run.collapsed.start[first + row], row)
     use = _numbers(used, lanes.place[task], task)
@@ -238,7 +242,12 @@ def needs_of_early_gathers(run: Recount) -> Needs:
     They come as many tasks early as they are prefetched, one more before forwards, where there are two buffers; in the
     order of their uses; and no earlier than the same parameters have been dropped.
     """
-    gathers, lanes, tasks = find_gathers(run), run.lanes, run.program.tasks
+    return _needs_of_room(run, find_gathers(run), 0)
+
+
+def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
+    """Return the needs of what is gathered or fetched, and that so many tasks earlier than it is gathered."""
+    lanes, tasks = run.lanes, run.program.tasks
     both = (gathers.task >= 0) & (gathers.node >= 0)
     node, task = gathers.node[both], gathers.task[both]
     order = np.argsort(lanes.place[task], kind="stable")
@@ -248,9 +257,27 @@ def needs_of_early_gathers(run: Recount) -> Needs:
     use = np.lexsort((place, *run.key_of(task)[::-1]))
     same = np.flatnonzero(np.append(False, (np.diff(np.stack(run.key_of(task[use]))) == 0).all(axis=0)))
     after[use[same]] = np.maximum(after[use[same]], place[use[same - 1]])
-    after = np.maximum.accumulate(after)
+    after = np.maximum.accumulate(after) - earlier
     room = after >= lanes.head[place]
     return Needs(lanes.order[after[room]], node[room])
+
+
+def fetch_needs(run: Recount) -> Needs:
+    """Return the needs of what comes from hosts: for updates, for disks before them, and for room; and for it."""
+    messages = run.collapsed.program.messages
+    fetched = messages.content == Content.FETCHED
+    if not fetched.any():
+        return NO_NEEDS
+    streams = [stream for stream in (Stream.NVME, Stream.HOST) if (messages.stream[fetched] == stream).any()]
+    chain = [find_gathers(run, Content.FETCHED, stream) for stream in streams]
+    needs = [_needs_of_room(run, each, len(chain) - k) for k, each in enumerate(chain)]
+    for before, after in pairwise([*chain, *([find_gathers(run)] if run.gathers else [])]):
+        first, then = matching_pairs((before.task, before.device), (after.task, after.device))
+        needs.append(Needs(before.node[first], after.node[then]))
+    step, stage, device = run.key_of(chain[0].task)
+    made, of = matching_pairs(run.key_of(run.updates), (step - 1, stage, device))
+    needs.append(Needs(run.updates[made], chain[0].node[of]))
+    return combine(*needs, *([] if run.gathers else [Needs(chain[-1].node, chain[-1].task)]))
 
 
 def gathered_step_needs(run: Recount) -> Needs:
@@ -363,24 +390,27 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
 def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:
     """A device whose messages overlap with its tasks has one message at a time in each stream.
 
-    Gathers and sums in groups are one stream, sums across groups another. All members have them in one order.
+    Gathers and sums in groups are one stream, sums across groups another. What comes from hosts and disks has streams,
+    too. All members have them in one order.
     """
     if not run.program.state.streams:
         return
     collapsed, messages, first = run.collapsed, run.collapsed.program.messages, len(run.program.tasks)
-    row, device = members(collapsed.program, np.flatnonzero(messages.stream >= 0))
-    across, node = messages.stream[row] == Stream.ACROSS, first + row
+    single = (messages.op == Op.P2P) & (messages.stream >= 0)  # fetched from the device's host
+    row, device = members(collapsed.program, np.flatnonzero((messages.stream >= 0) & ~single))
+    row, device = np.append(row, np.flatnonzero(single)), np.append(device, messages.dst[single])
+    stream, node = np.where(messages.stream[row] == Stream.REDUCE, Stream.GATHER, messages.stream[row]), first + row
     if run.program.state.updates_in_stream:
         node, device = np.append(node, run.updates), np.append(device, run.program.tasks.device[run.updates])
-        across = np.append(across, np.zeros(len(run.updates), dtype=np.bool_))
+        stream = np.append(stream, np.full(len(run.updates), Stream.GATHER))
     full = np.array(run.request.cluster.overlaps(run.program.devices))[device] == FULL
-    node, device, across = node[full], device[full], across[full]
-    order = np.lexsort((node, collapsed.end[node], collapsed.start[node], across, device))
-    node, device, across = node[order], device[order], across[order]
+    node, device, stream = node[full], device[full], stream[full]
+    order = np.lexsort((node, collapsed.end[node], collapsed.start[node], stream, device))
+    node, device, stream = node[order], device[order], stream[order]
     until, number = collapsed.end[node], collapsed.number[node]
     parts = number >= 0
     until[parts] = collapsed.arrived[number[parts], device[parts]]
-    same = (device[1:] == device[:-1]) & (across[1:] == across[:-1])
+    same = (device[1:] == device[:-1]) & (stream[1:] == stream[:-1])
     for place in np.flatnonzero(same & (collapsed.start[node[1:]] < until[:-1])).tolist():
         before, after = (collapsed.program.describe(int(node[k])) for k in (place, place + 1))
         yield f"{after} starts while {before} is in the same stream of device {device[place]}"

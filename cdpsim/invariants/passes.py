@@ -96,7 +96,8 @@ def backwards_read_what_their_forward_read(run: Recount) -> Iterator[str]:
 def messages_leave_their_device(run: Recount) -> Iterator[str]:
     """Point to point means two devices; a collective has several members, each once, its root among them."""
     messages, first = run.program.messages, len(run.program.tasks)
-    to_itself = (messages.op == Op.P2P) & (messages.src == messages.dst)
+    fetched = messages.content == Content.FETCHED  # from the device's host
+    to_itself = (messages.op == Op.P2P) & (messages.src == messages.dst) & ~fetched
     yield from run.report(first + np.flatnonzero(to_itself), "goes from a device to itself")
     for row in np.flatnonzero(messages.op != Op.P2P).tolist():
         members, root = run.program.ranks_of(messages.dst[row]), messages.src[row]

@@ -82,11 +82,11 @@ def reader_needs(run: Recount) -> Needs:
         without = np.setdiff1d(task, needs.after)
         return combine(needs, Needs(np.full(len(without), -1), without))
     if run.gathers:
-        return exchanges.gather_needs(run)
+        return combine(exchanges.gather_needs(run), exchanges.fetch_needs(run))
     if not run.program.versions_differ:
         task = run.program.tasks_of_kind(Kind.F).ravel()
     needs = _needs_of_versions(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
-    return combine(needs, exchanges.gathered_step_needs(run))
+    return combine(needs, exchanges.gathered_step_needs(run), exchanges.fetch_needs(run))
 
 
 def base_needs(run: Recount) -> Needs:

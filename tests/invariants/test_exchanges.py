@@ -1,14 +1,19 @@
 """Every invariant holds for every policy of the data axis, under every order that flushes, in pieces or not."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.invariants import violations
+from cdpsim.invariants import resources, violations
+from cdpsim.invariants.recount import Recount
+from cdpsim.program import Edges
 from cdpsim.runs import FoldedRun
+from cdpsim.timing.engine import ENGINES
 
 LAYERS = 8
 MODEL = Model(
@@ -62,3 +67,20 @@ def test_every_law_holds_for_every_policy(name: str) -> None:
         assert not any(map(violations, each)), (zero, replicas, shard, overlap, pieces, reduce)
         ran += 1
     assert ran >= 5
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("offload", ["parameters", "nvme"])
+def test_what_is_fetched_is_recounted(offload: str, ranks: int, prefetch: int) -> None:
+    """The laws' needs alone, without the program's edges, time what comes from hosts and disks before uses."""
+    links: dict[str, Any] = {"host": Link(bandwidth=10.0), "nvme": Link(bandwidth=6.0)}
+    cluster = Cluster(devices=(Devices(speed=1e12),), link=Link(bandwidth=20.0), **links)
+    asked: dict[str, Any] = {"offload": offload, "optimizer": "adam", "mixed_precision": True, "prefetch": prefetch}
+    model = Model(precision="bf16", stages=(Stage(forward=1.0, backward=2.0, activation=9, parameters=40),) * 4)
+    run = simulate("dp", 4, m=2, steps=2, zero=3, shard=ranks, model=model, cluster=cluster, **asked)
+    assert violations(run) == {}
+    found, program = resources.all_needs(Recount(run)), run.program
+    edges = Edges(found.before, found.after, np.zeros_like(found.before))
+    start, end = ENGINES["fast"](replace(program, edges=edges), run.costs)
+    assert np.array_equal(start, run.start) and np.array_equal(end, run.end)
