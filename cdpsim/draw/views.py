@@ -10,11 +10,12 @@ import numpy as np
 from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError, one_line
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
-from cdpsim.program import Category, Content, EdgeKind, Kind, Op
+from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 
+STREAM_NAMES = dict(zip(Stream, ("gathers", "reductions", "across groups", "from host", "from disks"), strict=True))
 KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
 LONGEST_TITLE_WORD = 60
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
@@ -33,6 +34,7 @@ class Channel(NamedTuple):
     op: Op
     src: int
     members: tuple[int, ...]  # of a pair, the receiver
+    stream: int = -1  # the `Stream` in which its messages go; -1: none
 
     @property
     def is_pair(self) -> bool:
@@ -66,6 +68,14 @@ class Views:
     def op(self) -> Ints:
         """The `Op` of each message."""
         return codes(self.messages["op"], Op)
+
+    @cached_property
+    def stream(self) -> Ints:
+        """The `Stream` of each message, -1 where it goes in none."""
+        number = np.full(len(self.messages), -1, dtype=np.int64)
+        for stream in Stream if "stream" in self.messages else ():
+            number[self.messages["stream"] == stream.name.lower()] = stream
+        return number
 
     @cached_property
     def content(self) -> Ints:
@@ -114,7 +124,7 @@ class Views:
         number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
         members = [tuple(map(int, str(text).split("|"))) for text in number]
         dst = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
-        columns = self.op, self.messages["src"].astype(np.int64) + 1, dst
+        columns = self.op, self.messages["src"].astype(np.int64) + 1, dst, self.stream + 1
         order = sort_by(*columns)
         first = group_starts(*(column[order] for column in columns))
         appeared = np.argsort(order[first])
@@ -123,7 +133,7 @@ class Views:
         channel = np.empty(len(order), dtype=np.int64)
         channel[order] = place[group_numbers(first, len(order))]
         different = zip(*(column[order[first[appeared]]].tolist() for column in columns), strict=True)
-        return [Channel(Op(op), src - 1, members[k]) for op, src, k in different], channel
+        return [Channel(Op(op), src - 1, members[k], stream - 1) for op, src, k, stream in different], channel
 
     @property
     def channels(self) -> list[Channel]:
@@ -171,10 +181,11 @@ class Views:
         return self._rows(made, (passed[seen], reader[seen])), self._rows(used, added_to)
 
     def _rows(self, *pairs: tuple[Ints, Ints]) -> MessageTasks:
-        """Convert pairs of nodes to pairs of rows."""
+        """Convert pairs of nodes to pairs of rows, each once."""
         message, task = (self.row[np.concatenate(side)] for side in zip(*pairs, strict=True))
         message -= len(self.tasks["start"])
         order = sort_by(message, task)
+        order = order[group_starts(message[order], task[order])]
         return MessageTasks(message[order], task[order])
 
 
@@ -232,7 +243,7 @@ def title_words(trace: Trace) -> list[str]:
     words = [str(request.get("schedule", "trace"))]
     words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
-    words += [f"{name} = {request[name]}" for name in ("chunks", "replicas") if name in request]
+    words += [f"{name} = {request[name]}" for name in ("chunks", "replicas", "shard", "zero") if name in request]
     words += (
         [f"stage-replicas = {','.join(map(str, request['stage_replicas']))}"] if "stage_replicas" in request else []
     )

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from cdpsim.draw.views import KIND_WORDS, Channel, Views, lane_counts, lanes, plain_title
+from cdpsim.draw.views import KIND_WORDS, STREAM_NAMES, Channel, Views, lane_counts, lanes, plain_title
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import EdgeKind, Kind
+from cdpsim.program import EdgeKind, Kind, Stream
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
@@ -276,7 +276,7 @@ def _lay_out_tracks(views: Views) -> _Tracks:
     thread = np.concatenate([of_task, of_message + len(threads)])
     source, target = _arrows(views, start)
     processes = [*(f"device {device}" for device in range(devices)), *(["links"] if on_links else [])]
-    dst = [name if is_group else members[0] for (is_group, _, members), name in zip(links, names, strict=True)]
+    dst = [_devices_name(members) if is_group else members[0] for is_group, _, members, _ in links]
     return _Tracks(
         views,
         processes,
@@ -379,19 +379,29 @@ def _message_lanes(link: Ints, start: Ints, end: Ints, links: int) -> Ints:
     return lane
 
 
-def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...]]:
-    """Return whether a channel is a group's, its source and members: pairs of devices come first."""
-    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members
+def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...], int]:
+    """Return whether a channel is a group's, its source, members and stream: pairs of devices come first."""
+    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members, channel.stream
 
 
-def _track_name(is_group: bool, src: int, members: tuple[int, ...]) -> str:
-    """Return the name of a link, short for a large group.
+def _track_name(is_group: bool, src: int, members: tuple[int, ...], stream: int) -> str:
+    """Return the name of a link, or of a stream.
 
-    >>> _track_name(False, 3, (4,)), _track_name(True, -1, (0, 1, 2, 3)), _track_name(True, -1, (0, 4, 8))
-    ('3 → 4', 'devices 0–3', 'devices 0, 4, 8')
+    >>> _track_name(False, 3, (4,), -1), _track_name(True, -1, (0, 1, 2, 3), Stream.GATHER)
+    ('3 → 4', 'gathers, devices 0–3')
     """
-    if not is_group:
+    if not is_group and stream < 0:
         return f"{src} → {members[0]}"
+    name = _devices_name(members) if is_group else f"device {src}"
+    return f"{STREAM_NAMES[Stream(stream)]}, {name}" if stream >= 0 else name
+
+
+def _devices_name(members: tuple[int, ...]) -> str:
+    """Return the name of a group, short for a large one.
+
+    >>> _devices_name((0, 1, 2, 3)), _devices_name((0, 4, 8))
+    ('devices 0–3', 'devices 0, 4, 8')
+    """
     if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
         return f"devices {members[0]}–{members[-1]}"
     name = f"devices {', '.join(map(str, members))}"

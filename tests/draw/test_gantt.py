@@ -473,6 +473,25 @@ def test_links_are_shown_if_asked_for_or_few() -> None:
         gantt(simulate("single-dp", 2), links=True)
 
 
+def test_streams_have_rows_below_each_device() -> None:
+    """FSDP on two groups of two ranks: each of four devices has the messages in which it takes part, and no link."""
+    link = Cluster(link=Link(latency=0.5, bandwidth=10.0))
+    trace = simulate("fsdp", 2, shard=2, replicas=2, model=TWO, cluster=link, steps=1)
+    for links in (None, True):
+        figure = gantt(trace, links=links)
+        names = [tick.get_text() for tick in figure.axes[-1].get_yticklabels()]
+        assert names[:4] == [f"device {device}" for device in range(4)]
+        assert names[4:] == 4 * ["gathers", "reductions", "across groups"]
+    boxes = [path.get_extents() for path in one(figure, "message-gradient").get_paths()]
+    sums = trace.messages[trace.messages.content == "gradient"]
+    middles = sorted(round((box.x0 + box.x1) / 2, 6) for box in boxes)
+    assert middles == sorted(round((m.start + m.end) / 2, 6) for m in sums for _ in str(m.dst).split("|"))
+    assert "gathers" not in words(gantt(trace, links=False))
+    many = simulate("ddp", 2, replicas=9, model=TWO, cluster=BOX, steps=1)
+    assert "reductions" not in words(gantt(many))
+    assert "reductions" in words(gantt(many, links=True))
+
+
 def test_several_schedules_share_a_clock() -> None:
     """One below the other; ids begin with a letter for each."""
     runs = [simulate(name, 4, m=8, model="unit-split") for name in ("gpipe", "zb-h1")]

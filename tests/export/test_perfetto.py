@@ -62,6 +62,9 @@ def rows(columns: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+STREAMS = {"gather": "gathers", "reduce": "reductions", "across": "across groups"}
+
+
 def link_name(src: int, dst: str, op: str) -> str:
     """Where a message goes over."""
     if op == "p2p":
@@ -89,6 +92,8 @@ def expected_slices(trace: Trace) -> list[tuple[str, str, str, int, int]]:
         maker = {"activation": "F", "activation_gradient": "B"}.get(message["content"])
         name += f" {j}{maker}{i}" if maker else f" of stage {j}" if j >= 0 else " of all"
         link = link_name(message["src"], str(message["dst"]), message["op"])
+        if stream := message.get("stream", ""):
+            link = f"{STREAMS[stream]}, {link}"
         result.append(("links", link, name, start, end - start))
     return result
 

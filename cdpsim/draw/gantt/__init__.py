@@ -15,13 +15,13 @@ from cdpsim.draw.curves.panels import titles
 from cdpsim.draw.gantt.bars import BUBBLE, Drawing, draw_bars, draw_messages, fitted_names, idle_boxes
 from cdpsim.draw.gantt.blocks import Blocks, Panel, read_blocks
 from cdpsim.draw.gantt.key import key_entries
-from cdpsim.draw.gantt.rows import LINK, arrange_rows, idle_times, link_names
+from cdpsim.draw.gantt.rows import LINK, arrange_rows, idle_times, link_names, shows_streams
 from cdpsim.draw.gantt.waits import draw_waits
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, KIND_COLOURS
-from cdpsim.draw.views import KIND_WORDS, Views, title
+from cdpsim.draw.views import KIND_WORDS, STREAM_NAMES, Views, title
 from cdpsim.errors import RequestError
-from cdpsim.program import Kind
+from cdpsim.program import Kind, Stream
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics.waiting import IdleReason
 
@@ -70,18 +70,17 @@ def gantt(
     _refuse_apart(several, dependencies=dependencies, axes=axes)
     every = [Views(trace) for trace in several]
     blocks = [read_blocks(views, colour, steps) for views in every]
-    names = [
-        link_names(views, each.until, True if dependencies else links)
-        for views, each in zip(every, blocks, strict=True)
-    ]
-    if links and not any(names):
+    shown = True if dependencies else links
+    names = [link_names(views, each.until, shown) for views, each in zip(every, blocks, strict=True)]
+    streams = [shows_streams(views, each.until, shown) for views, each in zip(every, blocks, strict=True)]
+    if links and not any(names) and not any(streams):
         raise RequestError("links", "have no rows, as nothing is sent; leave them out")
     clock = _clock_of(every, blocks, names, look, axes)
     mark = clock.span * MARK * _fineness(every, blocks, names, clock) / clock.width
     panels = []
-    for views, each, own in zip(every, blocks, names, strict=True):
-        rows = arrange_rows(views, mark, own)
-        panels.append(Panel(views, rows, each, idle_times(views, rows, each.until), "", own))
+    for views, each, own, below in zip(every, blocks, names, streams, strict=True):
+        rows = arrange_rows(views, mark, own, streams=below)
+        panels.append(Panel(views, rows, each, idle_times(views, rows, each.until), ""))
     if axes is not None:
         return _draw_into(axes, panels[0], clock)
     if len(panels) > 1:
@@ -106,6 +105,7 @@ def _clock_of(
     """Return the clock of a picture that is as wide as asked, or as its short tasks need."""
     span, short = max(each.until for each in blocks), min(each.short for each in blocks)
     names = [f"device {views.devices}" for views in every] + [name for own in links for name in own]
+    names += [STREAM_NAMES[Stream(k)] for views in every for k in np.unique(views.stream).tolist() if k >= 0]
     left = 0.15 + 0.062 * max(map(len, names))
     width = min(max(span / short * TASK, NARROW), WIDE)
     if axes is not None:
@@ -202,7 +202,7 @@ def _draw_panel(drawing: Drawing, panel: Panel, clock: Clock, *, is_last: bool) 
             drawing, reason, rows.lane_top[panel.idle.lane[chosen]], panel.idle.begin[chosen], panel.idle.end[chosen]
         )
     draw_bars(drawing, panel.views, rows, blocks)
-    if panel.links:
+    if len(rows.message):
         draw_messages(drawing, panel.views, rows, blocks.until)
     axes.patch.set_gid(f"{drawing.prefix}frame")
 
@@ -213,7 +213,7 @@ def _prepare_axes(axes: Axes, panel: Panel, clock: Clock, *, is_last: bool) -> N
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
     axes.spines["bottom"].set_visible(is_last)
-    if panel.links:
+    if len(rows.message):
         lines = np.unique(rows.message_top) + LINK / 2
         axes.hlines(lines, 0, panel.blocks.until, color=PALE, linewidth=0.5, zorder=0.5)
     axes.set(xlim=(0, clock.span), ylim=(rows.height, 0))

@@ -65,9 +65,10 @@ def draw_bars(drawing: Drawing, views: Views, rows: Rows, blocks: Blocks) -> Non
 
 def draw_messages(drawing: Drawing, views: Views, rows: Rows, until: float) -> None:
     """Draw a bar for each message that starts before a time, with the mark of its content."""
+    start, end = (views.messages[name][rows.message] for name in ("start", "end"))
     for content in Content:
-        chosen = (views.content == content) & (views.messages["start"] <= until)
-        times = (views.messages[name][chosen] for name in ("start", "end"))
+        chosen = (views.content[rows.message] == content) & (start <= until)
+        times = start[chosen], end[chosen]
         _message_bars(drawing, content, rows.message_top[chosen], *times)
 
 

@@ -1,6 +1,5 @@
 """The blocks of a gantt picture: which tasks are shown, how each is coloured, and what is written into it."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,14 +51,13 @@ class Blocks(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One run, as it will be drawn: its rows, blocks and idle times, its name among others, and its links."""
+    """One run, as it will be drawn: its rows, blocks and idle times, and its name among others."""
 
     views: Views
     rows: Rows
     blocks: Blocks
     idle: IdleTimes
     name: str
-    links: Sequence[str]
 
 
 def read_blocks(views: Views, colour: str, steps: int | None) -> Blocks:

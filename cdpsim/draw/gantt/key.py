@@ -38,7 +38,7 @@ def key_entries(panels: Sequence[Panel], reasons: set[int], example: str, *, dep
     if any(len(panel.views.bars) < len(panel.views.kind) for panel in panels):
         entries.append(KeyEntry(_update, 4, "update"))
     entries += _idle_entries(reasons, known=any(panel.views.run for panel in panels))
-    sent = {content for panel in panels if panel.links for content in panel.views.content.tolist()}
+    sent = {content for panel in panels for content in panel.views.content[panel.rows.message].tolist()}
     takes_time = any((panel.views.messages["end"] > panel.views.messages["start"]).any() for panel in panels)
     for content in (content for content in Content if content in sent):
         entries.append(KeyEntry(partial(_message, content, takes_time), 2 * _HALF, word_of(content)))

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.draw.canvas import label
-from cdpsim.draw.views import Channel, Views, lane_counts, lanes
+from cdpsim.draw.views import STREAM_NAMES, Channel, Views, lane_counts, lanes
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints, Times, group_numbers
-from cdpsim.program import Op
+from cdpsim.program import Op, Stream
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
 LANE, LINK, GAP = 0.26, 0.16, 0.06  # inches: a lane of a device, one of a link, and the space between them
 MOST_ROWS = 160
-FEW_LINKS = 4  # so many are shown without being asked for
+FEW_LINKS, FEW_DEVICES = 4, 8  # links, and devices with streams, that are shown without being asked for
 
 
 class Rows(NamedTuple):
@@ -27,6 +27,7 @@ class Rows(NamedTuple):
     lane: Ints  # of each bar of the views, counted through all devices
     lane_top: Floats
     device_lane: Ints  # the first lane of each device, and the number of lanes
+    message: Ints  # of each bar of a message, its row of the trace; those in streams have one on each device
     message_top: Floats
     height: float
 
@@ -41,41 +42,90 @@ class IdleTimes(NamedTuple):
 
 
 def link_names(views: Views, until: float, links: bool | None) -> list[str]:
-    """Return the names of the links that get rows before a time; if None, all if they take time and are few."""
+    """Return the names of the links that get rows before a time; if None, all if they take time and are few.
+
+    Messages in streams have rows below their devices, and are on no link.
+    """
     keys, link = views.links(_link_key)
-    sent = views.messages["start"] < until
+    outside = views.stream < 0
+    sent = (views.messages["start"] < until) & outside
     takes_time = (views.messages["end"] > views.messages["start"])[sent].any()
     few = takes_time and len(np.unique(link[sent])) <= FEW_LINKS
-    return [label(_link_name(*key), 28) for key in keys] if sent.any() and (few if links is None else links) else []
+    shown = np.unique(link[outside]).tolist() if sent.any() and (few if links is None else links) else []
+    return [label(_link_name(*keys[k]), 28) for k in shown]
 
 
-def arrange_rows(views: Views, mark: float, links: Sequence[str]) -> Rows:
+def shows_streams(views: Views, until: float, links: bool | None) -> bool:
+    """Return whether streams get rows before a time; if None, where they take time and devices are few."""
+    sent = (views.messages["start"] < until) & (views.stream >= 0)
+    takes_time = (views.messages["end"] > views.messages["start"])[sent].any()
+    few = takes_time and _device_count(views) <= FEW_DEVICES
+    return bool(sent.any() and (few if links is None else links))
+
+
+def arrange_rows(views: Views, mark: float, links: Sequence[str], *, streams: bool = False) -> Rows:
     """Return the place of everything; a message that takes no time is as wide as `mark`, which is a time.
 
-    Without names of `links`, messages have no rows.
+    Without names of `links`, messages on these have no rows, and without `streams` none in these.
     """
-    messages, devices = views.messages, _device_count(views)
-    refuse_rows(devices + len(links))
+    devices = _device_count(views)
     device, lane = views.tasks["device"][views.bars], _lane_on_device(views)
-    link = views.links(_link_key)[1] if links else np.zeros(len(messages["start"]), dtype=np.int64)
-    beside = np.zeros_like(link)
-    if links:
-        beside = lanes(link, messages["start"], np.maximum(messages["end"], messages["start"] + mark))
+    below = _stream_rows(views) if streams else _NO_STREAMS
+    refuse_rows(devices + len(links) + len(below.device))
+    message, link, beside = _link_bars(views, mark) if links else (_NO_ROWS, _NO_ROWS, _NO_ROWS)
     counts, link_counts = lane_counts(device, lane, devices, least=1), lane_counts(link, beside, max(len(links), 1))
-    refuse_rows(int(counts.sum() + link_counts.sum()) if links else int(counts.sum()))
+    under = np.bincount(below.device, minlength=devices)
+    refuse_rows(int(counts.sum() + under.sum() + link_counts.sum() * bool(links)))
     device_lane = np.append(0, np.cumsum(counts))
-    device_top = GAP + np.append(0, np.cumsum(counts * LANE + GAP))
+    device_top = GAP + np.append(0, np.cumsum(counts * LANE + under * LINK + GAP))
     link_top = device_top[-1] + 0.5 * GAP + np.append(0, np.cumsum(link_counts * LINK + 0.5 * GAP))
-    middles = [*(device_top[:-1] + counts * LANE / 2).tolist(), *(link_top[:-1] + link_counts * LINK / 2).tolist()]
-    names = [*(f"device {number}" for number in range(devices)), *links]
+    place = np.arange(len(below.device)) - (np.cumsum(under) - under)[below.device]
+    stream_top = (device_top[:-1] + counts * LANE)[below.device] + place * LINK
+    middles = (device_top[:-1] + counts * LANE / 2, stream_top + LINK / 2, link_top[:-1] + link_counts * LINK / 2)
+    names = [f"device {number}" for number in range(devices)], [STREAM_NAMES[stream] for stream in below.stream], links
     return Rows(
-        names=list(zip(middles, names, strict=False)),
+        names=[
+            row for each in zip(middles, names, strict=True) for row in zip(each[0].tolist(), each[1], strict=False)
+        ],
         lane=device_lane[device] + lane,
         lane_top=np.repeat(device_top[:-1] - device_lane[:-1] * LANE, counts) + np.arange(counts.sum()) * LANE,
         device_lane=device_lane,
-        message_top=link_top[link] + beside * LINK,
+        message=np.append(message, below.message),
+        message_top=np.append(link_top[link] + beside * LINK, stream_top[below.row]),
         height=float(link_top[-1]) if links else float(device_top[-1]),
     )
+
+
+class StreamRows(NamedTuple):
+    """The rows of streams, by devices, and what stands in them."""
+
+    device: Ints
+    stream: Sequence[Stream]
+    message: Ints  # of each bar
+    row: Ints  # of each bar
+
+
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+_NO_STREAMS = StreamRows(_NO_ROWS, (), _NO_ROWS, _NO_ROWS)
+
+
+def _stream_rows(views: Views) -> StreamRows:
+    """Return a row for each stream of each device, and a bar there for each message of it."""
+    groups, group = views.links(lambda channel: (channel.members,))
+    rows = np.flatnonzero(views.stream >= 0)
+    many = np.array([len(members) for (members,) in groups], dtype=np.int64)[group[rows]]
+    message = np.repeat(rows, many)
+    device = np.array([member for k in group[rows].tolist() for member in groups[k][0]], dtype=np.int64)
+    key, row = np.unique(device * len(Stream) + views.stream[message], return_inverse=True)
+    return StreamRows(key // len(Stream), [Stream(k) for k in (key % len(Stream)).tolist()], message, row)
+
+
+def _link_bars(views: Views, mark: float) -> tuple[Ints, Ints, Ints]:
+    """Return the messages outside streams, the link of each among those that have some, and its lane there."""
+    message = np.flatnonzero(views.stream < 0)
+    start, end = (views.messages[name][message] for name in ("start", "end"))
+    _, link = np.unique(views.links(_link_key)[1][message], return_inverse=True)
+    return message, link, lanes(link, start, np.maximum(end, start + mark))
 
 
 def refuse_rows(count: int) -> None:

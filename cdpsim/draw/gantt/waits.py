@@ -45,7 +45,7 @@ def _places_of_nodes(views: Views, run: Run, rows: Rows) -> tuple[Ints, Floats]:
     device[run.task_nodes] = views.tasks["device"]
     y[run.task_nodes] = middle[views.tasks["device"]]
     y[run.task_nodes[views.bars]] = rows.lane_top[rows.lane] + LANE / 2
-    y[run.message_nodes] = rows.message_top + LINK / 2
+    y[run.message_nodes[rows.message[::-1]]] = rows.message_top[::-1] + LINK / 2  # on the first of several devices
     # A message that takes no time stands with its sender: lines to its mark and back would be one line.
     free = np.flatnonzero((views.messages["end"] == views.messages["start"]) & (views.op == Op.P2P))
     device[run.message_nodes[free]] = views.messages["src"][free]

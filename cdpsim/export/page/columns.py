@@ -10,6 +10,7 @@ from cdpsim.draw import palette
 from cdpsim.draw.views import (
     KIND_WORDS,
     LONGEST_TITLE_WORD,
+    STREAM_NAMES,
     Channel,
     Views,
     lanes,
@@ -79,7 +80,7 @@ def page_columns(views: list[Views]) -> tuple[dict[str, np.ndarray], dict[str, A
     start, end = start[order], end[order]
     columns |= {"gap": start - previous_in_run(end, row_first), "length": end - start}  # mostly the same few numbers
     columns |= {"times": times, "sizes": sizes, "size": size[lower.order], "rounds": messages["rounds"][lower.order]}
-    columns |= dict(zip(("link_op", "link_src", "link_dst"), links.T, strict=True))
+    columns |= dict(zip(("link_op", "link_src", "link_dst", "link_stream"), links.T, strict=True))
     columns |= _memory_columns(runs, moment) | _idle_columns(runs, idle, begin, until) | _waits_of_bars(runs, order)
     columns |= {
         "row_first": row_first,
@@ -110,17 +111,18 @@ def _links_of_runs(runs: PageRuns) -> tuple[Ints, Ints, list[list[int]]]:
 def _links(views: Views) -> tuple[Ints, Ints, list[list[int]]]:
     """Return the links of one run, the link of each of its messages, and its groups.
 
-    Pairs of devices come first, under operation 0, then groups, operation by operation.
+    Pairs of devices come first, under operation 0, then groups, operation by operation. Of a link that is a stream the
+    last column says which, else it is -1.
     """
     groups = list(dict.fromkeys(channel.members for channel in views.channels if not channel.is_pair))
     number = {members: k for k, members in enumerate(groups)}
 
-    def key(channel: Channel) -> tuple[int, int, int]:
+    def key(channel: Channel) -> tuple[int, int, int, int]:
         op, dst = (0, channel.members[0]) if channel.is_pair else (channel.op + 1, number[channel.members])
-        return op, channel.src, dst
+        return op, channel.src, dst, channel.stream
 
     links, link = views.links(key)
-    return np.array(links, dtype=np.int64).reshape(-1, 3), link, list(map(list, groups))
+    return np.array(links, dtype=np.int64).reshape(-1, 4), link, list(map(list, groups))
 
 
 def _time_table(*columns: np.ndarray) -> tuple[np.ndarray, list[Ints]]:
@@ -301,6 +303,7 @@ def _words_and_colours() -> dict[str, Any]:
         "kinds": [*KIND_WORDS, *map(word_of, Content)],
         "reasons": [reason.name.lower() for reason in IdleReason],
         "ops": ["p2p", *(op.name.lower() for op in Op)],
+        "streams": [*STREAM_NAMES.values()],
         "categories": list(map(word_of, Category)),
         "colours": palette.COLOURS,
         "inks": [palette.ink_on(colour) for colour in palette.COLOURS],

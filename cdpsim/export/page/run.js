@@ -102,11 +102,13 @@ const name = (k) => `${label(k)}, step ${step[k]}`;
 function linkName(link, short = false) {
   const { link_op, link_src, link_dst } = data, op = facts.ops[link_op[link]].replace("_", "-");
   const root = link_src[link] < 0 ? -1 : own(link_src[link]);
-  if (!link_op[link]) return `${root} → ${own(link_dst[link])}`;
+  const stream = facts.streams[data.link_stream[link]];
+  if (!link_op[link]) return stream ? `${stream} ${root}` : `${root} → ${own(link_dst[link])}`;
   const group = facts.groups[link_dst[link]].map(own), { length } = group;
   const dense = length > 2 && group.at(-1) - group[0] === length - 1;
   const some = length > 8 ? `${group.slice(0, 7).join(", ")} …` : group.join(", ");
   const list = dense ? `${group[0]}–${group.at(-1)}` : some;
+  if (stream) return short ? `${stream} ${list}` : `${op} ${list}, ${stream}`;
   if (short) return root < 0 ? `↔ ${list}` : op === "broadcast" ? `${root} → ${list}` : `${list} → ${root}`;
   return root < 0 ? `${op} ${list}` : `${op} ${root}, ${list}`;
 }
