@@ -154,6 +154,15 @@ def test_parameters_that_stay_after_forwards_are_gathered_once_a_micro_batch(k: 
     assert sent == padded(W, k) + padded(Q, k)
 
 
+@pytest.mark.parametrize("r", [1, 3])
+@pytest.mark.parametrize(("k", "few"), [(4, 2), (6, 2), (6, 3), (8, 4)])
+def test_backwards_gather_among_few_ranks_what_these_keep(k: int, few: int, r: int) -> None:
+    """Shares of a smaller group stay from a forward to its backward, for any number of groups (hpZ, MiCS)."""
+    across = sum(Fraction(2 * (r - 1) * -(-q // k), r) for q in Q)
+    sent = sent_in_a_step(zero=3, shard=k, replicas=r, m=2, reshard=few, reduce="last")
+    assert sent == 2 * (padded(W, k) + padded(W, few)) + padded(Q, k) + across
+
+
 @pytest.mark.parametrize("r", range(1, 5))
 @pytest.mark.parametrize("k", range(1, 5))
 def test_hybrid_ranks_sum_shares_across_their_groups(k: int, r: int) -> None:
