@@ -186,6 +186,15 @@ def test_parameters_are_not_gathered_while_they_are_there(reduce: str, reduction
     assert run.makespan == pytest.approx(m * (2 * message + count * (forward + backward)) + sums)
 
 
+def test_few_ranks_gather_for_backwards_in_the_time_of_few() -> None:
+    """Replicas that stand for others have groups of both sizes: g of four ranks and g' of two, and h at the end."""
+    count, size, forward, backward = 3, 800, 1.0, 2.0
+    model = layers([forward] * count, [backward] * count, [size] * count)
+    run = step(model, cluster(latency=LATENCY), zero=3, shard=RANKS, m=1, reshard=2)
+    few = LATENCY + size / 2 / BANDWIDTH
+    assert run.makespan == pytest.approx(2 * one_way(size, LATENCY) + few + count * (forward + backward))
+
+
 def test_the_messages_of_a_rank_are_never_side_by_side() -> None:
     """Gathers and reductions share one link: the second of two that are ready begins when the first has ended."""
     forwards, backwards, sizes = UNEQUAL[1]
