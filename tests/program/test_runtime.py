@@ -499,3 +499,59 @@ def test_a_record_makes_the_same_run() -> None:
     request = Request("1f1b", model=Model(stages=(LAYER,) * 2), m=4, runtime="torch:whole_batch=no")
     assert request["runtime"] == {"like": "torch", "whole_batch": False}
     assert Request.from_builtins(request.to_builtins()).runtime == request.runtime
+
+
+# Data ranks with shares of everything: four stages of parameters alone, which four ranks share
+
+SHARED = 4_000  # bytes of a stage's parameters, and of its gradients
+SHARE = SHARED // 4
+
+
+def shared(runtime: str, first_gradients: int = 0, **options: Any) -> int:
+    """The peak of the first of four ranks that are alike."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=SHARED, first_gradients=first_gradients)
+    run = simulate("dp", model=Model(stages=(stage,) * 4), replicas=4, runtime=runtime, **options)
+    assert not violations(run)
+    return int(run.peaks[0, -1])
+
+
+def test_ranks_gather_for_the_backward_before_a_sum_is_let_go_of() -> None:
+    """The peak is before the second last backward: its parameters, the next one's twice, and the sum of the last."""
+    zero_3 = {"zero": 3, "prefetch": 0}
+    shares = 4 * SHARE + 2 * SHARE  # of all parameters, and of the gradients of two stages
+    assert shared("torch", **zero_3) == shares + 4 * SHARED
+    assert shared("torch:collective_copies=no", **zero_3) == shares + 3 * SHARED
+    in_forward = 4 * SHARE + 3 * SHARED  # the parameters, their buffer and the one before
+    assert shared("torch:collective_copies=no,reductions=until-summed", **zero_3) == in_forward > shares + 2 * SHARED
+
+
+def test_kept_parameters_are_copied_from_two_buffers() -> None:
+    """The last forward's: the buffer of the stage before is there until they are copied from their own."""
+    kept: dict[str, Any] = {"zero": 3, "prefetch": 0, "reshard": "no"}
+    assert shared("torch", **kept) == 4 * SHARE + (4 + 2) * SHARED
+    in_first_sum = 4 * SHARE + 3 * SHARED + 2 * SHARED + SHARE  # with gradients, a copy of them and a share
+    assert shared("torch:gathers=missing", **kept) == in_first_sum > 4 * SHARE + 4 * SHARED
+
+
+def test_gradients_that_wait_for_the_last_pass_are_whole() -> None:
+    """In its first sum: all gradients, a buffer of one stage's and a share; three stages' parameters."""
+    last: dict[str, Any] = {"zero": 3, "prefetch": 0, "reshard": "no", "reduce": "last", "m": 2}
+    assert shared("torch", **last) == 4 * SHARE + (3 + 4 + 1) * SHARED + SHARE
+    assert shared("torch:collective_copies=no", **last) == 4 * SHARE + (3 + 4 + 1) * SHARED
+
+
+def test_views_take_gradients_with_the_last_pass() -> None:
+    """Without a sum in each pass, gradients are added up beside the buckets that will have them."""
+    parameters = gradients = buckets = 4 * SHARED
+    assert shared("torch:gradient_buckets=views") == parameters + buckets
+    assert shared("torch:gradient_buckets=views", m=2) == parameters + buckets + gradients
+    assert shared("torch:gradient_buckets=views", m=2, reduce="each") == parameters + buckets
+    assert shared("torch:gradient_buckets=views,gradients=kept", m=2) == parameters + buckets
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_whole_gradients_are_summed_in_copies(zero: int) -> None:
+    """Also where the optimizer alone is split; shares of gradients have no buckets."""
+    assert shared("torch", zero=zero, first_gradients=SHARED) == 3 * 4 * SHARED
+    with pytest.raises(InapplicableOption, match=r"^runtime: torch changes nothing of what devices hold"):
+        shared("torch", zero=2)

@@ -83,6 +83,15 @@ def test_sharded_data_parallelism_peaks_where_torchs_does() -> None:
     assert [FORWARD - peak for peak in forward] == [MESH - NUMBER] * 4
 
 
+@pytest.mark.parametrize(("zero", "measured"), [(0, DDP - NUMBER), (3, FSDP2 - MESH - 2 * NUMBER)])
+def test_data_ranks_peak_where_torchs_do(zero: int, measured: int) -> None:
+    """Of `dp` with a stage of ZeRO: to the byte, but for the same numbers."""
+    early = {} if zero == 0 else {"prefetch": 0}
+    run = simulate("dp", model=block_model(4), zero=zero, replicas=4, runtime="torch", **early)  # type: ignore[arg-type]
+    above = STAGE * 4 if zero == 0 else 0
+    assert [peak - above for peak in run.peaks[:, -1].tolist()] == [measured] * 4
+
+
 def test_each_habit_of_1f1b_weighs_what_its_closed_form_says() -> None:
     """In boundaries, where 4 - j forwards of device j are in flight at its peak, and one receives a gradient."""
     flight = [4, 3, 2, 1]

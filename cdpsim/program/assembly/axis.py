@@ -9,7 +9,7 @@ from cdpsim.model.runtime import Habits
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, fold_group, start
-from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.runtime import Keeping, gradients_at_first, hold_gradients
 from cdpsim.program.assembly.sharded import Sharded, Uses
 from cdpsim.program.assembly.tied import give_shared, holder_sizes, sum_shared, unshared_gradients
 from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull
@@ -85,7 +85,7 @@ class Axis:
     @cached_property
     def sharded(self) -> Sharded:
         """The buffers of parameters that are handed out, and of gradients on their way to their owners."""
-        return Sharded(self.tables, self.model, self.habits, self.build)
+        return Sharded(Keeping(self.updates, self.model, self.habits, self.build))
 
     def exchange(self, op: Op, content: Content, groups: Flags, size: Ints, versions: int) -> tuple[Ints, Ints, Ints]:
         """Send a message in each of these groups, of a size that each stage has.
@@ -214,13 +214,16 @@ class Axis:
         shares = self.state.parameters is Home.OWNED
         size = unshared_gradients(tables, model)[holders.stage] if shares else self.sizes.gradients
         first_size = gradients_at_first(model, self.habits, self.passes)[holders.stage]
-        if self.has_buckets and self.habits.gradient_buckets == "views":
-            size = np.where(self.several[holders.of], 0, size)
+        viewed = self.has_buckets and self.habits.gradient_buckets == "views" and self.several[holders.of]
+        apart = viewed & self.add_up_apart
+        until = np.where(apart, end(holders.last_task), until)
+        size = np.where(viewed & ~apart, 0, size)
         if self.habits.gradients == "kept" and holders.stay:  # a step's begin where those of the step before end
             begin = np.append(np.full(in_step, -1), until[:-in_step])
             sums = self.build.hold(Category.GRADIENTS, holders.where, size, begin, until)
         else:
             sums = hold_gradients(self.build, holders.where, size, first_size, holders.first_task, until)
+        sums = np.where(viewed, -1, sums)  # what waits for updates is in buckets
         if self.has_buckets:
             self.hold_buckets()
         if self.habits.joint_updates:
@@ -239,6 +242,14 @@ class Axis:
     def has_buckets(self) -> bool:
         """Whether a runtime has gradients in buckets: copies that several devices sum."""
         return self.habits.gradient_buckets != "none" and self.state.parameters is Home.COPIED and not self.owned
+
+    @property
+    def add_up_apart(self) -> Flags:
+        """Whether each holder adds up gradients outside of buckets, into which they come with its last pass."""
+        if self.habits.gradients == "kept" or self.state.reduce is When.EACH:
+            return np.zeros(len(self.holders), dtype=bool)
+        several_passes: Flags = self.holders.first_task != self.holders.last_task
+        return several_passes
 
     def hold_buckets(self) -> None:
         """Hold buckets always: the gradients themselves, or copies of them."""

@@ -26,9 +26,11 @@ def usual_habits(runtime: str, schedule: Schedule) -> Habits:
     """Return the habits of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
     if runtime == PAPER.like:
         return PAPER_HABITS
-    is_pipeline = schedule.order.together and schedule.order.lists is not None
-    sharded = schedule.state.parameters is Home.OWNED
-    return torch_habits(schedule.torch_sends if is_pipeline else None, sharded=sharded)
+    order, state = schedule.order, schedule.state
+    is_pipeline = order.together and order.lists is not None and not order.one_place
+    sharded = state.parameters is not Home.COPIED
+    habits = torch_habits(schedule.torch_sends if is_pipeline else None, sharded=sharded)
+    return habits._replace(gradient_buckets="none") if state.gradients is Home.SPLIT else habits
 
 
 def habits_of(runtime: Runtime, schedule: Schedule) -> Habits:

@@ -556,12 +556,25 @@ class SharedAxis(Axis):
             tasks = self.gives.transpose(1, 0, 2).reshape(rounds, -1)
         else:
             tasks = holders.first_task[None]
-        for first, message in zip(tasks, until, strict=True):
+        sums = [
             hold_gradients(build, holders.where, size, first_size, first, end(message))
+            for first, message in zip(tasks, until, strict=True)
+        ]
+        self._hold_given(np.stack(sums), until)
         begin = end(until[0])
         if self.habits.gradients == "kept":
             begin = np.append(np.full(holders.in_step, -1), end(self.node[: -holders.in_step]))
         build.hold(Category.GRADIENTS, holders.where, share, begin, end(self.node))
+
+    def _hold_given(self, sums: Ints, until: Ints) -> None:
+        """Hold what a runtime holds of whole gradients that have gone to sums: rows of both are rounds."""
+        holders, rounds = self.holders, len(until)
+        given = self.gives if self.state.reduce is When.EACH else holders.last_task.reshape(-1, 1, holders.in_step)
+        task = given.transpose(1, 0, 2).ravel()
+        rows = np.flatnonzero(until.ravel() != np.tile(self.node, rounds))
+        holder = rows % len(holders)
+        where, whole = holders.where.take(holder), self.whole.gradients[holder]
+        self.sharded.hold_given(sums.ravel()[rows], task[rows], until.ravel()[rows], where, whole, self.share(whole))
 
     def hold_parameters(self, taker: Ints, provider: Ints) -> Ints:
         """Hold versions from when they are there until the next is; what is gathered in place is then on its way."""
