@@ -381,6 +381,7 @@ def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence
                 unused_input=footprint.unused_input,
                 inference=footprint.inference,
                 factored=factored(training.stages[j]),
+                tensors=tuple(tuple(own.shape) for own in training.stages[j].parameters() if own.shape),
                 attention_activation=footprint.attention_activation,
                 attention_forward=Work(footprint.attention_flops) if footprint.attention_activation else None,
             )
