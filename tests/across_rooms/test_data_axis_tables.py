@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from cdpsim import Cluster, Model, Run, Stage, simulate
+from cdpsim import Cluster, Model, Request, Run, Stage, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.front import assemble
 from cdpsim.model import Recipe
+from cdpsim.program import Op
 from cdpsim.trace.table import MemoryRow
 
 LINKS = Cluster(devices=(Devices(speed=1e12),), link=Link(latency=0.0, bandwidth=1e12))
@@ -171,3 +173,11 @@ def test_hybrid_ranks_sum_shares_across_their_groups(k: int, r: int) -> None:
     for zero, gathers in {1: 1, 2: 1, 3: 2}.items():
         sent = sent_in_a_step(zero=zero, shard=k, replicas=r, m=1, **({"buckets": "1 B"} if zero < 3 else {}))
         assert sent == gathers * padded(W, k) + padded(Q, k) + across, zero
+
+
+def test_backwards_gather_from_the_few_ranks_that_keep_shares() -> None:
+    """Of four ranks, pairs have a stage's parameters from its forward on: one gather of all, then one in each pair."""
+    program = assemble(Request("dp", 3, model=layers_of(600), shard=4, reshard=2, steps=1))
+    gathers = program.messages.op == Op.ALL_GATHER
+    members = [program.groups[group].tolist() for group in program.messages.dst[gathers].tolist()]
+    assert sorted(members) == sorted(3 * [[0, 1, 2, 3], [0, 1], [2, 3]])
