@@ -30,7 +30,16 @@ from cdpsim.request.options import (
     TRAINING,
     InapplicableOption,
 )
-from cdpsim.request.sharing import MOST_SPLIT, SHARING, check_layers, named_zero, read_ranks, read_sharing, stage_layers
+from cdpsim.request.sharing import (
+    MOST_SPLIT,
+    SHARING,
+    check_layers,
+    goes_by_layer,
+    named_zero,
+    read_ranks,
+    read_sharing,
+    stage_layers,
+)
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape, Widths
@@ -158,7 +167,7 @@ def read_stage_replicas(given: object, n: object) -> Widths:
 def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the first layer of each stage where stages are to be layers; () where they are not, or have one each."""
     given, (zero, _, _) = options["by_layer"], read_ranks(schedule, 1, options)
-    wanted = given if given is not None else zero == MOST_SPLIT or options["buckets"] not in (None, "none")
+    wanted = given if given is not None else goes_by_layer(zero, options["buckets"])
     if n is None or not wanted or "by-layer" not in schedule.options:
         return ()
     found, n = _find_model(options["model"], None), whole_number("n", n, at_least=1)

@@ -214,6 +214,11 @@ def _read_update_in(model: Model | None, given: object) -> str:
     return choose("update-in", given, UPDATE_IN)
 
 
+def goes_by_layer(zero: int, buckets: object) -> bool:
+    """Return whether messages are of layers, if it is not said: where all is split, and with buckets."""
+    return zero == MOST_SPLIT or buckets not in (None, "none")
+
+
 def stage_layers(model: Model, n: int) -> tuple[int, ...]:
     """Return the first layer of each of n stages of a model of layers; () where each stage has one."""
     return () if n == model.n else (0, *model.cuts(n))

@@ -20,6 +20,8 @@ from ..profile.tracker import granularity
 from ..replay.case import Outcome, Prepared
 from ..replay.contents import BEGINNING, Message
 from ..replay.plan import kind_of
+from ..replay.policy import split_of
+from ..replay.shares import Shares
 from ..replay.watch import Event
 from ..report.schema import Account, AllocatorComparison, Remainder
 from ..training.forms import Form
@@ -101,6 +103,7 @@ class _Sequence:
     def __init__(self, prepared: Prepared, events: list[Event]) -> None:
         self._prepared, self._plan, self._events = prepared, prepared.plan, events
         self._granularity = granularity(prepared.case.device)
+        self._shares = Shares(self._plan.program, self._plan.messages, prepared.training)
         self._update_bytes: dict[tuple[Form, ...], int] = {}  # by the forms of a stage's parameters
         self.devices = {event.device for event in events if event.device >= 0}
         self._starts = {(event.device, event.node): k for k, event in enumerate(events) if not event.ends}
@@ -149,9 +152,14 @@ class _Sequence:
         for k, event in enumerate(self._events):
             if 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.U:
                 yield from self._of_update(k, int(tasks.stage[event.node]))
+            elif 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.F:
+                yield from self._of_kept_share(k, event)
         for message in self._messages:
-            yield from self._of_cargo(message)
-            if message.op in (Op.ALL_REDUCE, Op.REDUCE) and len(self.devices) > 1:
+            if message.op in (Op.P2P, Op.BROADCAST, Op.REDUCE):
+                yield from self._of_cargo(message)
+            else:
+                yield from self._of_ranks(message)
+            if message.op == Op.REDUCE and len(self.devices) > 1:
                 yield from self._of_sum(message)
 
     def workspaces(self, found: list[Workspaces]) -> Iterator[_Span]:
@@ -172,12 +180,89 @@ class _Sequence:
     def _of_update(self, k: int, stage: int) -> Iterator[_Span]:
         """Yield the new version while the old one is there, and the optimizer's temporaries."""
         training, case = self._prepared.training, self._prepared.case
-        parts, size = tuple(training.parts(stage)), self._rounded(training.parameters(stage).nbytes)
+        program, device = self._plan.program, self._events[k].device
+        split = split_of(program, Category.OPTIMIZER)
+        parts, size = tuple(self._shares.parts(stage, split)), self._rounded(self._shares.form(stage, split).nbytes)
+        if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
+            many = 1 + (split > split_of(program, Category.GRADIENTS))
+            yield _Span("padded shares", many * size, 2 * k, 2 * k + 1)
         if parts not in self._update_bytes:
             found = update_bytes(case.optimizer, parts, training.device, self._granularity)
             self._update_bytes[parts] = found
         yield _Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
         yield _Span("temporaries of the optimizer", self._update_bytes[parts] - size, 2 * k, 2 * k + 1)
+
+    def _of_kept_share(self, k: int, event: Event) -> Iterator[_Span]:
+        """Yield a share for the backward beside the parameters of which it is one, when the forward's own has gone."""
+        stage = int(self._plan.program.tasks.stage[event.node])
+        split = self._plan.policy.between.get(stage, 1)
+        if split > 1:
+            buffers = self._plan.program.buffers
+            gone = (buffers.device == event.device) & (buffers.end == 2 * event.node + 1)
+            made = int(buffers.size[gone & (buffers.category != Category.PARAMETERS)].sum())
+            size = max(0, self._shares.form(stage, split).nbytes - made)
+            yield _Span("shares beside what they are of", size, 2 * k, 2 * k + 1)
+
+    def _is_short(self, device: int, stage: int, split: int) -> bool:
+        """Return whether a device's share is shorter than others, so that what is in whole vectors has to be padded."""
+        place = self._shares.place(stage, split, self._shares.rank(device, split))
+        return place.stop - place.start < self._shares.form(stage, split).numel
+
+    def _of_ranks(self, message: Message) -> Iterator[_Span]:
+        """Yield what ranks exchange beside what they hold: packed tensors, shares on their way, unpacked tensors."""
+        program, shares = self._plan.program, self._shares
+        members = sorted(self.devices & set(message.members))
+        alone = len(self.devices) == 1  # then a rank does its part, else the last one to come does all
+        last = 2 * max(self._starts[device, message.node] for device in members) + 1
+        split, whole = shares.splits(message), sum(shares.form(stage, 1).nbytes for stage in message.covers)
+        share = sum(shares.form(stage, split).nbytes for stage in message.covers)
+        parameters, sums = (split_of(program, each) for each in (Category.PARAMETERS, Category.GRADIENTS))
+        for device in members:
+            begin, end = (2 * points[device, message.node] for points in (self._starts, self._ends))
+            if message.op == Op.ALL_GATHER:
+                packed = share if parameters == 1 else 0
+                yield _Span("tensors packed to be sent", packed, begin, begin + 1 if alone else last)
+                padded = self._padded(message, device) if parameters == 1 else 0
+                yield _Span("padded shares", padded, begin, begin + 1)
+                yield _Span("padding of gathered shares", split * share - whole, begin, end + 1)
+                yield _Span("tensors unpacked on arrival", whole if shares.is_packed(message) else 0, end, end + 1)
+            elif message.op == Op.REDUCE_SCATTER:
+                packed = split * share if shares.is_packed(message) else 0
+                unpacked = share if message.stages > 1 and not alone else 0  # after the packed ones have gone
+                yield _Span("tensors packed to be sent", packed, begin, end + 1 if alone else last)
+                yield _Span("shares before they are sums", share, begin, end + 1)
+                yield _Span("tensors unpacked on arrival", unpacked, end, end + 1)
+            else:
+                short = sums < split and message.stages == 1 and self._is_short(device, message.stage, split)
+                packed = share if message.stages > 1 or short else 0
+                yield _Span("tensors packed to be sent", packed, begin, end + 1)
+                yield _Span("padded shares", self._padded(message, device) if sums < split else 0, begin, begin + 1)
+                if (come := self._coming(message, device)) is not None:
+                    yield _Span("shares on their way across groups", share, 2 * come + 1, end + 1)
+
+    def _padded(self, message: Message, device: int) -> int:
+        """Return the bytes of shares that are padded before they are packed with others."""
+        split = self._shares.splits(message)
+        if message.stages == 1:
+            return 0
+        short = [stage for stage in message.covers if self._is_short(device, stage, split)]
+        return sum(self._shares.form(stage, split).nbytes for stage in short)
+
+    def _coming(self, message: Message, device: int) -> int | None:
+        """Return the event with which a share came that goes on beside those of earlier passes; None if none are there.
+
+        Sums in the place of the gradients themselves come once.
+        """
+        place = self._plan.place
+        sums = [
+            each.node
+            for each in self._messages
+            if (each.op, each.stage, each.stages, each.step)
+            == (Op.REDUCE_SCATTER, message.stage, message.stages, message.step)
+            and device in each.members
+            and place[each.node] < place[message.node]
+        ]
+        return self._ends[device, max(sums, key=place.__getitem__)] if len(sums) > 1 else None
 
     def _of_cargo(self, message: Message) -> Iterator[_Span]:
         """Yield several tensors in one piece at their sender, and in pieces beside that at their receiver."""
@@ -206,7 +291,7 @@ class _Sequence:
             holding = life.holding
             if (holding.category, holding.stage, holding.version) != (Category.GRADIENTS, message.stage, message.step):
                 continue
-            until = 2 * (last if message.op == Op.ALL_REDUCE else root) + 1
+            until = 2 * root + 1
             end = self._point(life.device, 2 * life.end + 1)
             if end < until:
                 size = self._prepared.training.parameters(message.stage).nbytes

@@ -22,6 +22,7 @@ from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request.options import DEFAULTS
 from cdpsim.request.reading import refuse_inapplicable, shape_of
+from cdpsim.request.sharing import GATHER, REDUCE, goes_by_layer, named_zero, read_ranks
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
@@ -62,6 +63,22 @@ _TRAINING = argument_group(
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
 
+_DATA_RANKS = argument_group(
+    "what data ranks share and exchange, as for `cdpsim simulate`",
+    argument("--shard", metavar="S", help="so many replicas share what is split (alone: --zero 3)"),
+    argument("--zero", metavar="Z", help="what they split: 0 nothing, 1 optimizer states, 2 gradients too, 3 all"),
+    argument("--buckets", metavar="BUCKETS", help="gradients of how many stages go together: torch, '1 MiB,25 MiB', …"),
+    argument("--whole-first-step", action="store_true", help="one bucket has all gradients in the first step"),
+    argument("--reduce", metavar="WHEN", help=f"sum gradients at the {', '.join(REDUCE)}: of a step, or pass by pass"),
+    argument("--reshard", metavar="HOW", help="drop gathered parameters after each use: yes, no, root, or K ranks"),
+    argument("--gather", metavar="WHEN", help=f"new parameters are needed by {' or '.join(GATHER)}"),
+    argument(
+        "--by-layer",
+        action=argparse.BooleanOptionalAction,
+        help="messages of a pipeline are of layers (default: where all is split, and with buckets)",
+    ),
+)
+
 _MACHINE = argument_group(
     "where it runs, and what is predicted",
     argument("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda"),
@@ -98,7 +115,7 @@ _MACHINE = argument_group(
     argument(
         "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
     ),
-    argument("--prefetch", default="0", metavar="K", help="let parameters arrive K tasks before their reader"),
+    argument("--prefetch", metavar="K", help="let parameters arrive K tasks before their reader"),
     argument("--overlap-all-reduce", action="store_true", help="sum a stage's gradients as soon as they are complete"),
     argument("--vertical-sync", action="store_true", help="read in all stages the version of the first one"),
     argument(
@@ -106,6 +123,7 @@ _MACHINE = argument_group(
         metavar="HOW",
         help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
     ),
+    _DATA_RANKS,
     _TRAINING,
     _MACHINE,
 )
@@ -138,16 +156,30 @@ def case_of(options: argparse.Namespace) -> Case:
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = _optimizer(options, dtype)
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], autocast=options.autocast, **sizes)
-    schedule = find_schedule(options.schedule)
-    prefetch = whole_number("prefetch", options.prefetch, at_least=0)
-    shape = shape_of(schedule, n, DEFAULTS | vars(options))
-    refuse_inapplicable(schedule, shape, {**vars(options), "prefetch": prefetch})
+    given = DEFAULTS | vars(options)
+    given |= named_zero(given)
+    schedule = find_schedule(str(given["schedule"]))
+    prefetch = None if options.prefetch is None else whole_number("prefetch", options.prefetch, at_least=0)
+    shape = shape_of(schedule, n, given)
+    refuse_inapplicable(schedule, shape, given | {"prefetch": prefetch})
+    zero, _, _ = read_ranks(schedule, shape.replicas, given)
+    cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
+    wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
+    by_layer = wanted and "by-layer" in schedule.options and len(layers.layers) > n
     case = Case(
         schedule=schedule.name,
         n=n,
         m=shape.m,
         chunks=shape.chunks,
-        replicas=shape.replicas,
+        replicas=shape.replicas // shape.shard,
+        shard=shape.shard if zero else None,
+        zero=zero or None,
+        buckets=options.buckets,
+        whole_first_step=options.whole_first_step,
+        reduce=options.reduce,
+        reshard=options.reshard,
+        gather=options.gather,
+        layers=(0, *cuts) if by_layer else (),
         steps=whole_number("steps", options.steps, at_least=1),
         rule=_rule(options.rule, shape),
         slot_order=options.slot_order,
@@ -160,7 +192,7 @@ def case_of(options: argparse.Namespace) -> Case:
         dtype=dtype,
         seed=whole_number("seed", options.seed, at_least=0),
         sizes=tuple(sizes.items()),
-        cuts=tuple(find_cuts(layers, n, options.partition, optimizer)),
+        cuts=tuple(range(1, len(layers.layers))) if by_layer else cuts,
         autocast=options.autocast,
         recompute=choose("recompute", options.recompute, SEGMENTED),
         offload=choose("offload", options.offload, OFFLOAD),
@@ -202,7 +234,7 @@ def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...]
 
 def _read_stages(path: str, case: Case) -> Model:
     """Return the stages of a model file, trained by its recipe, which recompute and offload as the case does."""
-    model, n = Model.load(path), case.n
+    model, n = Model.load(path), case.shape.n
     if model.n != n:
         raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
     if model.tied:

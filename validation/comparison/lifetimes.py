@@ -6,11 +6,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from cdpsim.program import Category
+from cdpsim.program import Category, Kind
 
 from ..replay.contents import BEGINNING, Holding, name_of
 from ..replay.plan import Plan
-from ..replay.policy import Life
+from ..replay.policy import Life, split_of
 from ..report.schema import LifeDifference
 
 
@@ -45,9 +45,24 @@ def _program_lives(plan: Plan) -> tuple[list[Life], dict[tuple[int, Holding], in
         node = begin >> 1  # -1 stays -1: the beginning
         micro_batch = int(tasks.micro_batch[node]) if category == Category.ACTIVATIONS else -1
         holding = Holding(Category(category), stage, 0 if category == Category.OPTIMIZER else version, micro_batch)
+        if plan.program.shard > 1 and category != Category.ACTIVATIONS:
+            holding = _with_share(plan, holding, int(buffers.size[number]), node)
         lives.append(Life(device, holding, node, max((end >> 1, *ends[number]), key=plan.place_of)))
         sizes[device, holding] = int(buffers.size[number])
     return _joined(plan, lives), sizes
+
+
+def _with_share(plan: Plan, holding: Holding, size: int, begin: int) -> Holding:
+    """Return which share a buffer is: of its rank, or from a forward on one of the fewer ranks that gather it again."""
+    buffers, tasks = plan.program.buffers, plan.program.tasks
+    same = (buffers.category == holding.category) & (buffers.stage == holding.stage)
+    split = split_of(plan.program, holding.category)
+    if holding.category != Category.OPTIMIZER and size == buffers.size[same].max():
+        return holding
+    if holding.category == Category.PARAMETERS and 0 <= begin < len(tasks) and tasks.kind[begin] == Kind.F:
+        fewer = plan.policy.between.get(holding.stage, 1)
+        return holding._replace(micro_batch=int(tasks.micro_batch[begin]), split=fewer)
+    return holding._replace(split=split)
 
 
 def _joined(plan: Plan, lives: Iterable[Life]) -> list[Life]:

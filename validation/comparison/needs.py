@@ -15,9 +15,11 @@ from cdpsim.schedules.state import Home
 from ..replay.contents import BEGINNING, Message, Passing, name_of, text_of
 from ..replay.plan import Plan
 from ..replay.policy import gradients
+from ..replay.shares import Shares
 from ..report.schema import MessageDifference, MessageFault
 from ..training.optimizer import Optimizer
 from ..training.stages import Training
+from .shared_needs import early_gathers, follow_shares, gather_needs
 
 
 class Need(NamedTuple):
@@ -34,9 +36,14 @@ def compare_needs(plan: Plan, training: Training, optimizer: Optimizer) -> list[
     A size is wrong where a message is larger or smaller than its tensors.
     """
     stateful = bool(optimizer.forms(training.parts(0)))
-    found = [*_unequal(plan, list(_needs(plan, stateful))), *_compare_sums(plan)]
+    sums = follow_shares(plan) if plan.program.state.streams else _compare_sums(plan)
+    found = [*_unequal(plan, list(_needs(plan, stateful))), *sums, *early_gathers(plan)]
+    shares = Shares(plan.program, plan.messages, training)
     for message in plan.messages:
-        size = _tensor_bytes(plan, message, training, optimizer)
+        if message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE):
+            size = shares.message_form(message).nbytes
+        else:
+            size = _tensor_bytes(plan, message, training, optimizer)
         if size != message.size:
             kind: MessageFault = "too large" if message.size > size else "too small"
             text = f"{message} has {message.size} B, and its tensors {size} B"
@@ -76,6 +83,9 @@ def _boundary_needs(plan: Plan) -> Iterator[Need]:
 def _version_needs(plan: Plan) -> Iterator[Need]:
     """Yield the versions of parameters that devices read and do not make: once, or for each use where they are lent."""
     program, tasks = plan.program, plan.program.tasks
+    if program.shard > 1:
+        yield from (Need(*need) for need in gather_needs(plan))
+        return
     lent = program.state.parameters is Home.OWNED
     updates = [node for node in range(len(tasks)) if tasks.kind[node] == Kind.U]
     places = ((int(tasks.device[node]), int(tasks.stage[node]), int(tasks.version[node])) for node in updates)
@@ -127,7 +137,8 @@ def _unequal(plan: Plan, needs: list[Need]) -> list[MessageDifference]:
     for message in plan.messages:
         if message.content == Content.GRADIENT:
             continue
-        served = [open_needs[message.key, device] for device in message.members if device != message.src]
+        keys = [(*message.key[:-1], stage) for stage in message.covers]
+        served = [open_needs[key, device] for key in keys for device in message.members if device != message.src]
         if not any(served):
             superfluous.append(message)
         for wanted in served:
@@ -146,7 +157,7 @@ def _unequal(plan: Plan, needs: list[Need]) -> list[MessageDifference]:
 def _is_other_version(message: Message, need: Need) -> bool:
     """Return whether a message brings another version of what a device needs."""
     content, _, _, stage = need.key
-    brings = (message.content, message.stage) == (content, stage) and need.device in message.members
+    brings = message.content == content and stage in message.covers and need.device in message.members
     return brings and content in (Content.PARAMETERS, Content.STATE)
 
 

@@ -13,7 +13,7 @@ from cdpsim.program.assembly import check_causal
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import RULES, Rule, lag_rule
 
-from ..replay.case import Outcome, Prepared, expected_parameters, largest_difference
+from ..replay.case import Outcome, Prepared, differences, expected_parameters, largest_difference
 from ..report.schema import NearestRule, ParameterComparison
 from ..training.optimizer import Optimizer
 
@@ -63,11 +63,7 @@ def _without_states(prepared: Prepared) -> Prepared:
 
 def _worst_stage(outcomes: list[Outcome], expected: list[Tensor]) -> int:
     """Return the stage whose parameters differ most, or are no numbers."""
-    apart = {
-        stage: float((torch.tensor(theta) - expected[stage].cpu()).abs().max())
-        for outcome in outcomes
-        for stage, theta in outcome.parameters.items()
-    }
+    apart = {stage: float(own) for stage, own in differences(outcomes, expected).items()}
     return max(apart, key=lambda stage: (apart[stage] != apart[stage], apart[stage]))
 
 

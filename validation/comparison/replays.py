@@ -127,8 +127,9 @@ def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     """Return the request of a replay in one process or by ranks."""
     rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
     shape = case.shape
-    asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.n, "m": shape.m, "chunks": shape.chunks}
-    asked |= {"replicas": shape.replicas, "steps": case.steps, "rule": rule, "slot_order": case.slot_order}
+    asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.parts, "m": shape.m, "chunks": shape.chunks}
+    asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "rule": rule}
+    asked |= {"slot_order": case.slot_order}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
     asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}

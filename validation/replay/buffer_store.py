@@ -1,6 +1,7 @@
 """The values of one category on a device, each kept exactly as long as the policy says."""
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from .contents import Holding, ReplayError, name_of
@@ -23,6 +24,13 @@ class BufferStore(Generic[Value]):
 
     def __len__(self) -> int:
         return sum(map(len, self._copies.values()))
+
+    def first(self, is_wanted: Callable[[Holding], bool]) -> Holding:
+        """Return the first content of a kind whose life has begun and not ended."""
+        found = next((holding for holding, copies in self._copies.items() if copies and is_wanted(holding)), None)
+        if found is None:
+            raise ReplayError(f"device {self._device} does not hold what a message is to gather")
+        return found
 
     def begin(self, holding: Holding) -> None:
         """Begin another copy of a content."""

@@ -16,7 +16,9 @@ from cdpsim.cluster import Cluster, Link
 from cdpsim.errors import choose
 from cdpsim.front import assemble
 from cdpsim.model import Model, Runtime
+from cdpsim.program import Category
 from cdpsim.request import Request
+from cdpsim.request.reading import shape_of
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
@@ -34,6 +36,8 @@ from .contents import Calls, ReplayError
 from .equation import evaluate, grouping_of
 from .interpreter import Device
 from .plan import Part, Plan
+from .policy import split_of
+from .shares import Shares, check_shares, in_whole_numbers
 from .transport import InProcess, Mailboxes, Transport
 from .watch import (
     Accountant,
@@ -74,9 +78,17 @@ class Case:
     m: int | None = None  # micro-batches of a step; None: as many as the schedule has itself
     chunks: int | None = None  # stages per device, likewise
     replicas: int = 1
+    shard: int | None = None  # data ranks that share what is split
+    zero: int | None = None  # the stage of ZeRO: what they split
+    buckets: str | None = None
+    whole_first_step: bool = False
+    reduce: str | None = None
+    reshard: str | int | None = None
+    gather: str | None = None
+    layers: tuple[int, ...] = ()  # the first layer of each stage, where messages are of layers
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
     slot_order: str | None = None  # the task that a device does first in a slot with several
-    prefetch: int = 0  # how many tasks before their reader parameters arrive
+    prefetch: int | None = None  # how many tasks before their reader parameters arrive
     overlap_all_reduce: bool = False
     vertical_sync: bool = False
     model: str = "mlp"
@@ -85,7 +97,7 @@ class Case:
     dtype: str = "float64"
     seed: int = 0
     sizes: tuple[tuple[str, int], ...] = ()  # of the model
-    cuts: tuple[int, ...] | None = None  # with which layer each stage but the first begins; None: evenly
+    cuts: tuple[int, ...] | None = None  # with which layer each stage (or part by `layers`) but the first begins
     stages: Model | None = None  # the stages' costs, where they are known; else they are profiled
     autocast: str | None = None  # bf16 or fp16: the type to which torch.autocast casts what products take
     recompute: str = "none"  # what backwards compute again
@@ -101,8 +113,8 @@ class Case:
     def shape(self) -> Shape:
         """The sizes of its program."""
         schedule = find_schedule(self.schedule)
-        m, chunks = self.m or schedule.micro_batches(self.n), self.chunks or schedule.order.chunks
-        return Shape(self.n, m, chunks, self.replicas, self.stage_replicas, schedule.workers(self.n, m))
+        shape = shape_of(schedule, self.n, {**vars(self), "stage_replicas": self.stage_replicas or None})
+        return replace(shape, n=len(self.cuts or ()) + 1, layers=self.layers) if self.layers else shape
 
     @property
     def request(self) -> Request:
@@ -116,6 +128,14 @@ class Case:
             m=self.m,
             chunks=self.chunks,
             replicas=self.replicas,
+            shard=self.shard,
+            zero=self.zero,
+            buckets=self.buckets,
+            whole_first_step=self.whole_first_step,
+            reduce=self.reduce,  # type: ignore[arg-type]  # it is checked
+            reshard=self.reshard,
+            gather=self.gather,  # type: ignore[arg-type]  # it is checked
+            by_layer=self.layers or None,
             stage_replicas=self.stage_replicas or None,
             steps=self.steps,
             rule=rule,
@@ -161,6 +181,7 @@ class Outcome:
     """The result of one device's part: the parameters of its last updates, its calls, and the measurements."""
 
     parameters: Final
+    places: dict[int, slice]  # in the stage's vector, of what a device updates
     calls: Calls
     readings: list[Reading]  # where storages were watched
     spans: list[TaskInterval]  # where time was
@@ -175,7 +196,12 @@ def prepare(case: Case) -> Prepared:
 
 def planned(case: Case) -> Plan:
     """Return the planned program of a case whose stages are profiled."""
-    return Plan(assemble(case.request))
+    program = assemble(case.request)
+    if program.shard == 1:
+        return Plan(program)
+    training = build_training(case)
+    check_shares(program, case.optimizer, training.parameters(0).dtype.itemsize)
+    return Plan(in_whole_numbers(program, training, case.optimizer))
 
 
 def profiled(case: Case) -> Case:
@@ -236,6 +262,7 @@ class DeviceRun:
         hosts: HostUpdates | None = None,
     ) -> None:
         case, device = prepared.case, torch.device(prepared.case.device)
+        self._places = places_of(prepared, part.device)
         self._collector, self._transport, self._number = Collector(case.steps), transport, part.device
         self._ledger = allocator if isinstance(allocator, Ledger) else None
         counts = allocator if isinstance(allocator, Allocator) else None
@@ -250,12 +277,28 @@ class DeviceRun:
     def outcome(self) -> Outcome:
         """Return the outcome of the device, once it has finished and its allocator's record is closed."""
         return Outcome(
-            self._collector.parameters,
+            {stage: own[: _length(self._places[stage])] for stage, own in self._collector.parameters.items()},
+            self._places,
             self._transport.calls.copy(),
             self._meter.readings if self._meter else [],
             self._stopwatch.spans if self._stopwatch else [],
             self._ledger.events(self._number) if self._ledger else [],
         )
+
+
+def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
+    """Return the places in stages' vectors of what a device updates."""
+    program, training = prepared.plan.program, prepared.training
+    split = split_of(program, Category.OPTIMIZER)
+    if split == 1:
+        return {stage: slice(0, training.parameters(stage).numel) for stage in range(training.n)}
+    shares = Shares(program, prepared.plan.messages, training)
+    rank = shares.rank(device, split)
+    return {stage: shares.place(stage, split, rank) for stage in range(training.n)}
+
+
+def _length(place: slice) -> int:
+    return int(place.stop - place.start)
 
 
 @contextmanager
@@ -303,10 +346,22 @@ def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Te
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
     """Return the largest difference between the devices' final parameters and the expected ones; 0 is bit-equal."""
-    made = [(stage, theta) for outcome in outcomes for stage, theta in outcome.parameters.items()]
-    if missing := set(range(len(parameters))) - {stage for stage, _ in made}:
-        raise ReplayError(f"no device updated stages {sorted(missing)} in the last step")
+    updated = [torch.zeros(len(theta), dtype=torch.bool) for theta in parameters]
+    for outcome in outcomes:
+        for stage in outcome.parameters:
+            updated[stage][outcome.places[stage]] = True
+    if missing := [stage for stage, own in enumerate(updated) if not own.all()]:
+        raise ReplayError(f"no device updated stages {missing} in the last step")
     # torch's maximum is nan where a value is nan, Python's is not.
-    return float(
-        torch.stack([(torch.tensor(theta) - parameters[stage].cpu()).abs().max() for stage, theta in made]).max()
-    )
+    return float(torch.stack(list(differences(outcomes, parameters).values())).max())
+
+
+def differences(outcomes: list[Outcome], parameters: list[Tensor]) -> dict[int, Tensor]:
+    """Return, of each stage, the largest difference between the devices' final parameters and the expected ones."""
+    found: dict[int, Tensor] = {}
+    for outcome in outcomes:
+        for stage, theta in outcome.parameters.items():
+            if len(theta):
+                apart = (torch.tensor(theta) - parameters[stage][outcome.places[stage]].cpu()).abs().max()
+                found[stage] = torch.maximum(found.get(stage, apart), apart)
+    return found

@@ -20,12 +20,16 @@ class ReplayError(RuntimeError):
 
 
 class Holding(NamedTuple):
-    """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash."""
+    """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash.
+
+    It is whole, or a share: of what is `split` among so many ranks, a device has the share of its own rank.
+    """
 
     category: Category
     stage: int
     version: int  # the step of gradients and activations; 0 of an optimizer state, of which there is only one
-    micro_batch: int  # of activations, else -1
+    micro_batch: int  # of activations, and of shares between a forward and its backward; else -1
+    split: int = 1
 
 
 class Message(NamedTuple):
@@ -40,6 +44,12 @@ class Message(NamedTuple):
     src: int
     members: tuple[int, ...]  # sender and receiver, or a collective's group
     size: int
+    stages: int = 1
+
+    @property
+    def covers(self) -> range:
+        """The stages of which it carries something."""
+        return range(self.stage, self.stage + self.stages)
 
     @property
     def key(self) -> Passing:
@@ -49,7 +59,7 @@ class Message(NamedTuple):
     @property
     def senders(self) -> tuple[int, ...]:
         """The devices that contribute to it."""
-        return self.members if self.op in (Op.ALL_REDUCE, Op.REDUCE) else (self.src,)
+        return (self.src,) if self.op in (Op.P2P, Op.BROADCAST) else self.members
 
     def __str__(self) -> str:
         between = ", ".join(map(str, self.members))
@@ -65,8 +75,8 @@ def text_of(passing: Passing) -> str:
 
 def name_of(holding: Holding) -> str:
     """Return the name of a content, for people."""
-    category, stage, version, micro_batch = holding
-    place = f"stage {stage}"
+    category, stage, version, micro_batch, split = holding
+    place = f"stage {stage}" if split == 1 else f"stage {stage}, a share of {split}"
     if category == Category.PARAMETERS:
         place += f", version {version}"
     elif category != Category.OPTIMIZER:

@@ -6,7 +6,7 @@ is the caller's, because that decides the last bits.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import reduce
@@ -19,14 +19,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Program
+from cdpsim.program import Op, Program
 from cdpsim.schedules.rule import UpdateSources
+from cdpsim.schedules.state import When
 
 from ..training.forms import flatten
 from ..training.optimizer import Optimizer
 from ..training.stages import Training
 
-Grouping = Callable[[int, int], list[list[int]]]  # step, stage -> micro-batches that are summed first, in groups
+Sums = Sequence["int | Sums"]  # micro-batches, and sums of some that are made first
+Grouping = Callable[[int, int], Sums]  # of a step and a stage
 StageParameters = list[dict[str, Tensor]]  # of each stage, by name
 
 
@@ -68,10 +70,7 @@ def evaluate(
             if line is not None:
                 _go_back(stage, optimizers[j], states[int(line.base[t])][j])
             for name, parameter in stage.named_parameters():
-                sums = [
-                    reduce(add, (reduce(add, (taken[s][i][j][name] for i in group)) for group in grouping(s, j)))
-                    for s in range(first, t + 1)
-                ]
+                sums = [_add_up(grouping(s, j), [own[j][name] for own in taken[s]]) for s in range(first, t + 1)]
                 mean = sums[0] if len(sums) == 1 else reduce(add, sums) / len(sums)
                 parameter.grad = mean.to(parameter.dtype)
             optimizers[j].step()
@@ -81,6 +80,11 @@ def evaluate(
         else:
             states.append(_states(stages, optimizers))
     return [flatten(version.values()) for version in versions[-1]]
+
+
+def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
+    """Return the sum of micro-batches' gradients, added in the order of the sums."""
+    return reduce(add, (gradients[each] if isinstance(each, int) else _add_up(each, gradients) for each in sums))
 
 
 def _states(
@@ -142,18 +146,44 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 def grouping_of(program: Program) -> Grouping:
     """Return the order of additions point to point: each device its own micro-batches, then device by device.
 
-    To a sum that travels with its stage's state each micro-batch adds in turn.
+    To a sum that travels with its stage's state each micro-batch adds in turn. What is summed after each pass is added
+    to the sum so far: where ranks have shares, as the sum of all, else rank by rank. Ranks of a group come first.
     """
     gives, first = program.gradient_tasks, program.first_pass
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
+    rounds = program.state.reduce is When.EACH
+    inside = _groups_of(program)
 
-    def grouping(step: int, stage: int) -> list[list[int]]:
+    def grouping(step: int, stage: int) -> Sums:
         tasks = gives[first[step] : first[step + 1], stage]
         groups: dict[int, list[int]] = {}
         for micro_batch in np.argsort(rank[tasks]).tolist():
             group = micro_batch if program.state.travels else int(program.tasks.device[tasks[micro_batch]])
             groups.setdefault(group, []).append(micro_batch)
+        if inside:
+            return _among_groups(groups, inside, rounds=rounds)
+        if rounds:
+            return [own[k] for k in range(max(map(len, groups.values()))) for _, own in sorted(groups.items())]
         return sorted(groups.values(), key=lambda group: group[-1])
 
     return grouping
+
+
+def _groups_of(program: Program) -> dict[int, int]:
+    """Return the number of each device's sharding group; nothing where nothing is split."""
+    messages = program.messages
+    numbers = np.unique(messages.dst[messages.op == Op.REDUCE_SCATTER]).tolist()
+    return {device: number for number in numbers for device in program.groups[number].tolist()}
+
+
+def _among_groups(own: dict[int, list[int]], inside: dict[int, int], *, rounds: bool) -> Sums:
+    """Return the sums of devices' micro-batches, first in each sharding group: of all at once, or pass by pass."""
+    passes = range(max(map(len, own.values())))
+    sums = []
+    for taken in [slice(k, k + 1) for k in passes] if rounds else [slice(None)]:
+        groups: dict[int, list[Sums]] = {}
+        for device in sorted(own):
+            groups.setdefault(inside[device], []).append(own[device][taken])
+        sums.append(list(groups.values()))
+    return sums

@@ -5,10 +5,11 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.schedules.state import Owner
+from cdpsim.schedules.state import Owner, When
 
 from ..training.forms import Form, flatten, pack, packed, unpack, zeros
 from ..training.offload import HostUpdates
@@ -19,7 +20,8 @@ from ..training.stages import Training
 from .buffer_store import BufferStore
 from .contents import BEGINNING, Holding, Message, Passing, ReplayError
 from .plan import Part, Plan, kind_of
-from .policy import gradients, optimizer_state, parameters
+from .policy import gradients, optimizer_state, parameters, split_of
+from .shares import Shares
 from .transport import Pending, Transport
 from .watch import Watch
 
@@ -55,6 +57,10 @@ class Device:
         }
         self._passing: dict[Passing, Tensor] = {}
         self._pending: dict[int, Pending] = {}
+        self._shares = Shares(plan.program, plan.messages, training)
+        self._splits = {category: split_of(plan.program, category) for category in Category}
+        self._given: dict[int, list[Tensor]] = {}  # by message, tensors that are there until it is complete
+        self._going_on: dict[Holding, Tensor] = {}  # sums of shares, on their way from group to group
         back = self._backward_for_input if self._program.splits else self._backward
         self._tasks = {Kind.F: self._forward, Kind.B: back, Kind.W: self._backward_for_weights, Kind.U: self._update}
         self._begin(BEGINNING)
@@ -72,6 +78,7 @@ class Device:
                 self._start(self._plan.message(node))
                 return
             self._begin(node)
+            self._leave(node)
             self._tasks[kind_of(self._program, node)](node)
             self._end(node)
 
@@ -91,6 +98,10 @@ class Device:
         for holding in self._part.ends.get(node, ()):
             self._stores[holding.category].end(holding)
 
+    def _leave(self, node: int) -> None:
+        for holding in self._part.leaves.get(node, ()):
+            self._stores[holding.category].end(holding)
+
     def _keep(self, holding: Holding, value: Tensor | OptimizerState) -> None:
         """Keep a value if a later task or message uses it."""
         for tensor in value.values() if isinstance(value, dict) else (value,):
@@ -100,8 +111,12 @@ class Device:
     def _first(self, holding: Holding) -> Tensor | OptimizerState:
         """Return the value of a content at the start of the run."""
         theta = flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
+        parts = self._shares.parts(holding.stage, holding.split)
+        if holding.split > 1:
+            rank = self._shares.rank(self._part.device, holding.split)
+            theta = self._shares.of(theta, holding.stage, holding.split, rank).clone()
         if holding.category == Category.OPTIMIZER:
-            return {} if self._optimizer.on_host else self._optimizer.state(theta, self._training.parts(holding.stage))
+            return {} if self._optimizer.on_host else self._optimizer.state(theta, parts)
         return theta
 
     # Tasks
@@ -122,6 +137,10 @@ class Device:
         if y is not None:
             self._passing[Content.ACTIVATION, t, i, j] = y
         self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
+        for holding in self._part.begins.get(node, ()):
+            if holding.split > 1:  # a share of what the backward gathers from fewer ranks than the forward
+                rank = self._shares.rank(self._part.device, holding.split)
+                self._keep(holding, self._shares.of(theta, j, holding.split, rank).clone())
 
     def _backward(self, node: int) -> None:
         t, i, j = self._place(node)
@@ -193,10 +212,14 @@ class Device:
         gradient = self._sum(t, j)
         if first < t:
             gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
-        theta = self._updated(
-            j, self._parameters.get(parameters(j, base)), gradient, keep=not program.estimates[version]
-        )
-        self._keep(parameters(j, version), theta)
+        split = self._splits[Category.PARAMETERS]
+        before, keep = self._parameters.get(parameters(j, base, split)), not program.estimates[version]
+        if split == self._splits[Category.OPTIMIZER]:
+            theta = self._updated(j, before, gradient, keep=keep)
+            self._keep(parameters(j, version, split), theta)
+        else:  # the share is written where it was; a gather makes the new version of all shares
+            theta = self._updated(j, self._own_share(before, j), gradient, keep=keep)
+            self._write_own(before, j, theta)
         self._made(j, version, theta)
 
     def _updated(self, stage: int, theta: Tensor, gradient: Tensor, *, keep: bool) -> Tensor:
@@ -204,14 +227,30 @@ class Device:
 
         On hosts, a state that devices use in turn is there for all of them.
         """
-        parts = self._training.parts(stage)
+        split = self._splits[Category.OPTIMIZER]
+        parts = self._shares.parts(stage, split)
         if self._optimizer.on_host:
             key = (stage, self._part.device if self._program.state.owner is Owner.FIXED else -1)
             return self._hosts.update(key, theta, gradient, parts, keep=keep)
-        state = self._states.get(optimizer_state(stage)) if self._optimizer.forms(parts) else {}
+        state = self._states.get(optimizer_state(stage, split)) if self._optimizer.forms(parts) else {}
         if not keep:
             state = {name: tensor.clone() for name, tensor in state.items()}
         return self._optimizer.update(theta, gradient, state, parts)
+
+    @property
+    def _sums_in_place(self) -> bool:
+        """Whether the sum of a device's share is in its place among the device's own gradients, which stay."""
+        return self._splits[Category.GRADIENTS] < self._splits[Category.OPTIMIZER]
+
+    def _own_share(self, vector: Tensor, stage: int) -> Tensor:
+        """Return the device's share of a stage's vector."""
+        split = self._splits[Category.OPTIMIZER]
+        return self._shares.of(vector, stage, split, self._shares.rank(self._part.device, split))
+
+    def _write_own(self, vector: Tensor, stage: int, share: Tensor) -> None:
+        """Write the device's share into a stage's vector."""
+        split = self._splits[Category.OPTIMIZER]
+        self._shares.write(vector, stage, split, self._shares.rank(self._part.device, split), share)
 
     def _place(self, node: int) -> tuple[int, int, int]:
         """Return the step, micro-batch and stage of a task."""
@@ -220,7 +259,9 @@ class Device:
 
     def _sum(self, step: int, stage: int) -> Tensor:
         """Return the sum of the device's own gradients and those from the device before it."""
-        own = self._gradients.get(gradients(stage, step))
+        own = self._gradients.get(gradients(stage, step, self._splits[Category.GRADIENTS]))
+        if self._sums_in_place:
+            return self._own_share(own, stage)
         arrived = self._passing.pop((Content.GRADIENT, step, -1, stage), None)
         return own if arrived is None else own.add_(arrived)
 
@@ -242,8 +283,48 @@ class Device:
         if message.op == Op.BROADCAST:
             root = self._part.device == message.src
             return self._transport.broadcast(message, self._form(message), self._outgoing(message) if root else None)
-        summing = {Op.ALL_REDUCE: self._transport.all_reduce, Op.REDUCE: self._transport.reduce}
-        return summing[message.op](message, self._sum(message.step, message.stage))
+        if message.op == Op.REDUCE:
+            return self._transport.reduce(message, self._sum(message.step, message.stage))
+        given = [self._given_to(message, stage) for stage in message.covers]
+        if message.op == Op.REDUCE_SCATTER:
+            self._given[message.node] = given
+        if self._shares.is_packed(message):
+            given = [self._packed(message, given)]
+        self._leave(message.node)
+        if message.op == Op.ALL_REDUCE:
+            return self._transport.all_reduce(message, given[0])
+        collective = {Op.REDUCE_SCATTER: self._transport.reduce_scatter, Op.ALL_GATHER: self._transport.all_gather}
+        return collective[message.op](message, given[0], self._shares.message_form(message))
+
+    def _given_to(self, message: Message, stage: int) -> Tensor:
+        """Return what the device gives of a stage to a collective among ranks."""
+        split = self._shares.splits(message)
+        if message.op == Op.ALL_REDUCE:
+            return self._sum_of(message, stage)
+        if message.op == Op.REDUCE_SCATTER:
+            return self._gradients.get(gradients(stage, message.step))
+        if self._splits[Category.PARAMETERS] == 1:  # of the version before, into which the update has written
+            share = self._own_share(whole := self._parameters.get(parameters(stage, message.step)), stage)
+            return share.clone() if message.stages == 1 and share._is_view() and whole is not share else share
+        return self._parameters.get(self._share_to_gather(message, stage, split))
+
+    def _share_to_gather(self, message: Message, stage: int, split: int) -> Holding:
+        """Return the share of parameters that a device gives to a gather: its own, or one from a forward on."""
+        if split == self._program.shard:
+            return parameters(stage, message.step + 1, split)
+        return self._parameters.first(lambda own: own[1:3] + own[4:] == (stage, message.step + 1, split))
+
+    def _sum_of(self, message: Message, stage: int) -> Tensor:
+        """Return the device's sum of a stage's gradients that an all-reduce makes the sum of all."""
+        holding = gradients(stage, message.step, self._splits[Category.GRADIENTS])
+        own = self._going_on.get(holding, self._gradients.get(holding))
+        return self._own_share(own, stage) if self._sums_in_place else own
+
+    def _packed(self, message: Message, given: list[Tensor]) -> Tensor:
+        """Return what a device gives of several stages, or with padding, as one tensor."""
+        if message.op == Op.REDUCE_SCATTER:
+            return self._shares.pack_rows(given, message.covers, self._shares.splits(message))
+        return torch.cat(given) if len(given) > 1 else given[0]
 
     def _complete(self, node: int) -> None:
         """Wait until a message is complete, and keep its content."""
@@ -256,11 +337,63 @@ class Device:
         except ReplayError as error:
             raise ReplayError(f"device {self._part.device} waited for {message}: {error}") from error
         self._begin(node)
-        if message.op in (Op.ALL_REDUCE, Op.REDUCE):
+        if message.op == Op.REDUCE:
             self._keep(gradients(message.stage, message.step), tensor)
+        elif message.op == Op.ALL_REDUCE:
+            self._take_sums(message, tensor)
+        elif message.op == Op.REDUCE_SCATTER:
+            self._take_shares(message, tensor)
+        elif message.op == Op.ALL_GATHER:
+            self._take_gathered(message, tensor)
         elif self._part.device != message.src:
             self._arrive(message, tensor)
+        self._given.pop(node, None)
         self._end(node)
+
+    def _take_sums(self, message: Message, tensor: Tensor) -> None:
+        """Keep the sum of all; where tasks add more to it, only the first member does, and the others begin anew."""
+        forms = [self._shares.form(stage, self._shares.splits(message)) for stage in message.covers]
+        totals = torch.split(tensor, [form.numel for form in forms])
+        if self._sums_in_place:
+            for stage, total in zip(message.covers, totals, strict=True):
+                self._write_own(self._gradients.get(gradients(stage, message.step)), stage, total)
+            return
+        sums = [self._sum_of(message, stage) for stage in message.covers]
+        for own, total in zip(sums, totals, strict=True):
+            if own.data_ptr() != total.data_ptr():
+                own.copy_(total)
+        split = self._splits[Category.GRADIENTS]
+        if split == 1 and message.node in self._plan.is_again and self._program.state.reduce is When.EACH:
+            for own in sums if self._part.device != message.members[0] else ():
+                own.zero_()
+        for stage in message.covers:
+            holding = gradients(stage, message.step, split)
+            if (come := self._going_on.pop(holding, None)) is not None:
+                self._gradients.get(holding).add_(come)
+
+    def _take_shares(self, message: Message, tensor: Tensor) -> None:
+        """Keep the device's share of a sum, or add it to those of earlier passes."""
+        split = self._shares.splits(message)
+        forms = [self._shares.form(stage, split) for stage in message.covers]
+        shares = [tensor] if len(forms) == 1 else [own.clone() for own in torch.split(tensor, [f.numel for f in forms])]
+        for stage, share in zip(message.covers, shares, strict=True):
+            holding = gradients(stage, message.step, self._splits[Category.GRADIENTS])
+            if self._sums_in_place:
+                self._write_own(self._gradients.get(holding), stage, share)
+            elif holding not in self._gradients:
+                self._keep(holding, share)
+            elif self._plan.goes_on:
+                self._going_on[holding] = share
+            else:
+                self._gradients.get(holding).add_(share)
+
+    def _take_gathered(self, message: Message, tensor: Tensor) -> None:
+        """Keep parameters that were gathered."""
+        stages, vectors = message.covers, [tensor]
+        if self._shares.is_packed(message):
+            vectors = self._shares.unpack_rows(tensor, stages, self._shares.splits(message))
+        for stage, vector in zip(stages, vectors, strict=True):
+            self._keep(parameters(stage, message.step + 1), vector)
 
     def _outgoing(self, message: Message) -> Tensor:
         """Return the tensor that a message carries."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cdpsim.request.sharing import MOST_SPLIT, read_ranks
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import find_rule
 from cdpsim.schedules.state import Owner
@@ -11,7 +12,8 @@ from .case import Case, LeftOut
 
 REPLAYED = "replayed"
 _USUAL = {
-    "prefetch": 0,
+    **dict.fromkeys(("zero", "shard", "buckets", "whole_first_step", "reduce", "reshard", "gather")),
+    "prefetch": None,
     "overlap_all_reduce": False,
     "vertical_sync": False,
     "recompute": "none",
@@ -32,7 +34,7 @@ def replayable(case: Case, *, alone: bool = True) -> Case:
 
 def describe_options(case: Case) -> dict[str, str]:
     """Return which options were asked for, as `REPLAYED` or with the reason why they are not, or only in part."""
-    asked = {option: getattr(case, option) != usual for option, usual in _USUAL.items()}
+    asked = {option: (getattr(case, option) or usual) != usual for option, usual in _USUAL.items()}
     asked["mixed_precision"] = case.optimizer.mixed_precision
     found = {name: REPLAYED for name, is_asked in asked.items() if is_asked}
     for option, _, reason in case.left_out:
@@ -43,11 +45,18 @@ def describe_options(case: Case) -> dict[str, str]:
 def recorded_options(case: Case) -> dict[str, str | int | bool | None]:
     """Return the values of all options, as they were asked for."""
     values = {option: getattr(case, option) for option in _USUAL}
+    values["prefetch"] = _prefetch(case)
     return (
         values
         | {"mixed_precision": case.optimizer.mixed_precision}
         | {left.option: left.value for left in case.left_out}
     )
+
+
+def _prefetch(case: Case) -> int:
+    """Return how many tasks before their reader parameters arrive: where all is split one, if it is not said."""
+    zero, _, _ = read_ranks(find_schedule(case.schedule), case.replicas, vars(case))
+    return int(zero == MOST_SPLIT) if case.prefetch is None else case.prefetch
 
 
 def _obstacles(case: Case, alone: bool) -> Iterator[tuple[str, str | None, str]]:

@@ -23,13 +23,15 @@ from .policy import Policy
 class Part:
     """One device's nodes in order, at each of them the contents whose lives begin and end there by the policy.
 
-    `due` are the messages that are complete before a node.
+    `due` are the messages that are complete before a node. What `leaves` at a node is gone with its start: its content
+    is the message's, or the task has it in another form.
     """
 
     device: int
     nodes: list[int]
     begins: dict[int, list[Holding]]
     ends: dict[int, list[Holding]]
+    leaves: dict[int, list[Holding]]
     due: dict[int, list[int]]
 
 
@@ -75,13 +77,13 @@ class Plan:
     def messages(self) -> list[Message]:
         """All messages with readable fields."""
         columns: Messages = self.program.messages
-        names = ("op", "content", "stage", "micro_batch", "step", "src", "dst", "size")
+        names = ("op", "content", "stage", "micro_batch", "step", "src", "dst", "size", "stages")
         rows = zip(*(getattr(columns, name).tolist() for name in names), strict=True)
         groups = [tuple(group.tolist()) for group in self.program.groups]
         made = []
-        for node, (op, content, stage, micro_batch, step, src, dst, size) in enumerate(rows, start=self._first):
+        for node, (op, content, stage, micro_batch, step, src, dst, size, stages) in enumerate(rows, start=self._first):
             members = (src, dst) if op == Op.P2P else groups[dst]
-            made.append(Message(node, Op(op), Content(content), stage, micro_batch, step, src, members, size))
+            made.append(Message(node, Op(op), Content(content), stage, micro_batch, step, src, members, size, stages))
         return made
 
     @cached_property
@@ -129,6 +131,39 @@ class Plan:
             readers[before].append(after)
         return readers
 
+    @cached_property
+    def _followers(self) -> dict[int, list[int]]:
+        """Return what comes after each message for another reason than its content: tasks, and the next sums."""
+        edges, compute = self.program.edges, self.program.compute
+        rows = (edges.kind != EdgeKind.DATA) & (edges.before >= self._first) & (edges.after < compute)
+        followers: dict[int, list[int]] = defaultdict(list)
+        for before, after in zip(edges.before[rows].tolist(), edges.after[rows].tolist(), strict=True):
+            followers[before].append(after)
+        last: dict[tuple[int, int, int], int] = {}  # by step, stage and device
+        for each in self._sums:
+            for key in [(each.step, stage, member) for stage in each.covers for member in each.members]:
+                if key in last:
+                    followers[last[key]].append(each.node)
+                last[key] = each.node
+        return followers
+
+    @cached_property
+    def is_again(self) -> frozenset[int]:
+        """The messages behind which others sum what tasks add later to the gradients of the same stages and step."""
+        last = {(each.op, each.stage, each.step, each.members): each.node for each in self._sums}
+        return frozenset(each.node for each in self._sums if each.node not in last.values())
+
+    @cached_property
+    def goes_on(self) -> bool:
+        """Whether sums of shares go on from group to group."""
+        return any(each.op == Op.ALL_REDUCE for each in self._sums) and self.program.shard > 1
+
+    @cached_property
+    def _sums(self) -> list[Message]:
+        """Return the messages that sum gradients among ranks, in their order."""
+        sums = [each for each in self.messages if each.content == Content.GRADIENT and each.op != Op.P2P]
+        return sorted(sums, key=lambda each: self.place[each.node])
+
     def parts(self, *, by_slot: bool = False) -> list[Part]:
         """Return every device's part; `by_slot` completes each message before the next task, as if slots were real."""
         nodes: list[list[int]] = [[] for _ in range(self.program.devices)]
@@ -136,19 +171,20 @@ class Plan:
             for device in self.devices_of(node):
                 nodes[device].append(node)
         parts = [
-            Part(device, own, defaultdict(list), defaultdict(list), self._due(device, own, by_slot))
+            Part(device, own, defaultdict(list), defaultdict(list), defaultdict(list), self._due(device, own, by_slot))
             for device, own in enumerate(nodes)
         ]
         for device, holding, begin, end in self.policy.lives:
             parts[device].begins[begin].append(holding)
-            parts[device].ends[end].append(holding)
+            (parts[device].leaves if self.policy.leaves(holding, end) else parts[device].ends)[end].append(holding)
         return parts
 
     def _due(self, device: int, own: list[int], by_slot: bool) -> dict[int, list[int]]:
         """Return the messages that are complete before each node of a device.
 
         A message is completed before its first reader on the device; where it has none there (it was sent, or reduced
-        to another device), before the first node that comes after a reader elsewhere. Waiting so cannot deadlock: all
+        to another device), before the first node that comes after a reader elsewhere; and before what comes after it on
+        the device for another reason. Waiting so cannot deadlock: all
         devices go by one order, so of the devices that wait, the one that is least far in it waits for a message
         that all its members have begun. By slot, a message is through before the device's next task and before
         the next slot: what a device holds is then what it would hold if all devices' slots began and ended together.
@@ -167,7 +203,8 @@ class Plan:
                 if not readers:
                     raise ReplayError(f"no task needs what {self.message(node)} brings")
                 here = [reader for reader in readers if device in self.devices_of(reader)]
-                waiting[node] = min(place[reader] for reader in here or readers)
+                behind = [after for after in self._followers[node] if device in self.devices_of(after)]
+                waiting[node] = min(place[after] for after in [*(here or readers), *behind])
         return due
 
     @cached_property

@@ -4,13 +4,18 @@ A version of parameters goes after its last use on a device: by a task that read
 a message that takes it away. Gradients go with the update or the message that takes them, a stash with its last
 backward. A device that updates a stage keeps the optimizer state until its last update, or until a message takes it.
 Where all of a stage is owned, a device that does not own it drops a copy after the one use for which it came.
+
+Of what is split, a device has the share of its rank always. Gathered parameters go after the use for which they came,
+or with the last one of the step; shares that fewer ranks have of them from a forward on go when the backward begins.
+Gradients leave with the message that sums them to shares. New parameters are gathered in the place of the old ones,
+into which each rank has written its share.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cdpsim.program import Category, Content, Kind, Program
+from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.schedules.state import Home
 
 from .contents import BEGINNING, Holding, Message
@@ -35,6 +40,8 @@ class Policy:
         self._gains: dict[tuple[int, Holding], list[int]] = defaultdict(list)
         self._uses: dict[tuple[int, Holding], list[int]] = defaultdict(list)
         self._present: dict[int, set[Holding]] = defaultdict(set)
+        self._splits = {category: split_of(program, category) for category in Category}
+        self.between = self._find_smaller_groups()  # of stages, the ranks that gather parameters for a backward
         self._last_needed = self._find_last_needs()
         self._start()
         for node in order:
@@ -50,6 +57,7 @@ class Policy:
         for (device, holding), gains in self._gains.items():
             uses = self._uses[device, holding]
             if self._is_lent(device, holding):
+                uses = uses if len(gains) > 1 else uses[-1:]
                 found += [Life(device, holding, *pair) for pair in zip(gains, uses, strict=False)]
                 continue
             places = [*(self._place[node] for node in gains[1:]), len(self._place)]
@@ -61,6 +69,8 @@ class Policy:
     def _is_lent(self, device: int, holding: Holding) -> bool:
         """Return whether a device has a copy for one use alone, as that of an owner which has it always."""
         state = self._program.state
+        if self._splits[Category.PARAMETERS] > 1:
+            return holding.category == Category.PARAMETERS and holding.split == 1
         owned = state.parameters is Home.OWNED and not state.travels
         return owned and holding.category == Category.PARAMETERS and device not in self._updaters[holding.stage]
 
@@ -87,9 +97,9 @@ class Policy:
         row = node - program.compute
         base, first = int(program.base[row]), int(program.first_step[row])
         return [
-            parameters(stage, base),
-            optimizer_state(stage),
-            *(gradients(stage, each) for each in range(first, step + 1)),
+            parameters(stage, base, self._splits[Category.PARAMETERS]),
+            optimizer_state(stage, self._splits[Category.OPTIMIZER]),
+            *(gradients(stage, each, self._splits[Category.GRADIENTS]) for each in range(first, step + 1)),
         ]
 
     def _start(self) -> None:
@@ -104,9 +114,14 @@ class Policy:
             if state.travels:
                 holders = updaters = {self._first_user(stage)}
             for device in holders:
-                self._gain(device, parameters(stage, 0), BEGINNING)
+                self._gain(device, parameters(stage, 0, self._splits[Category.PARAMETERS]), BEGINNING)
             for device in updaters:
-                self._gain(device, optimizer_state(stage), BEGINNING)
+                self._gain(device, optimizer_state(stage, self._splits[Category.OPTIMIZER]), BEGINNING)
+
+    def _find_smaller_groups(self) -> dict[int, int]:
+        """Return, of each stage whose backwards gather from fewer ranks than share it, how many these are."""
+        gathers = (each for each in self._messages if each.op == Op.ALL_GATHER)
+        return {each.stage: len(each.members) for each in gathers if len(each.members) < self._program.shard}
 
     def _first_user(self, stage: int) -> int:
         """Return the device on which a travelling stage begins: the sender of its first message, or its first user."""
@@ -124,12 +139,25 @@ class Policy:
         for holding in self._reads(node):
             self._use(device, holding, node)
         if kind == Kind.U:
-            self._gain(device, parameters(stage, int(tasks.version[node])), node)
+            split = self._splits[Category.PARAMETERS]
+            if split == self._splits[Category.OPTIMIZER]:  # else an update makes a share of what all of its group hold
+                self._gain(device, parameters(stage, int(tasks.version[node]), split), node)
             return
+        between = Holding(
+            Category.PARAMETERS,
+            stage,
+            int(tasks.version[node]),
+            int(tasks.micro_batch[node]),
+            self.between.get(stage, 1),
+        )
         stash = Holding(Category.ACTIVATIONS, stage, step, int(tasks.micro_batch[node]))
         if kind == Kind.F:
             self._gain(device, stash, node)
+            if between.split > 1:
+                self._gain(device, between, node)
             return
+        if between.split > 1 and kind == Kind.B:
+            self._use(device, between, node)
         self._use(device, stash, node)
         if kind == (Kind.W if program.splits else Kind.B):
             if gradients(stage, step) not in self._present[device]:
@@ -137,11 +165,17 @@ class Policy:
             self._use(device, gradients(stage, step), node)
 
     def _follow_message(self, message: Message) -> None:
-        node, stage, step = message.node, message.stage, message.step
+        node, step = message.node, message.step
         if message.content == Content.GRADIENT:
-            for sender in message.senders:
-                self._use(sender, gradients(stage, step), node)
+            for stage in message.covers:
+                self._follow_sum(message, stage)
             return
+        if message.op == Op.ALL_GATHER:
+            self.cargo[node] = [parameters(stage, step + 1) for stage in message.covers]
+            for stage in message.covers:
+                self._follow_gather(message, stage)
+            return
+        stage = message.stage
         if message.content not in (Content.PARAMETERS, Content.STATE):
             return
         state = message.content == Content.STATE
@@ -153,6 +187,30 @@ class Policy:
                     self._gain(receiver, holding, node)
             if state:
                 self._present[message.src].discard(holding)
+
+    def _follow_sum(self, message: Message, stage: int) -> None:
+        whole, share = (gradients(stage, message.step, split) for split in (1, self._splits[Category.GRADIENTS]))
+        for sender in message.senders:
+            self._use(sender, share if message.op == Op.ALL_REDUCE else whole, message.node)
+            if message.op == Op.REDUCE_SCATTER and share != whole:
+                self._present[sender].discard(whole)
+                if share not in self._present[sender]:
+                    self._gain(sender, share, message.node)
+                self._use(sender, share, message.node)
+
+    def _follow_gather(self, message: Message, stage: int) -> None:
+        new, split = parameters(stage, message.step + 1), self._splits[Category.PARAMETERS]
+        before = parameters(stage, message.step) if split == 1 else new._replace(split=split)
+        for member in message.members:
+            self._use(member, before, message.node)
+            self._gain(member, new, message.node)
+
+    def leaves(self, holding: Holding, node: int) -> bool:
+        """Return whether a content is gone when the node of its last use starts, and does not stay until its end."""
+        if node < len(self._program.tasks):
+            return holding.category == Category.PARAMETERS and holding.split == self.between.get(holding.stage)
+        op = self._messages[node - len(self._program.tasks)].op
+        return holding.split == 1 and op in (Op.REDUCE_SCATTER, Op.ALL_GATHER)
 
     def _state_of(self, message: Message) -> list[Holding]:
         """Return what a message of a state carries: the optimizer's, and of a travelling stage all with later uses."""
@@ -175,16 +233,24 @@ class Policy:
         self._uses[device, holding].append(node)
 
 
-def parameters(stage: int, version: int) -> Holding:
+def parameters(stage: int, version: int, split: int = 1) -> Holding:
     """Return a version of a stage's parameters."""
-    return Holding(Category.PARAMETERS, stage, version, -1)
+    return Holding(Category.PARAMETERS, stage, version, -1, split)
 
 
-def gradients(stage: int, step: int) -> Holding:
+def gradients(stage: int, step: int, split: int = 1) -> Holding:
     """Return a device's gradients of a stage in a step."""
-    return Holding(Category.GRADIENTS, stage, step, -1)
+    return Holding(Category.GRADIENTS, stage, step, -1, split)
 
 
-def optimizer_state(stage: int) -> Holding:
+def optimizer_state(stage: int, split: int = 1) -> Holding:
     """Return a stage's optimizer state."""
-    return Holding(Category.OPTIMIZER, stage, 0, -1)
+    return Holding(Category.OPTIMIZER, stage, 0, -1, split)
+
+
+def split_of(program: Program, category: Category) -> int:
+    """Return among how many ranks what updates use of a category is split."""
+    state = program.state
+    homes = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
+    home = homes.get(category, state.optimizer)
+    return program.shard if home is Home.SPLIT else 1

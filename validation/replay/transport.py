@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..training.forms import Form
 from .contents import Calls, Message, ReplayError
@@ -47,6 +49,15 @@ class Transport(Protocol):
     def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
         """Send the root's tensor to all of a group; only the root has one."""
 
+    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Sum over a group, of which each member ends with its share: the tensor has one for each, one after another.
+
+        The tensor is undefined afterwards.
+        """
+
+    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Bring each member's tensor to all of a group, one after another."""
+
 
 @dataclass(frozen=True)
 class _Later:
@@ -60,7 +71,9 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor
+        self._results: dict[int, list[Tensor]] = {}  # of members, in their order
         self._looks: Counter[int] = Counter()
+        self._closed: set[int] = set()  # collectives to which all members have given
 
     def put(self, message: Message, device: int, tensor: Tensor) -> None:
         """Leave a device's tensor for a message."""
@@ -69,13 +82,40 @@ class Mailboxes:
     def take(self, message: Message, device: int, readers: int = 1) -> list[Tensor]:
         """Return the tensor left for a message; the last of so many readers removes it."""
         posts = self._posts.get(message.node, {})
-        if late := [sender for sender in message.senders if sender not in posts]:
-            whom = f"device{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
-            raise ReplayError(f"nothing came from {whom}")
+        self._check(message, posts)
         self._looks[message.node] += 1
         if self._looks[message.node] == readers:
             del self._posts[message.node]
         return [posts[sender] for sender in sorted(posts)]
+
+    def posts(self, message: Message) -> list[Tensor]:
+        """Return what has been left for a message so far, in the order of its members."""
+        posts = self._posts[message.node]
+        return [posts[member] for member in message.members if member in posts]
+
+    def put_result(self, message: Message, tensor: Tensor) -> None:
+        """Leave the tensor into which a member's result goes."""
+        self._results.setdefault(message.node, []).append(tensor)
+
+    def results(self, message: Message) -> list[Tensor]:
+        """Return the tensors of all results."""
+        return self._results.pop(message.node)
+
+    def close(self, message: Message) -> None:
+        """Let go of what was left for a message that is complete."""
+        self._posts.pop(message.node, None)
+        self._closed.add(message.node)
+
+    def check_closed(self, message: Message) -> None:
+        """Refuse a message to which a member has given nothing."""
+        if message.node not in self._closed:
+            self._check(message, self._posts.get(message.node, {}))
+
+    @staticmethod
+    def _check(message: Message, posts: dict[int, Tensor]) -> None:
+        if late := [sender for sender in message.senders if sender not in posts]:
+            whom = f"device{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+            raise ReplayError(f"nothing came from {whom}")
 
     def sum(self, message: Message, device: int, readers: int = 1) -> Tensor:
         """Add the tensors of a message, device by device and into the first; then do as `take`."""
@@ -112,11 +152,29 @@ class InProcess:
     def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
         """Sum device by device; every member's tensor becomes the sum."""
         self.calls["all_reduce", message.members, tensor.nbytes] += 1
-        self._room.put(message, self._device, tensor)
+
+        def sum_up(posts: list[Tensor]) -> None:
+            total = self._room.sum(message, self._device)
+            for other in posts:
+                if other is not total:
+                    other.copy_(total)
+
+        return self._exchange(message, tensor, tensor, sum_up)
+
+    def _exchange(
+        self, message: Message, given: Tensor, result: Tensor, combine: Callable[[list[Tensor]], None]
+    ) -> Pending:
+        """Leave a tensor for a collective; the last member combines all, so that nothing stays behind."""
+        self._room.put(message, self._device, given)
+        posts = self._room.posts(message)
+        if len(posts) == len(message.members):
+            with _disable_current_modes():  # no watch of the last member sees what is the others'
+                combine(posts)
+            self._room.close(message)
 
         def wait() -> Tensor:
-            total = self._room.sum(message, self._device, len(message.members))
-            return tensor if total is tensor else tensor.copy_(total)
+            self._room.check_closed(message)
+            return result
 
         return _Later(wait)
 
@@ -141,6 +199,37 @@ class InProcess:
             return _Later(lambda: tensor)
         copy = self._room.take(message, self._device, len(message.members) - 1)[0].clone()
         return _Later(lambda: copy)
+
+    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Sum the device's share, device by device."""
+        self.calls["reduce_scatter", message.members, form.nbytes] += 1
+        share = tensor.new_empty(form.shape)
+        self._room.put_result(message, share)
+
+        def sum_up(posts: list[Tensor]) -> None:
+            for rank, result in enumerate(self._room.results(message)):
+                result.copy_(posts[0][_place_of(rank, form)])
+                for other in posts[1:]:
+                    result.add_(other[_place_of(rank, form)])
+
+        return self._exchange(message, tensor, share, sum_up)
+
+    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Copy each member's tensor."""
+        self.calls["all_gather", message.members, form.nbytes] += 1
+        whole = tensor.new_empty(form.shape)
+        self._room.put_result(message, whole)
+
+        def join(posts: list[Tensor]) -> None:
+            for result in self._room.results(message):
+                torch.cat(posts, out=result)
+
+        return self._exchange(message, tensor, whole, join)
+
+
+def _place_of(rank: int, form: Form) -> slice:
+    """Return the place of a rank's share."""
+    return slice(rank * form.numel, (rank + 1) * form.numel)
 
 
 def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
@@ -184,6 +273,19 @@ class _Work:
         # A thread of gloo may keep a sent tensor for a while; its storage is to be freed with the tensor.
         self.carried.data = self.carried.new_empty(0)
         return self.tensor
+
+
+@dataclass(frozen=True)
+class _Works:
+    """Torch calls of one collective, and what its result is made by when they are through."""
+
+    works: Sequence[_Work]
+    result: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        for work in self.works:
+            work.wait()
+        return self.result()
 
 
 def first_line(error: BaseException) -> str:
@@ -270,6 +372,41 @@ class Distributed:
         carried, group = self._inward(tensor) if brings else self._outward(tensor), self._group(message)
         work = self._begin(lambda: dist.broadcast(carried, message.src, group=group, async_op=True))
         return _Work(work, carried, tensor, brings, self._until)
+
+    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Begin to sum each share at its member, where torch's own call would not do."""
+        self.calls["reduce_scatter", message.members, form.nbytes] += 1
+        share, group = self._empty(form), self._group(message)
+        if self._is_native:
+            call = partial(dist.reduce_scatter_tensor, share, tensor.detach(), group=group, async_op=True)
+            return _Work(self._begin(call), share, share, True, self._until)
+        own, works = tensor[_place_of(message.members.index(self._rank), form)], []
+        for member, part in zip(message.members, torch.split(tensor, form.numel), strict=True):
+            carried = self._outward(part)
+            work = self._begin(partial(dist.reduce, carried, member, group=group, async_op=True))
+            works.append(_Work(work, carried, part, member == self._rank, self._until))
+        return _Works(works, lambda: share.copy_(own))
+
+    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Begin to send each member's tensor to all, where torch's own call would not do."""
+        self.calls["all_gather", message.members, form.nbytes] += 1
+        whole, group = self._empty(form), self._group(message)
+        if self._is_native:
+            call = partial(dist.all_gather_into_tensor, whole, tensor.detach(), group=group, async_op=True)
+            return _Work(self._begin(call), whole, whole, True, self._until)
+        works = []
+        for member, part in zip(message.members, torch.split(whole, tensor.numel()), strict=True):
+            if member == self._rank:
+                part.copy_(tensor)
+            carried = self._outward(part)
+            work = self._begin(partial(dist.broadcast, carried, member, group=group, async_op=True))
+            works.append(_Work(work, carried, part, member != self._rank, self._until))
+        return _Works(works, lambda: whole)
+
+    @property
+    def _is_native(self) -> bool:
+        """Whether torch's own collective does: gloo's copies what it carries in threads of its own, unseen."""
+        return self._device.type == "cuda" and not self._staged
 
     def _empty(self, form: Form) -> Tensor:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)

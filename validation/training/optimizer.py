@@ -40,6 +40,11 @@ class Optimizer:
     def __post_init__(self) -> None:
         choose("optimizer", self.kind, _KINDS)
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it updates each number by itself, so that a share of a tensor is updated as the whole is."""
+        return self.kind != "adafactor"
+
     def over(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return torch's optimizer of parameters."""
         return _KINDS[self.kind](parameters, **self.options)

@@ -1,0 +1,130 @@
+"""Needs of ranks that share what is split: of gathered parameters, and of sums that go to shares and on to updates."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from cdpsim.program import Content, Kind, Op
+from cdpsim.schedules.state import When
+
+from ..replay.contents import Message, Passing, name_of
+from ..replay.plan import Plan
+from ..replay.policy import gradients
+from ..report.schema import MessageDifference
+
+Maker = tuple[int, int]  # a device, and the number of its pass in the step
+
+
+def gather_needs(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
+    """Yield what devices lack of parameters whose shares they have: content, device, and the task that reads it.
+
+    Where all is split they lack it for each use, or once in a step where it stays; else once, as all ranks keep it.
+    """
+    program, tasks = plan.program, plan.program.tasks
+    kept = program.state.parameters is not program.state.optimizer
+    stays = {"no": range(program.n), "root": (0, program.n - 1)}.get(str(program.state.reshard), ())
+    has: set[tuple[int, int, int, int]] = set()
+    for node in sorted(range(program.compute), key=plan.place_of):
+        device, stage, version, step = (int(c[node]) for c in (tasks.device, tasks.stage, tasks.version, tasks.step))
+        key = device, stage, version, 0 if kept else step
+        if (kept and version == 0) or key in has or tasks.kind[node] == Kind.W:
+            continue
+        if kept or stage in stays:
+            has.add(key)
+        yield (Content.PARAMETERS, version - 1, -1, stage), device, node
+
+
+def early_gathers(plan: Plan) -> Iterator[MessageDifference]:
+    """Yield gathers that begin before an update has made a share of what they bring."""
+    tasks = plan.program.tasks
+    updates = {
+        (int(tasks.step[node]), int(tasks.stage[node]), int(tasks.device[node])): node
+        for node in range(plan.program.compute, len(tasks))
+    }
+    for message in plan.messages:
+        if message.op != Op.ALL_GATHER:
+            continue
+        makers = ((message.step, stage, member) for stage in message.covers for member in message.members)
+        made = (updates[maker] for maker in makers if maker in updates)
+        late = next((node for node in made if plan.place_of(node) > plan.place_of(message.node)), None)
+        if late is not None:
+            device = int(tasks.device[late])
+            text = f"{message} comes before {plan.describe(late, device)}, which makes a share of it"
+            yield MessageDifference(kind="wrong version", text=text, size=message.size)
+
+
+def follow_shares(plan: Plan) -> Iterator[MessageDifference]:
+    """Yield sums in which an update misses the gradients of a device's pass, or has them twice, and idle messages."""
+    program, tasks = plan.program, plan.program.tasks
+    gives = Kind.W if program.splits else Kind.B
+    events: dict[tuple[int, int], list[tuple[int, int | Message]]] = defaultdict(list)  # step, stage -> place, event
+    for node, kind in enumerate(tasks.kind.tolist()):
+        if kind in (gives, Kind.U):
+            events[int(tasks.step[node]), int(tasks.stage[node])].append((plan.place_of(node), node))
+    for message in plan.messages:
+        for stage in message.covers if message.content == Content.GRADIENT else ():
+            events[message.step, stage].append((plan.place_of(message.node), message))
+    idle: dict[int, list[bool]] = defaultdict(list)
+    for (step, stage), own in sorted(events.items()):
+        sums = _Sums(plan, step, stage)
+        for _, event in sorted(own, key=lambda each: each[0]):
+            if isinstance(event, Message):
+                idle[event.node].append(not sums.pass_on(event))
+            elif tasks.kind[event] == Kind.U:
+                yield from sums.take(event)
+            else:
+                sums.add(int(tasks.device[event]))
+    for node, found in idle.items():
+        if all(found):
+            message = plan.message(node)
+            yield MessageDifference(kind="superfluous", text=f"no task needs {message}", size=message.size)
+
+
+class _Sums:
+    """The gradients of a step and a stage: each device's own, and the sums that it has of its share or of all."""
+
+    def __init__(self, plan: Plan, step: int, stage: int) -> None:
+        self._plan, self._step, self._stage = plan, step, stage
+        self._each = plan.program.state.reduce is When.EACH
+        self._passes: Counter[int] = Counter()
+        self._makers: list[Maker] = []
+        self._own: dict[int, Counter[Maker]] = defaultdict(Counter)
+        self._inside: dict[int, Counter[Maker]] = defaultdict(Counter)  # of a group, to go on to others
+        self._sum: dict[int, Counter[Maker]] = defaultdict(Counter)
+        self._done: set[int] = set()  # devices that have made their updates
+
+    def add(self, device: int) -> None:
+        """Let a device's next pass add its gradients."""
+        maker = device, self._passes[device]
+        self._passes[device] += 1
+        self._makers.append(maker)
+        self._own[device][maker] += 1
+
+    def pass_on(self, message: Message) -> bool:
+        """Add and move gradients as a message does; return whether that changes anything that an update takes."""
+        if self._done.issuperset(message.members):
+            return False
+        alone = self._plan.program.shard == 1
+        taken = self._own if alone or message.op == Op.REDUCE_SCATTER else self._inside
+        into = self._inside if message.op == Op.REDUCE_SCATTER and self._plan.goes_on else self._sum
+        total = sum((taken.pop(member, Counter()) for member in message.members), Counter[Maker]())
+        if alone and not self._each:  # sums that are summed again are there several times
+            total += sum((self._sum.pop(member, Counter()) for member in message.members), Counter[Maker]())
+        for member in message.members:
+            into[member] += total
+        return bool(total)
+
+    def take(self, update: int) -> Iterator[MessageDifference]:
+        """Yield what an update misses, or has several times."""
+        device = int(self._plan.program.tasks.device[update])
+        self._done.add(device)
+        task, name = self._plan.describe(update, device), name_of(gradients(self._stage, self._step))
+        taken = self._sum[device] if len(self._passes) > 1 else self._own[device]
+        for maker, number in self._makers:
+            of = f"of device {maker}, pass {number}"
+            if taken[maker, number] == 0:
+                yield MessageDifference(
+                    kind="missing", text=f"{task} needs {name}, {of}, and no message brings them", size=0
+                )
+            elif taken[maker, number] > 1:
+                text = f"{task} takes {name}, {of}, {taken[maker, number]} times"
+                yield MessageDifference(kind="doubled", text=text, size=0)
