@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Buffers, Category, Content, Edges, Kind, Messages, Program
+from cdpsim.program import Buffers, Category, Content, Edges, Kind, Messages, Op, Program
 from validation.replay import case as cases
 from validation.replay import interpreter
 from validation.replay.buffer_store import BufferStore
@@ -19,7 +19,7 @@ from validation.replay.case import Case
 from validation.replay.contents import Holding, Message
 from validation.replay.interpreter import Device
 from validation.replay.plan import Plan
-from validation.replay.policy import optimizer_state
+from validation.replay.policy import gradients, optimizer_state
 from validation.replay.transport import InProcess, Mailboxes, Pending
 from validation.training.optimizer import OPTIMIZERS
 
@@ -479,6 +479,88 @@ def keep_copies(right: Any) -> Callable[..., Any]:
     return wrong
 
 
+# Faults of ranks that share what is split
+
+
+def gather_first(old: Program) -> Program:
+    """Let the first gather of new parameters begin before the updates that make its shares."""
+    messages, edges = old.messages, old.edges
+    gathers = (messages.op == Op.ALL_GATHER) & (messages.step >= 0)
+    node = len(old.tasks) + int(np.flatnonzero(gathers)[0])
+    made = (edges.after == node) & (edges.before >= old.compute) & (edges.before < len(old.tasks))
+    before, after = (np.where(made, *pair) for pair in ((edges.after, edges.before), (edges.before, edges.after)))
+    return replace(old, edges=Edges(before, after, edges.kind))
+
+
+def hold_gathered_to_the_end(old: Program, own: Buffers, rows: Ints) -> dict[str, Ints]:
+    """Hold the first parameters that were gathered as long as all shares."""
+    row = next(row for row in rows if own.size[row] == own.size[rows].max())
+    own.end[row] = 2 * (len(old.tasks) - 1) + 1
+    return {"end": own.end}
+
+
+def lose_padding(patch: pytest.MonkeyPatch) -> None:
+    """Give shares the part of a stage's bytes, which need be no whole numbers."""
+    patch.setattr(cases, "in_whole_numbers", lambda program, *_: program)
+
+
+def update_another_share(right: Any) -> Callable[..., Any]:
+    """Update the share of the next rank in the place of the device's own."""
+
+    def wrong(self: Device, vector: Tensor, stage: int) -> Tensor:
+        split = self._program.shard
+        rank = (self._shares.rank(self._part.device, split) + 1) % split
+        return self._shares.of(vector, stage, split, rank)
+
+    return wrong
+
+
+def keep_gathered(patch: pytest.MonkeyPatch) -> None:
+    """Keep parameters that were gathered for a use."""
+    kept: list[object] = []
+    end = BufferStore.end
+
+    def wrong(store: BufferStore[Any], holding: Holding) -> None:
+        if holding.category == Category.PARAMETERS and holding.split == 1:
+            kept.append(store.get(holding))
+        end(store, holding)
+
+    patch.setattr(BufferStore, "end", wrong)
+
+
+def leave_pass_out(right: Any) -> Callable[..., Any]:
+    """Let go of all shares of sums but the first pass'."""
+
+    def wrong(self: Device, message: Message, tensor: Tensor) -> None:
+        if gradients(message.stage, message.step, self._program.shard) not in self._gradients:
+            right(self, message, tensor)
+
+    return wrong
+
+
+def begin_with_the_sum(right: Any) -> Callable[..., Any]:
+    """Let every rank add its next pass to the sum of all, which is then there several times."""
+
+    def wrong(self: Device, message: Message, tensor: Tensor) -> None:
+        right(self, message, tensor)
+        for stage, total in zip(message.covers, torch.split(tensor, self._numbers(message)), strict=True):
+            self._gradients.get(gradients(stage, message.step)).copy_(total)
+
+    return wrong
+
+
+def give_nothing(right: Any) -> Callable[..., Any]:
+    """Let the last member give zeros."""
+
+    def wrong(self: InProcess, message: Message, given: Tensor, *others: Any) -> Pending:
+        if self._device == message.members[-1] and message.content == Content.GRADIENT:
+            given.zero_()
+        found: Pending = right(self, message, given, *others)
+        return found
+
+    return wrong
+
+
 STASH, LANDING, SUM, STATE, THETA = Category  # activations, communication, gradients, optimizer states, parameters
 
 DIFFER = r"parameters  differ by .* in stage \d"
@@ -487,6 +569,10 @@ IN_FORWARD, IN_BACKWARD = (rf"allocator .*; \+[\d,]+ B in {task}\(" for task in 
 NARROW = {"model": "transformer", "dtype": "bfloat16"}
 CAST = {"dtype": "float32", "autocast": "bf16"}
 ADAM = {"optimizer": OPTIMIZERS["adam"]}
+DDP: dict[str, Any] = {"replicas": 2, "m": 2}
+ZERO_1, ZERO_2, ZERO_3 = ({**DDP, "zero": zero} for zero in (1, 2, 3))
+HYBRID = {**ZERO_2, "shard": 2}
+THREE = {**ZERO_2, "replicas": 3, "buckets": "none"}
 
 FAULTS = [
     # held too long or dropped too early, in the program
@@ -595,4 +681,47 @@ FAULTS = [
     Fault("rounded values sent", "pp-cdp", transport("send", send_rounded), DIFFER),
     Fault("a member left out of a sum", "multi-dp", transport("sum", leave_out, Mailboxes), DIFFER),
     Fault("received copies kept", "pp-cdp", transport("receive", keep_copies), r"parts in slot \d, .*: "),
+    # ranks that share what is split
+    Fault("another rank's share", "dp", device("_own_share", update_another_share), DIFFER, ZERO_1),
+    Fault(
+        "a gather before its updates",
+        "dp",
+        program(gather_first),
+        r"wrong version: all_gather parameters.* comes before U\(.*, which makes a share of it",
+        ZERO_1,
+    ),
+    Fault(
+        "a reduction twice", "dp", repeat(Content.GRADIENT), r"superfluous: no task needs reduce_scatter grad", ZERO_2
+    ),
+    Fault("an all-reduce twice", "dp", repeat(Content.GRADIENT), r"doubled: U\(.*, pass 0, 2 times", DDP),
+    Fault(
+        "a reduction left out",
+        "dp",
+        drop(Content.GRADIENT),
+        r"missing: U\(.* needs gradients of stage 0, step 1, of device 0, pass 1, and no",
+        ZERO_2,
+    ),
+    Fault("a pass left out", "dp", device("_take_shares", leave_pass_out), DIFFER, ZERO_2),
+    Fault("a pass several times", "dp", device("_take_sums", begin_with_the_sum), DIFFER, DDP | {"reduce": "each"}),
+    Fault("a rank that gives nothing", "dp", transport("_exchange", give_nothing), DIFFER, ZERO_3),
+    Fault(
+        "a sum across groups left out",
+        "dp",
+        drop(Content.GRADIENT),
+        r"missing: U\(.* on device [13] needs gradients .* pass 1, and no",
+        HYBRID,
+    ),
+    Fault("padding lost", "dp", lose_padding, r"too small: reduce_scatter gradient.* has 2859 B, .* 2864 B", THREE),
+    Fault("a gather left out", "dp", drop(Content.PARAMETERS), r"missing: B\(.* needs parameters\(t=0,j=1", ZERO_3),
+    Fault("a gather twice", "dp", repeat(Content.PARAMETERS), r"superfluous: no task needs all_gather", ZERO_3),
+    Fault("gathered parameters kept", "dp", keep_gathered, r"parts in slot \d, .*, in parameters: ", ZERO_3),
+    Fault(
+        "gathered parameters held",
+        "dp",
+        buffers(hold_gathered_to_the_end, THETA),
+        r"device \d holds parameters of stage 0, version 0 .* until U\(.*, last needed at F\(",
+        ZERO_3,
+    ),
+    Fault("reduced gradients kept", "dp", never_end(SUM), r"parts in slot \d, .*, in gradients: ", ZERO_2),
+    Fault("shares doubled", "dp", buffers(hold_twice, STATE), r"parts in slot 0, .*, in optimizer: ", ZERO_1),
 ]

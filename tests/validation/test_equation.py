@@ -1,5 +1,7 @@
 """The equation against plain training, and the small pieces that equation and replay share."""
 
+from typing import cast
+
 import pytest
 
 pytest.importorskip("torch")
@@ -74,7 +76,7 @@ def test_grouping_follows_devices() -> None:
     assert [pyramid(0, j) for j in range(3)] == [[[0], [1], [2]], [[1], [0, 2]], [[0, 1, 2]]]
     assert pyramid(1, 1) == [[1], [0, 2]]
     for name in TABLE_1:
-        groups = grouping_of(prepare(known(Case(name, 3))).plan.program)(0, 0)
+        groups = cast(list[list[int]], grouping_of(prepare(known(Case(name, 3))).plan.program)(0, 0))
         assert sorted(i for group in groups for i in group) == [0, 1, 2]
 
 

@@ -159,9 +159,10 @@ def case_of(options: argparse.Namespace) -> Case:
     given = DEFAULTS | vars(options)
     given |= named_zero(given)
     schedule = find_schedule(str(given["schedule"]))
-    prefetch = None if options.prefetch is None else whole_number("prefetch", options.prefetch, at_least=0)
+    least = {"prefetch": 0, "zero": 0, "shard": 1}
+    given |= {name: whole_number(name, given[name], at_least=k) for name, k in least.items() if given[name] is not None}
     shape = shape_of(schedule, n, given)
-    refuse_inapplicable(schedule, shape, given | {"prefetch": prefetch})
+    refuse_inapplicable(schedule, shape, given)
     zero, _, _ = read_ranks(schedule, shape.replicas, given)
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
@@ -183,7 +184,7 @@ def case_of(options: argparse.Namespace) -> Case:
         steps=whole_number("steps", options.steps, at_least=1),
         rule=_rule(options.rule, shape),
         slot_order=options.slot_order,
-        prefetch=prefetch,
+        prefetch=given["prefetch"],
         overlap_all_reduce=options.overlap_all_reduce,
         vertical_sync=options.vertical_sync,
         model=options.model,

@@ -131,9 +131,11 @@ def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "rule": rule}
     asked |= {"slot_order": case.slot_order}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
+    asked |= {"shard": shape.shard if shape.shard > 1 else case.shard}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
     asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}
     asked |= {"cuts": None if case.cuts is None else ",".join(map(str, case.cuts))}
+    asked |= {"layers": ",".join(map(str, case.layers)) or None}
     asked |= {"optimizer": case.optimizer.kind} | {f"optimizer_{k}": v for k, v in case.optimizer.options.items()}
     return asked | {"device": case.device, "backend": None if alone else case.backend, "single_process": alone}
 

@@ -65,7 +65,8 @@ def follow_shares(plan: Plan) -> Iterator[MessageDifference]:
             events[message.step, stage].append((plan.place_of(message.node), message))
     idle: dict[int, list[bool]] = defaultdict(list)
     for (step, stage), own in sorted(events.items()):
-        sums = _Sums(plan, step, stage)
+        gave = (event for _, event in own if not isinstance(event, Message) and tasks.kind[event] == gives)
+        sums = _Sums(plan, step, stage, Counter(int(tasks.device[event]) for event in gave))
         for _, event in sorted(own, key=lambda each: each[0]):
             if isinstance(event, Message):
                 idle[event.node].append(not sums.pass_on(event))
@@ -82,11 +83,11 @@ def follow_shares(plan: Plan) -> Iterator[MessageDifference]:
 class _Sums:
     """The gradients of a step and a stage: each device's own, and the sums that it has of its share or of all."""
 
-    def __init__(self, plan: Plan, step: int, stage: int) -> None:
+    def __init__(self, plan: Plan, step: int, stage: int, passes: Counter[int]) -> None:
         self._plan, self._step, self._stage = plan, step, stage
+        self._makers = [(device, number) for device in sorted(passes) for number in range(passes[device])]
         self._each = plan.program.state.reduce is When.EACH
         self._passes: Counter[int] = Counter()
-        self._makers: list[Maker] = []
         self._own: dict[int, Counter[Maker]] = defaultdict(Counter)
         self._inside: dict[int, Counter[Maker]] = defaultdict(Counter)  # of a group, to go on to others
         self._sum: dict[int, Counter[Maker]] = defaultdict(Counter)
@@ -96,7 +97,6 @@ class _Sums:
         """Let a device's next pass add its gradients."""
         maker = device, self._passes[device]
         self._passes[device] += 1
-        self._makers.append(maker)
         self._own[device][maker] += 1
 
     def pass_on(self, message: Message) -> bool:
@@ -118,7 +118,8 @@ class _Sums:
         device = int(self._plan.program.tasks.device[update])
         self._done.add(device)
         task, name = self._plan.describe(update, device), name_of(gradients(self._stage, self._step))
-        taken = self._sum[device] if len(self._passes) > 1 else self._own[device]
+        alone = all(maker == device for maker, _ in self._makers)
+        taken = self._own[device] if alone else self._sum[device]
         for maker, number in self._makers:
             of = f"of device {maker}, pass {number}"
             if taken[maker, number] == 0:

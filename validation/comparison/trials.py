@@ -20,7 +20,7 @@ _SHAPES = {  # micro-batches and stages on each device, where they are not those
     "dualpipe": (8, None),
 }
 _SPLIT = ("zb-h1", "zb-h2", "interleaved-zero-bubble", "zbv", "dualpipe", "dualpipev")
-LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", CALIBRATION)
+LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "dp", CALIBRATION)
 
 
 class Group(NamedTuple):
@@ -68,6 +68,7 @@ _IN_PAIRS = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cd
 
 def _on_cpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(_SMALL, 2)
+    yield from _data_ranks(_SMALL)
     for model in ("vit-b16", "resnet50"):
         group = Group(model, f"{model} at its real size, in one process: memory", 80)
         large = replace(_SMALL, model=model, dtype="float32", steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
@@ -78,6 +79,7 @@ def _on_cpu() -> Iterator[Trial]:
 def _on_gpu() -> Iterator[Trial]:
     small, middle = (replace(case, device="cuda") for case in (_SMALL, _MIDDLE))
     yield from _mlp_by_ranks(small, 5)
+    yield from _data_ranks(small)
     sizes = {"vit-b16": (), "resnet50": (), "transformer": (("width", 1024), ("length", 512), ("heads", 16))}
     by_ranks = []
     for model, own in sizes.items():
@@ -94,6 +96,33 @@ def _on_gpu() -> Iterator[Trial]:
 def _mlp_by_ranks(small: Case, seconds: float) -> Iterator[Trial]:
     group = Group("ranks", "an MLP by a rank for each device, N = 4: parameters, memory, messages", seconds)
     yield from (Trial(group, case) for case in _each(replace(small, model="mlp"), _BY_RANKS))
+
+
+def _data_ranks(small: Case) -> Iterator[Trial]:
+    """Return the trials of what data ranks share, by two and by four of them."""
+    group = Group("data-ranks", "a small model by data ranks, two or four: parameters, memory, messages", 2)
+    two, layers = replace(small, schedule="dp", n=2, m=2, replicas=2), {"layers": (0, 2), "cuts": (1, 2, 3)}
+    pipeline = replace(two, schedule="1f1b", sizes=(("layers", 2),), **layers)  # type: ignore[arg-type]
+    for case in (
+        two,
+        replace(two, replicas=4, reduce="each"),
+        replace(two, buckets="16KiB", whole_first_step=True),
+        replace(two, zero=1, m=3),
+        replace(two, zero=1, replicas=3, optimizer=OPTIMIZERS["adam"], gather="step"),
+        replace(two, zero=2),
+        replace(two, zero=2, replicas=4, reduce="last"),
+        replace(two, zero=3, model="mlp"),
+        replace(two, zero=3, replicas=4),
+        replace(two, zero=3, replicas=4, reshard=2),
+        replace(two, zero=3, reshard="no", prefetch=0),
+        replace(two, zero=1, shard=2),
+        replace(two, zero=2, shard=2, m=3),
+        replace(two, zero=3, shard=2),
+        replace(pipeline, zero=1, buckets="32KiB"),
+        replace(pipeline, zero=2),
+        replace(pipeline, zero=3, reshard="root"),
+    ):
+        yield Trial(group, case)
 
 
 def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Trial]:
@@ -116,6 +145,7 @@ def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Tria
 def _with_options(small: Case) -> Iterator[Case]:
     """Return the case with the options of schedules and of training, each where it applies."""
     mixed = {"dtype": "bfloat16", "optimizer": replace(OPTIMIZERS["adam"], mixed_precision=True)}
+    two_each = {"sizes": (("layers", 2),)}
     deep, half = {"sizes": (("layers", 4),)}, {"dtype": "float32", "autocast": "bf16"}
     yield replace(small, schedule="single-cdp", slot_order="backward-first")
     yield from (replace(case, split="twice") for case in _each(small, _SPLIT))
@@ -124,6 +154,20 @@ def _with_options(small: Case) -> Iterator[Case]:
         ("zero-cdp", {"prefetch": 1}),
         ("multi-dp", {"overlap_all_reduce": True}),
         ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "overlap_all_reduce": True}),
+        ("interleaved-1f1b", {"chunks": 2, "zero": 2, "replicas": 2, "reduce": "each"}),
+        (
+            "zb-h1",
+            {
+                "zero": 2,
+                "replicas": 2,
+                "buckets": "8KiB",
+                "layers": (0, 2, 4, 6),
+                "cuts": tuple(range(1, 8)),
+                **two_each,
+            },
+        ),
+        ("gpipe", {"zero": 3, "replicas": 4, "reshard": 2, "n": 2}),
+        ("dp", {"zero": 3, "shard": 3, "replicas": 2, **mixed}),
         ("pipedream", {"vertical_sync": True, "steps": 6}),
         ("gpipe", {"recompute": "full", **deep}),
         ("1f1b", {"recompute": "sqrt", **deep}),

@@ -352,8 +352,7 @@ class Device:
 
     def _take_sums(self, message: Message, tensor: Tensor) -> None:
         """Keep the sum of all; where tasks add more to it, only the first member does, and the others begin anew."""
-        forms = [self._shares.form(stage, self._shares.splits(message)) for stage in message.covers]
-        totals = torch.split(tensor, [form.numel for form in forms])
+        totals = torch.split(tensor, self._numbers(message))
         if self._sums_in_place:
             for stage, total in zip(message.covers, totals, strict=True):
                 self._write_own(self._gradients.get(gradients(stage, message.step)), stage, total)
@@ -371,11 +370,16 @@ class Device:
             if (come := self._going_on.pop(holding, None)) is not None:
                 self._gradients.get(holding).add_(come)
 
+    def _numbers(self, message: Message) -> list[int]:
+        """Return how many numbers a message of gradients brings of each stage."""
+        split = self._shares.splits(message)
+        return [self._shares.form(stage, split).numel for stage in message.covers]
+
     def _take_shares(self, message: Message, tensor: Tensor) -> None:
         """Keep the device's share of a sum, or add it to those of earlier passes."""
-        split = self._shares.splits(message)
-        forms = [self._shares.form(stage, split) for stage in message.covers]
-        shares = [tensor] if len(forms) == 1 else [own.clone() for own in torch.split(tensor, [f.numel for f in forms])]
+        shares = [tensor]
+        if message.stages > 1:
+            shares = [share.clone() for share in torch.split(tensor, self._numbers(message))]
         for stage, share in zip(message.covers, shares, strict=True):
             holding = gradients(stage, message.step, self._splits[Category.GRADIENTS])
             if self._sums_in_place:
