@@ -16,7 +16,7 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
-from cdpsim.model import OFFLOAD, Model
+from cdpsim.model import Model
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
@@ -31,7 +31,7 @@ from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device
 from ..ranks.torchrun import find_ranks
 from ..replay.case import DTYPES, Case, prepare, profiled
-from ..replay.options import replayable
+from ..replay.options import ON_HOSTS, replayable
 from ..report import schema as reportform
 from ..report.command import percent
 from ..report.schema import Account, ParameterComparison, Report
@@ -59,7 +59,7 @@ _TRAINING = argument_group(
     ),
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast (for float32)"),
     argument("--recompute", default="none", metavar="HOW", help=f"{', '.join(SEGMENTED)}: as for `cdpsim simulate`"),
-    argument("--offload", default="none", metavar="WHAT", help=f"{', '.join(OFFLOAD)}: as for `cdpsim simulate`"),
+    argument("--offload", default="none", metavar="WHAT", help=f"{', '.join(ON_HOSTS)}: as for `cdpsim simulate`"),
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
 
@@ -196,7 +196,7 @@ def case_of(options: argparse.Namespace) -> Case:
         cuts=tuple(range(1, len(layers.layers))) if by_layer else cuts,
         autocast=options.autocast,
         recompute=choose("recompute", options.recompute, SEGMENTED),
-        offload=choose("offload", options.offload, OFFLOAD),
+        offload=choose("offload", options.offload, ON_HOSTS),
         split=_split(options.split, schedule, shape),
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),

@@ -11,6 +11,7 @@ from cdpsim.schedules.state import Owner
 from .case import Case, LeftOut
 
 REPLAYED = "replayed"
+ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in replays; parameters never are
 _USUAL = {
     **dict.fromkeys(("zero", "shard", "buckets", "whole_first_step", "reduce", "reshard", "gather")),
     "prefetch": None,

@@ -146,7 +146,7 @@ def _message_sizes(program: Program, training: Training) -> np.ndarray:
     for row, (op, content, stage, stages) in enumerate(
         zip(columns.op.tolist(), columns.content.tolist(), columns.stage.tolist(), columns.stages.tolist(), strict=True)
     ):
-        if op not in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE) or content not in _SPLIT:
+        if op not in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE) or content not in _OF_RANKS:
             continue
         split = program.shard if op == Op.ALL_REDUCE else len(program.groups[int(columns.dst[row])])
         forms = [training.parameters(each) for each in range(stage, stage + stages)]
@@ -176,4 +176,4 @@ def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) ->
     return found
 
 
-_SPLIT = (Content.GRADIENT, Content.PARAMETERS)
+_OF_RANKS = (Content.GRADIENT, Content.PARAMETERS)
