@@ -186,20 +186,24 @@ def _rates(request: Request, rate: float, devices: int) -> dict[str, Any]:
 
 
 def _imbalance(request: Request) -> dict[str, Any]:
-    """Return by how much the longest stage exceeds the mean, and that stage; None where a device has all stages."""
+    """Return by how much the longest stage exceeds the mean, and that stage; None where a device has all stages.
+
+    Stages are those of the schedule, of which each may be several layers.
+    """
     placement, one_place = request.schedule.placement, request.schedule.order.one_place
     if request.in_slots or one_place or placement.lanes or placement.name == BY_MICRO_BATCH.name:
         return {"imbalance": None, "longest_stage": None, "longest_stage_name": ""}
     model = request.timed_model
     speed = reached(request.cluster, 1, model)[0]
     times = model.forward_time(speed) + model.backward_time(speed)
-    widths = np.array(request.shape.widths or [1] * model.n)  # a stage's devices share its micro-batches
-    if request.shape.layers and request.shape.widths:
-        widths = np.repeat(widths, np.diff([*request.shape.layers, model.n]))
+    first = [*(request.shape.layers or range(model.n)), model.n]
+    times = np.add.reduceat(times, first[:-1])
+    widths = np.array(request.shape.widths or [1] * len(times))  # a stage's devices share its micro-batches
     each = times / widths
     longest = int(each.argmax())
     share = float(each.max() / (times.sum() / widths.sum()) - 1)
-    return {"imbalance": share, "longest_stage": longest, "longest_stage_name": model.stages[longest].name}
+    names = dict.fromkeys(model.stages[layer].name for layer in (first[longest], first[longest + 1] - 1))
+    return {"imbalance": share, "longest_stage": longest, "longest_stage_name": " – ".join(filter(None, names))}
 
 
 def _exposed(rest: SteadyState) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cdpsim.errors import choose, one_line
 from cdpsim.files.tables import as_html, as_text, data_frame, format_table, with_notes
 from cdpsim.files.units import counted, short_text
+from cdpsim.schedules import ZERO_NAMES
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class Comparison:
 
     def mark(self, row: Measured) -> str:
         """Return the mark of a row that trains on another batch than asked for, or whose step is one micro-batch."""
-        if row.m == 1 and any(other.micro_batches > row.micro_batches for other in self.measured):
+        one = row.m == 1 and row.schedule not in ("dp", *ZERO_NAMES)  # whose data ranks have others
+        if one and any(other.micro_batches > row.micro_batches for other in self.measured):
             return ONE_MICRO_BATCH
         return OWN_BATCH if self.batch not in (None, row.batch) else ""
 

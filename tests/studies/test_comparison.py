@@ -84,6 +84,16 @@ def test_data_ranks_that_share_states_are_devices_too() -> None:
         compare(["dp"], **asked, shard=3)
 
 
+def test_the_longest_stage_of_layers_is_one_of_the_pipeline() -> None:
+    """Five equal layers in two stages, of two and three: 3 / 2.5 - 1."""
+    whole, by_layer = (
+        compare("1f1b", n=2, shard=2, by_layer=each, model=layers(5, precision="fp32"), cluster=SPEED).measured[0]
+        for each in (False, True)
+    )
+    assert whole.imbalance == by_layer.imbalance == pytest.approx(0.2)
+    assert whole.longest_stage == by_layer.longest_stage
+
+
 def test_rows_by_names_of_dp_have_these_names() -> None:
     rows = compare(["ddp", "zero-1", "zero-2", "fsdp"], n=4, replicas=4, model=layers(4), cluster=SPEED).measured
     assert [row.schedule for row in rows] == ["ddp", "zero-1", "zero-2", "fsdp"]
