@@ -92,7 +92,18 @@ class Queued(Distributed):
         return Through()  # gloo's own would wait for another message
 
 
-CARRIERS: dict[str, Callable[[Member], Distributed]] = {"staged": Landing, "queued": Queued}
+class Own(Distributed):
+    """Collectives of shares are torch's own calls, as with NCCL."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.store, member.rank, member.count)
+
+    @property
+    def _is_native(self) -> bool:
+        return True
+
+
+CARRIERS: dict[str, Callable[[Member], Distributed]] = {"staged": Landing, "queued": Queued, "torch's own": Own}
 
 
 def replay_carried(member: Member, case: Case, carrier: str) -> Outcome | None:

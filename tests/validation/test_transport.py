@@ -69,6 +69,23 @@ def test_a_reduction_in_one_process_ends_at_its_root(values: list[list[int]], ro
     assert torch.equal(tensors[root], total)
 
 
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=5), st.randoms())
+def test_shares_in_one_process_are_of_the_sum_and_make_the_whole(values: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
+    """Member k ends with the k-th three numbers of what all gave, and all with those of all."""
+    count = len(values)
+    room, members = Mailboxes(), range(count)
+    given_ = [torch.tensor(numbers, dtype=torch.float64).repeat(count) * (1 + k) for k, numbers in enumerate(values)]
+    total = torch.stack(given_).sum(0)
+    scatter, gather = message(Op.REDUCE_SCATTER, *members), message(Op.ALL_GATHER, *members)._replace(node=8)
+    sums = [InProcess(k, room).reduce_scatter(scatter, tensor, FORM) for k, tensor in enumerate(given_)]
+    order = random.sample(members, count)
+    shares = {k: sums[k].wait() for k in order}
+    assert torch.equal(torch.cat([shares[k] for k in members]), total)
+    whole = Form((3 * count,), torch.float64)
+    gathered = [InProcess(k, room).all_gather(gather, shares[k], whole) for k in members]
+    assert all(torch.equal(gathered[k].wait(), total) for k in order)
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with Ranks(4) as four:
@@ -85,6 +102,17 @@ def test_it_does_not_matter_how_messages_are_carried(ranks: Ranks, schedule: str
         prepared = prepare(case)
         assert largest_difference(outcomes, expected_parameters(prepared)) <= tolerance(schedule)
         assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_nor_does_it_for_shares(ranks: Ranks, zero: int, carrier: str) -> None:
+    """Of two groups of two ranks."""
+    case = known(Case("dp", 2, m=2, zero=zero, shard=2, replicas=2))
+    outcomes = [outcome for outcome in ranks.call(replay_carried, case, carrier) if outcome]
+    prepared = prepare(case)
+    assert largest_difference(outcomes, expected_parameters(prepared)) <= 1e-12
+    assert [outcome.calls for outcome in outcomes] == [prepared.plan.calls(d) for d in range(len(outcomes))]
 
 
 def stuck(plan: Plan, queues: list[deque[int]]) -> list[int]:

@@ -378,8 +378,9 @@ class Distributed:
         self.calls["reduce_scatter", message.members, form.nbytes] += 1
         share, group = self._empty(form), self._group(message)
         if self._is_native:
-            call = partial(dist.reduce_scatter_tensor, share, tensor.detach(), group=group, async_op=True)
-            return _Work(self._begin(call), share, share, True, self._until)
+            carried = share.detach()
+            call = partial(dist.reduce_scatter_tensor, carried, tensor.detach(), group=group, async_op=True)
+            return _Work(self._begin(call), carried, share, True, self._until)
         own, works = tensor[_place_of(message.members.index(self._rank), form)], []
         for member, part in zip(message.members, torch.split(tensor, form.numel), strict=True):
             carried = self._outward(part)
@@ -392,8 +393,9 @@ class Distributed:
         self.calls["all_gather", message.members, form.nbytes] += 1
         whole, group = self._empty(form), self._group(message)
         if self._is_native:
-            call = partial(dist.all_gather_into_tensor, whole, tensor.detach(), group=group, async_op=True)
-            return _Work(self._begin(call), whole, whole, True, self._until)
+            carried = whole.detach()
+            call = partial(dist.all_gather_into_tensor, carried, tensor.detach(), group=group, async_op=True)
+            return _Work(self._begin(call), carried, whole, True, self._until)
         works = []
         for member, part in zip(message.members, torch.split(whole, tensor.numel()), strict=True):
             if member == self._rank:
