@@ -403,7 +403,7 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
         return schedule
     if isinstance(schedule, str) and schedule.endswith(".csv"):
         return schedule_from_csv(schedule)
-    name = choose("schedule", schedule, NAMES)
+    name = choose("schedule", schedule, (*SCHEDULES, *ZERO_NAMES))
     if name in ZERO_NAMES:
         of, zero = ZERO_NAMES[name]
         raise RequestError("schedule", f"{name} is {of} --zero {zero}; give both")
