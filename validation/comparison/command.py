@@ -110,7 +110,7 @@ _MACHINE = argument_group(
     argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
     argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
-    argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: the schedule's own)"),
+    argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: its own)"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
     argument(
         "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
