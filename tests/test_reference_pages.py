@@ -14,7 +14,6 @@ import pytest
 import cdpsim
 from cdpsim import Request, cli, simulate
 from cdpsim.cli import main
-from cdpsim.cli.commands.tables import option_words
 from cdpsim.cluster import _ClusterFile
 from cdpsim.cluster.devices import Devices, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
@@ -196,7 +195,7 @@ def test_the_page_of_schedules_has_each_with_its_options_and_the_paper_s_page() 
     assert [(name, about) for name, about, *_ in rows] == [(f"`{s.name}`", s.about) for s in cdpsim.SCHEDULES.values()]
     for name, _, options, page in rows:
         schedule = cdpsim.SCHEDULES[name.strip("`")]
-        assert options == (", ".join(f"`{option}`" for option in option_words(schedule.options).split()) or "–")
+        assert options == (", ".join(f"`{option}`" for option in schedule.option_words) or "–")
         title, file = re.findall(r"\[(.*)\]\((.*)\)", page)[0]
         text = (PAGES / file).read_text(encoding="utf-8")
         assert text.startswith(f"# {title}\n")

@@ -15,7 +15,7 @@ from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 
-STREAM_NAMES = dict(zip(Stream, ("gathers", "reductions", "across groups", "from host", "from disks"), strict=True))
+STREAM_NAMES = dict(zip(Stream, ("gathers", "reductions", "across", "from host", "from disks"), strict=True))
 KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
 LONGEST_TITLE_WORD = 60
 _Key = TypeVar("_Key", bound=tuple[Any, ...])

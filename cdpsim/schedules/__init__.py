@@ -123,6 +123,10 @@ from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
+_OF_DATA_AXIS = (
+    *("shard", "zero", "buckets", "whole-first-step", "reduce", "reshard", "gather", "padding", "clip", "update-in"),
+    "by-layer",
+)
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
 
 
@@ -148,7 +152,7 @@ class Schedule:
         object.__setattr__(self, "name", str(self.name))  # a text of numpy's, too
 
     def __repr__(self) -> str:
-        takes = f"; takes {', '.join(self.options)}" if self.options else ""
+        takes = f"; takes {', '.join(self.option_words)}" if self.options else ""
         return f"Schedule({short_repr(self.name)}: {one_line(self.about)}{takes})"
 
     @property
@@ -180,6 +184,12 @@ class Schedule:
             "slot-order": self.placement.lanes and not together,
         }
         return tuple(name for name, is_accepted in accepts.items() if is_accepted)
+
+    @property
+    def option_words(self) -> tuple[str, ...]:
+        """The options with one word for those of the data axis beside --replicas: all, or those of --zero 1."""
+        word = "data-axis" if "buckets" in self.options else "zero-1"
+        return (*(name for name in self.options if name not in _OF_DATA_AXIS), *[word] * ("zero" in self.options))
 
     @property
     def is_line(self) -> bool:

@@ -481,7 +481,7 @@ def test_streams_have_rows_below_each_device() -> None:
         figure = gantt(trace, links=links)
         names = [tick.get_text() for tick in figure.axes[-1].get_yticklabels()]
         assert names[:4] == [f"device {device}" for device in range(4)]
-        assert names[4:] == 4 * ["gathers", "reductions", "across groups"]
+        assert names[4:] == 4 * ["gathers", "reductions", "across"]
     boxes = [path.get_extents() for path in one(figure, "message-gradient").get_paths()]
     sums = trace.messages[trace.messages.content == "gradient"]
     middles = sorted(round((box.x0 + box.x1) / 2, 6) for box in boxes)

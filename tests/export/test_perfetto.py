@@ -62,7 +62,7 @@ def rows(columns: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-STREAMS = {"gather": "gathers", "reduce": "reductions", "across": "across groups"}
+STREAMS = {"gather": "gathers", "reduce": "reductions", "across": "across"}
 
 
 def link_name(src: int, dst: str, op: str) -> str:

@@ -1,7 +1,6 @@
 """Commands that print tables: the schedules, Table 1, the pyramid."""
 
 import argparse
-from collections.abc import Sequence
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -17,7 +16,6 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
-from cdpsim.request.options import DataOptions
 from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.pyramid import pyramid
@@ -39,18 +37,12 @@ def schedules_command(args: argparse.Namespace) -> int:
         for s in SCHEDULES.values()
     ]
     records = [dict(zip(header, row, strict=True)) for row in rows]
-    words = option_words if form == "text" else " ".join
-    write_stdout(format_table(form, records, header, [(*row[:5], words(row[5]), row[6]) for row in rows]))
+    words = [s.option_words if form == "text" else s.options for s in SCHEDULES.values()]
+    cells = [(*row[:5], " ".join(own), row[6]) for row, own in zip(rows, words, strict=True)]
+    write_stdout(format_table(form, records, header, cells))
     if form == "text":
         write_stdout(f"\n{_NAMES_TEXT}")
     return 0
-
-
-def option_words(options: Sequence[str]) -> str:
-    """Return the options of a schedule, with one word for those of the data axis beside --replicas."""
-    shared = {name.replace("_", "-") for name in DataOptions.__annotations__} - {"replicas", "overlap-all-reduce"}
-    word = "data-axis" if "buckets" in options else "zero-1"
-    return " ".join([option for option in options if option not in shared] + [word] * ("zero" in options))
 
 
 @command(

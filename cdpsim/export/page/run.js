@@ -108,7 +108,7 @@ function linkName(link, short = false) {
   const dense = length > 2 && group.at(-1) - group[0] === length - 1;
   const some = length > 8 ? `${group.slice(0, 7).join(", ")} …` : group.join(", ");
   const list = dense ? `${group[0]}–${group.at(-1)}` : some;
-  if (stream) return short ? `${stream} ${list}` : `${op} ${list}, ${stream}`;
+  if (stream) return `${stream} ${list}`;
   if (short) return root < 0 ? `↔ ${list}` : op === "broadcast" ? `${root} → ${list}` : `${list} → ${root}`;
   return root < 0 ? `${op} ${list}` : `${op} ${root}, ${list}`;
 }
