@@ -38,7 +38,7 @@ OLDER = "0,0,0\n0,0,0\n0,0,0\n"  # a rule
 OF_RUNS = [
     *("--engine warp", "--steps x", "--seed -1", "--collective telepathy", "--contention perhaps", "--max-memory 1"),
     *("--model missing.toml", "--cluster missing.toml", "--rule missing.csv", "--jitter often:1", "--slow 1"),
-    *("--slow 99:2", "--cluster small.toml", "--optimizer lion", "--no-such-option"),
+    *("--slow 99:2", "--cluster small.toml", "--optimizer tiger", "--no-such-option"),
 ]
 OF_ONE = {
     "simulate": ["--runs 0"],
