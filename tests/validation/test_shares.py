@@ -52,6 +52,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "parameters that stay": {"shard": 2, "reshard": "no"},
     "parameters of the ends that stay": {"shard": 2, "reshard": "root", "n": 3},
     "parameters that stay in pairs": {"shard": 4, "reshard": 2},
+    "parameters that stay in pairs, at other sizes": {"shard": 4, "reshard": 2, "model": "transformer"},
     "groups, zero-1": {"zero": 1, "shard": 3, "replicas": 2},
     "groups, pass by pass": {"zero": 2, "shard": 2, "replicas": 2},
     "groups, zero-3": {"shard": 2, "replicas": 2, "reduce": "end"},

@@ -198,9 +198,13 @@ class _Sequence:
         split = self._plan.policy.between.get(stage, 1)
         if split > 1:
             buffers = self._plan.program.buffers
-            gone = (buffers.device == event.device) & (buffers.end == 2 * event.node + 1)
-            made = int(buffers.size[gone & (buffers.category != Category.PARAMETERS)].sum())
-            size = max(0, self._shares.form(stage, split).nbytes - made)
+            own, moment = (
+                (buffers.device == event.device) & (buffers.category != Category.PARAMETERS),
+                2 * event.node + 1,
+            )
+            gone = int(buffers.size[own & (buffers.end == moment)].sum())
+            gone -= int(buffers.size[own & (buffers.begin == moment)].sum())  # what stays has another buffer from here
+            size = max(0, self._shares.form(stage, split).nbytes - gone)
             yield _Span("shares beside what they are of", size, 2 * k, 2 * k + 1)
 
     def _is_short(self, device: int, stage: int, split: int) -> bool:
