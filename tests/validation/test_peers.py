@@ -16,14 +16,16 @@ from validation.__main__ import main
 from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
 from validation.peers.measure import measure_memory, observe, train
 from validation.peers.requests import peers_table
-from validation.peers.runtimes import PEERS, Ended, own_stages
+from validation.peers.runtimes import PEERS, Ended, own_stages, tensors_of_owner
 from validation.peers.schema import PeerReport, read_peers
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome
 
 MODELS = ("mlp", "transformer")
 PIPELINES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble")
-RESULTS = Path(__file__).parents[2] / "validation" / "results" / "peers-cpu-2026-11-23.json"
+FOLDER = Path(__file__).parents[2] / "validation" / "results"
+RESULTS, DATA_RANKS = FOLDER / "peers-cpu-2026-11-23.json", FOLDER / "peers-data-ranks-cpu-2026-11-23.json"
+BY_DATA_RANKS = [name for name, peer in PEERS.items() if peer.schedule == "dp"]
 SMALL = Workload(2, 4, sizes=(("width", 32), ("length", 8), ("heads", 2)), batch=2)
 every_model = pytest.mark.parametrize("model", MODELS)
 
@@ -137,15 +139,27 @@ def test_a_runtime_is_compared(ranks: Ranks, name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)
-def test_fsdp2_has_a_share_of_every_stage(ranks: Ranks) -> None:
-    """Its peak is in the second backward; of the gradients summed by then a rank has a third, and the owner all."""
-    workload = Workload(3, 3, "mlp", (("width", 96),), batch=16)
+@pytest.mark.parametrize("width", [96, 64])
+def test_fsdp2_has_a_share_of_every_stage(ranks: Ranks, width: int) -> None:
+    """Of equal rows for each of three ranks, which those of width 64 are padded to."""
+    workload = Workload(3, 3, "mlp", (("width", width),), batch=16)
     report = Comparer(ranks, workload, repeats=0).compare(PEERS["fsdp2"])
     assert report.messages.same, report.messages.first_difference
-    stage = 4 * (2 * 96 * 192 + 192 + 96)  # bytes of two layers' weights and biases
     numbers = 4 * 3 + 8  # of the device mesh, and of the loss
-    more = [left_over(device, {}) for device in report.devices]
-    assert more == [stage // 3 + numbers, stage // 3 + numbers, stage // 3 - stage + numbers]
+    assert [left_over(device, {}) for device in report.devices] == [numbers] * 3
+
+
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_an_owner_of_whole_tensors_has_their_states(ranks: Ranks) -> None:
+    """Six matrices of an MLP in three stages go to three ranks in pairs, and the biases behind them."""
+    workload = Workload(3, 3, "mlp", (("width", 32),), batch=128)
+    report = Comparer(ranks, workload, repeats=0).compare(PEERS["zero-redundancy"])
+    assert report.messages.same, report.messages.first_difference
+    matrices = 2 * 4 * 32 * 64
+    biases = [4 * (64 + 32)] * 3
+    for device, own in zip(report.devices, biases, strict=True):
+        assert device.contents["optimizer"] == 2 * (matrices + own) + 4 * 4  # two moments, and four counters
+        assert 0 <= left_over(device, {}) <= 64
 
 
 # The committed results
@@ -155,9 +169,14 @@ def committed() -> list[PeerReport]:
     return read_peers(RESULTS).peers
 
 
+def by_data_ranks() -> list[PeerReport]:
+    return read_peers(DATA_RANKS).peers
+
+
 def test_torch_as_in_the_notes() -> None:
     """The peaks of four ranks, measured before by another program, to the byte."""
-    measured = {report.name: [own.bytes for own in report.devices] for report in committed() if report.ranks == 4}
+    reports = [*committed(), *(report for report in by_data_ranks() if report.request.model == "transformer")]
+    measured = {report.name: [own.bytes for own in report.devices] for report in reports if report.ranks == 4}
     assert measured["1f1b"] == [48835584, 40954880, 32549888, 27814948]
     assert measured["gpipe"] == [78775296, 78775296, 78775296, 79299620]
     assert measured["interleaved-1f1b"] == [123409408, 109220864, 94508032, 80319524]
@@ -171,11 +190,14 @@ def test_torch_as_in_the_notes() -> None:
 
 
 def test_all_runtimes_are_committed() -> None:
-    """On two and on four ranks; each sent what its simulation sends, if it is judged, and ended where it should."""
-    reports = committed()
-    assert [(report.ranks, report.name) for report in reports] == [(n, name) for n in (2, 4) for name in PEERS]
-    for report in reports:
-        assert report.ok or not report.judged, report.name
+    """On two and on four ranks; each sent what its simulation sends, and ended where it should."""
+    others = [name for name in PEERS if name not in BY_DATA_RANKS]
+    assert [(report.ranks, report.name) for report in committed()] == [(n, name) for n in (2, 4) for name in others]
+    assert [(report.ranks, report.request.model, report.name) for report in by_data_ranks()] == [
+        (n, model, name) for n in (2, 4) for model in ("transformer", "mlp") for name in BY_DATA_RANKS
+    ]
+    for report in [*committed(), *by_data_ranks()]:
+        assert report.ok and report.judged, report.name
         assert report.max_abs_difference is not None and report.max_abs_difference <= 1e-12, report.name
         assert all(own.unseen == 0 for own in report.devices), report.name
         if PEERS[report.name].kind == "pipeline":  # which allocates nothing but tensors
@@ -191,31 +213,49 @@ def test_a_named_remainder_is_all_that_is_missing() -> None:
             assert all(abs(left_over(device, report.remainder)) <= 1024 for device in report.devices)
 
 
-def test_fsdp2_has_numbers_beyond_its_simulation() -> None:
-    """Of the ranks in its device mesh, and two of the loss: four bytes each."""
-    for report in committed():
-        if report.name == "fsdp2":
-            assert report.messages.same
-            assert [left_over(device, {}) for device in report.devices] == [4 * report.ranks + 8] * report.ranks
+def test_data_ranks_have_numbers_beyond_their_simulation() -> None:
+    """Of the ranks in FSDP2's device mesh, of losses, and of Adam's updates: four bytes each."""
+    for report in by_data_ranks():
+        if report.request.model == "transformer":
+            left = [left_over(device, {}) for device in report.devices]
+            assert all(0 <= more <= 4 * report.ranks + 8 for more in left), report.name
+            assert report.name != "fsdp2" or left == [4 * report.ranks + 8] * report.ranks
+
+
+def test_what_mlps_hold_differently_is_below_a_thousandth() -> None:
+    """An MLP's parameters outweigh its activations by far, and its peaks are at moments inside of tasks."""
+    for report in by_data_ranks():
+        assert all(abs(left_over(device, {})) <= 0.002 * device.bytes for device in report.devices), report.name
+
+
+def test_owners_have_whole_tensors() -> None:
+    """A rank's tensors: the largest of those left goes to the rank that has least, as torch deals them out."""
+    for report in by_data_ranks():
+        if report.name == "zero-redundancy" and report.request.model == "transformer":
+            workload = Workload(report.ranks, report.request.m)
+            for device in report.devices:
+                own = tensors_of_owner(workload.case(PEERS[report.name]), device.device)
+                assert device.contents["optimizer"] == 2 * sum(own) + 4 * len(own)
 
 
 def test_the_simulator_still_says_what_it_said() -> None:
     """Every peak, category, task and message, from stages profiled now; `peers --from` makes the file anew."""
-    for report in committed():
+    for report in [*committed(), *by_data_ranks()]:
         assert simulate_anew(report) == report, report.name
 
 
 def test_the_read_me_shows_four_ranks() -> None:
-    """Its table is what `peers --from` makes of the file."""
+    """Its tables are what `peers --from` makes of the files."""
     text = (RESULTS.parents[1] / "README.md").read_text()
-    assert peers_table([report for report in committed() if report.ranks == 4], "markdown") in text
+    for reports in (committed(), by_data_ranks()):
+        assert peers_table([report for report in reports if report.ranks == 4], "markdown") in text
 
 
 def test_what_a_report_measured_is_simulated_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without ranks, for the runtimes and the number of ranks that are named; what was measured stays."""
     again = tmp_path / "peers.json"
     arguments = ["--from", str(RESULTS), "--only", "zbv", "-n", "4", "-o", str(again)]
-    (kept,) = read_peers(RESULTS).peers[len(PEERS) + list(PEERS).index("zbv") :][:1]
+    (kept,) = [report for report in committed() if (report.name, report.ranks) == ("zbv", 4)]
     assert main(["peers", *arguments]) == (0 if kept.ok else 1)
     assert read_peers(again).peers == [kept]
     assert all(str(device.bytes) in capsys.readouterr().out for device in kept.devices[:1])

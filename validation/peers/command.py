@@ -14,7 +14,7 @@ from ..program import harness_command
     argument("-m", default="8", metavar="M", help="micro-batches of a pipeline's step (default 8)"),
     argument("-o", "--output", metavar="FILE.json", help="the report to write (default: none, only the table)"),
     argument("--device", default="cpu", metavar="DEVICE", help="cpu (default), or cuda: a GPU for each rank, by nccl"),
-    argument("--model", default="transformer", metavar="MODEL", help="transformer (default) or mlp"),
+    argument("--model", nargs="+", metavar="MODEL", help="transformer (default), mlp, or both (with --from all)"),
     argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
     argument("--batch", default="8", metavar="B", help="samples of a micro-batch (default 8)"),
     argument("--repeats", default="3", metavar="K", help="timed steps, of which the median counts (0 for none)"),

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -54,12 +55,13 @@ class Workload(NamedTuple):
 
     def case(self, peer: Peer) -> Case:
         """Return the case of cdpsim that corresponds to a runtime; data parallel, a stage for each rank."""
-        pipeline = peer.kind == "pipeline"
+        ranked = peer.schedule == "dp"  # whether a rank has micro-batches of its own, by the simulation's words
         return Case(
             peer.schedule,
             self.ranks * peer.chunks,
             steps=TRAINED_STEPS,
-            m=self.m if pipeline else self.ranks,
+            m=self.m if peer.kind == "pipeline" else peer.m if ranked else self.ranks,
+            replicas=self.ranks if ranked else 1,
             chunks=peer.chunks,
             model=self.model,
             optimizer=OPTIMIZERS[peer.optimizer],
@@ -69,6 +71,9 @@ class Workload(NamedTuple):
             device=self.device,
             backend=self.backend,
         )
+
+
+STANDARD = Workload(4, 8)
 
 
 class Measurements(NamedTuple):
@@ -131,11 +136,12 @@ class Comparer:
 
     def _apart(self, case: Case, ended: Sequence[Ended]) -> float:
         """Return the largest difference between the parameters that ranks ended with and the update equation's."""
-        key = case.n, case.shape.m, case.optimizer.kind
+        m = case.shape.replicas * case.shape.m
+        key = case.n, m, case.optimizer.kind
         if key not in self._equations:
             training = build_training(replace(case, dtype="float64", device="cpu"))
             with one_thread():
-                lags = np.zeros((case.shape.m, case.n), dtype=np.int64)
+                lags = np.zeros((m, case.n), dtype=np.int64)
                 self._equations[key] = [theta.numpy() for theta in evaluate(training, case.optimizer, lags, case.steps)]
         expected = self._equations[key]
         return float(np.max([np.abs(theta - expected[j]).max() for own in ended for j, theta in own.items()]))
@@ -217,6 +223,11 @@ def simulate_anew(report: PeerReport) -> PeerReport:
     _profiles[repr(case.trains)] = case.stages
     said = {runtime: predict_peer(peer, case, runtime) for runtime in RUNTIMES}
     devices = [_with_simulations(device, said) for device in report.devices]
+    judging = RUNTIMES[-1]
+    devices = [
+        structs.replace(own, remainder=peer.remainder_of_rank(case, own.device, own.simulated[judging].bytes))
+        for own in devices
+    ]
     messages = compare_messages(peer, report.messages.torch, said[RUNTIMES[-1]].calls)
     remainder = peer.remainder(case)
     within = all(abs(left_over(device, remainder)) <= TOLERANCE * device.bytes for device in devices)
@@ -227,7 +238,9 @@ def simulate_anew(report: PeerReport) -> PeerReport:
 
 def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:
     """Return the bytes of torch's peak that neither the judged simulation nor a named remainder has."""
-    return device.bytes - device.simulated[RUNTIMES[-1]].bytes - sum(remainder.values())
+    return (
+        device.bytes - device.simulated[RUNTIMES[-1]].bytes - sum(chain(remainder.values(), device.remainder.values()))
+    )
 
 
 def _workload_of(report: PeerReport) -> Workload:
@@ -263,20 +276,25 @@ def _less(size: int | None, base: int) -> int | None:
 
 
 def compare_messages(peer: Peer, torchs: Sequence[list[Call]], ours: Sequence[list[Call]]) -> Messages:
-    """Compare sends one by one in each rank's order; of collectives, which torch cuts otherwise, the bytes alone.
+    """Compare a pipeline's sends one by one in each rank's order, collectives that torch cuts alike in any order.
 
-    A reduce-scatter counts as all that it sums, of which each rank's call has a share.
+    Of other collectives the bytes are compared. A reduce-scatter counts as all that it sums, of which each rank's call
+    has a share.
     """
     shares = {"reduce-scatter": len(torchs)}
     sizes = [[sum(call.nbytes * shares.get(call.call, 1) for call in own) for own in each] for each in (torchs, ours)]
-    pipeline = peer.kind == "pipeline"
+    if peer.cut_alike:
+        torchs_order, torchs, ours = torchs, [sorted(own) for own in torchs], [sorted(own) for own in ours]
+    else:
+        torchs_order = torchs
+    one_by_one = peer.kind == "pipeline" or peer.cut_alike
     differences = (
-        _first_difference(rank, *pair) if pipeline else _bytes_text(rank, *total)
+        _first_difference(rank, *pair) if one_by_one else _bytes_text(rank, *total)
         for rank, (pair, total) in enumerate(zip(zip(torchs, ours, strict=True), zip(*sizes, strict=True), strict=True))
-        if (pair[0] != pair[1] if pipeline else total[0] != total[1])
+        if (pair[0] != pair[1] if one_by_one else total[0] != total[1])
     )
     return Messages(
-        torch=list(torchs),
+        torch=list(torchs_order),
         simulated=sum(map(len, ours)),
         bytes_torch=sum(sizes[0]),
         bytes_simulated=sum(sizes[1]),

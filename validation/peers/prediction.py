@@ -8,7 +8,6 @@ import numpy as np
 from cdpsim import Run, simulate
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.schedules import find_schedule
-from cdpsim.schedules.state import Home
 from cdpsim.trace.metrics import memory
 
 from ..comparison.forecast import Forecast
@@ -34,7 +33,7 @@ def predict_peer(peer: Peer, case: Case, runtime: str) -> Prediction:
     """Simulate a runtime on stages of equal times, which are those of its schedule's own slots."""
     assert case.stages is not None, "it has been profiled"
     split = find_schedule(case.schedule).splits(case.shape)
-    run = _simulate(peer, case, runtime, steps=STEPS, model=with_unit_times(case.stages, split=split))
+    run = _simulate(peer, case, runtime, steps=STEPS, model=with_unit_times(case.stages, split=split, tensors=True))
     devices = range(run.program.devices)
     return Prediction(
         run.peaks[:, -1].tolist(),
@@ -53,7 +52,8 @@ def predict_seconds(peer: Peer, case: Case, runtime: str, forecast: Forecast) ->
 
 def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
     accepted = find_schedule(case.schedule).options
-    shape = {"m": case.m, "chunks": case.chunks}
+    shape = {"m": case.m, "chunks": case.chunks, "replicas": case.replicas}
+    options |= peer.options
     options |= {name: value for name, value in shape.items() if name in accepted}
     if peer.recompute is not None:
         options["recompute"] = peer.recompute
@@ -95,10 +95,10 @@ def _task_peaks(run: Run, device: int) -> dict[str, int]:
 def _calls(run: Run, device: int) -> list[Call]:
     """Return what a device sends in the last step, in its order, and the collectives in which it takes part.
 
-    Parameters that are handed out are those that the step before has made.
+    Parameters are those that the step before has made: the last step's own are read by no later one.
     """
     program, messages = run.program, run.program.messages
-    hands_out = (messages.content == Content.PARAMETERS) & (program.state.parameters is Home.OWNED)
+    hands_out = messages.content == Content.PARAMETERS
     last = np.flatnonzero(messages.step + hands_out == STEPS - 1)
     order = last[np.argsort(run.start[program.message_nodes.start + last], kind="stable")]
     calls = []

@@ -1,6 +1,8 @@
 """Requests of the command `peers`, and its tables."""
 
 import argparse
+from functools import partial
+from itertools import chain, groupby
 
 import msgspec
 import torch
@@ -16,12 +18,13 @@ from ..ranks.launcher import Ranks
 from ..ranks.member import DEVICES
 from ..report.command import percent
 from ..report.environment import environment
-from .comparison import TOLERANCE, Comparer, Workload, simulate_anew
+from .comparison import STANDARD, TOLERANCE, Comparer, Workload, simulate_anew
 from .runtimes import PEERS, Peer
 from .schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
 
 FORMS = ("text", "markdown", "latex")
-LAYERED_MODELS = ("mlp", "transformer")  # those of as many layers as there are stages
+# Sizes of the models that have as many layers as there are stages.
+STANDARD_SIZES: dict[str, dict[str, int]] = {"transformer": dict(STANDARD.sizes), "mlp": {"width": 256}}
 
 
 def run_peers(options: argparse.Namespace) -> int:
@@ -53,18 +56,20 @@ def _verdict(reports: list[PeerReport]) -> str:
 
 def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
     """Run runtimes on ranks, and return their comparisons."""
-    workloads = [_workload(options, given) for given in options.n or ["4"]]
-    for workload in workloads:
+    models = [choose("model", given, STANDARD_SIZES) for given in options.model or [STANDARD.model]]
+    runs = [[_workload(options, given, model) for model in models] for given in options.n or [str(STANDARD.ranks)]]
+    for workload in chain(*runs):
         _check(workload, chosen)
     repeats, timeout = whole_number("repeats", options.repeats, at_least=0), positive("--timeout", options.timeout)
-    done = ticker(len(workloads) * len(chosen), "peers")
+    done = ticker(len(runs) * len(models) * len(chosen), "peers")
     reports: list[PeerReport] = []
-    for workload in workloads:
-        with Ranks(workload.ranks, device=workload.device, backend=workload.backend) as ranks:
-            comparer = Comparer(ranks, workload, repeats=repeats, timeout=timeout)
-            for peer in chosen:
-                reports.append(comparer.compare(peer))
-                done(1)
+    for (first, *_), workloads in zip(runs, runs, strict=True):
+        with Ranks(first.ranks, device=first.device, backend=first.backend) as ranks:
+            for workload in workloads:
+                comparer = Comparer(ranks, workload, repeats=repeats, timeout=timeout)
+                for peer in chosen:
+                    reports.append(comparer.compare(peer))
+                    done(1)
     done(0)
     return PeersReport(environment=environment(options.device), tolerance=TOLERANCE, peers=reports)
 
@@ -74,9 +79,15 @@ def _simulated_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersRep
     report = read_peers(options.earlier, rewritten=True)
     names = [peer.name for peer in chosen]
     ranks = None if options.n is None else [whole_number("n", given, at_least=2) for given in options.n]
-    kept = [own for own in report.peers if own.name in names and (ranks is None or own.ranks in ranks)]
+    kept = [
+        own
+        for own in report.peers
+        if own.name in names
+        and (ranks is None or own.ranks in ranks)
+        and (options.model is None or own.request.model in options.model)
+    ]
     if not kept:
-        raise RequestError(options.earlier, "has no such runtime on so many ranks; leave out --only and -n")
+        raise RequestError(options.earlier, "has no such runtime on so many ranks; leave out --only, --model and -n")
     return msgspec.structs.replace(report, peers=[simulate_anew(own) for own in kept])
 
 
@@ -88,17 +99,15 @@ def choose_peers(names: list[str]) -> list[Peer]:
     return [peer for name, peer in PEERS.items() if name in names]
 
 
-def _workload(options: argparse.Namespace, ranks: str) -> Workload:
+def _workload(options: argparse.Namespace, ranks: str, model: str) -> Workload:
     from ..profile.command import read_sizes
 
-    model = choose("model", options.model, LAYERED_MODELS)
     sizes = read_sizes(options.size)
-    standard = dict(Workload._field_defaults["sizes"]) if model == Workload._field_defaults["model"] else {}
     return Workload(
         whole_number("n", ranks, at_least=2),
         whole_number("m", options.m, at_least=1),
         model,
-        tuple((standard | sizes).items()),
+        tuple((STANDARD_SIZES[model] | sizes).items()),
         whole_number("batch", options.batch, at_least=1),
         choose("device", options.device, DEVICES),
     )
@@ -121,19 +130,31 @@ def peers_list(chosen: list[Peer]) -> str:
 
 
 def peers_table(reports: list[PeerReport], form: str) -> str:
-    """Return a table with a row for each rank of each runtime, for people."""
+    """Return a table with a row for the ranks of each runtime that are alike, for people."""
     simulations = list(dict.fromkeys(name for report in reports for name in report.devices[0].simulated))
     columns = [column for name in simulations for column in (f"simulated, {name}", "%")]
-    header = ("runtime", "ranks", "rank", "torch bytes", *columns, "messages", "parameters", "time %", "ok")
-    rows = [_rank_row(report, device, simulations) for report in reports for device in report.devices]
-    return tables.FORMATS[form](header, rows)
+    header = ["runtime", "ranks", "rank", "torch bytes", *columns, "messages", "parameters", "time %", "ok"]
+    rows = [(report, row) for report in reports for row in _rank_rows(report, simulations)]
+    if len({report.request.model for report in reports}) > 1:
+        header.insert(1, "model")
+        rows = [(report, [row[0], report.request.model, *row[1:]]) for report, row in rows]
+    return tables.FORMATS[form](header, [row for _, row in rows])
 
 
-def _rank_row(report: PeerReport, device: DevicePeak, simulations: list[str]) -> list[str]:
+def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
+    """Return a row for each run of ranks with the same bytes."""
+    rows: list[list[str]] = []
+    for cells, group in groupby(report.devices, key=partial(_bytes_cells, simulations=simulations)):
+        ranks = [device.device for device in group]
+        those = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+        of_all = [""] * 4 if rows else _of_all_ranks(report)
+        rows.append([report.name, str(report.ranks), those, *cells, *of_all])
+    return rows
+
+
+def _bytes_cells(device: DevicePeak, simulations: list[str]) -> list[str]:
     own = [device.simulated[name] for name in simulations]
-    row = [report.name, str(report.ranks), str(device.device), str(device.bytes)]
-    row += [cell for each in own for cell in (str(each.bytes), percent(each.relative_error))]
-    return row + (_of_all_ranks(report) if device.device == 0 else [""] * 4)
+    return [str(device.bytes), *(cell for each in own for cell in (str(each.bytes), percent(each.relative_error)))]
 
 
 def _of_all_ranks(report: PeerReport) -> list[str]:
@@ -149,14 +170,26 @@ def _of_all_ranks(report: PeerReport) -> list[str]:
 def _judgement(report: PeerReport) -> str:
     if not report.judged:
         return "not judged"
-    return ("remainder named" if report.remainder else "yes") if report.ok else "NO"
+    named = report.remainder or any(device.remainder for device in report.devices)
+    return ("remainder named" if named else "yes") if report.ok else "NO"
 
 
 def _named(report: PeerReport) -> list[str]:
-    """Return a line on the named remainder of a runtime, if it has one."""
-    parts = [f"{size:,} B of {name}" for name, size in report.remainder.items()]
-    text = f"{report.name}, {report.ranks} ranks: within {percent(TOLERANCE)} % with"
-    return [f"{text} {', '.join(parts)}, which are not simulated"] if parts else []
+    """Return a line on each named remainder of a runtime, of all its ranks or of one."""
+    of_ranks = [(f", rank {own.device}", own.remainder) for own in report.devices]
+    return [
+        f"{_title(report)}{where}: within {percent(TOLERANCE)} % with {_parts_text(parts)}, which are not simulated"
+        for where, parts in [("", report.remainder), *of_ranks]
+        if parts
+    ]
+
+
+def _title(report: PeerReport) -> str:
+    return f"{report.name}, {report.request.model}, {report.ranks} ranks"
+
+
+def _parts_text(remainder: dict[str, int]) -> str:
+    return ", ".join(f"{size:,} B of {name}" for name, size in remainder.items())
 
 
 def _remainders(report: PeerReport) -> list[str]:
@@ -165,10 +198,10 @@ def _remainders(report: PeerReport) -> list[str]:
     for device in report.devices:
         name, own = list(device.simulated.items())[-1]
         if abs(own.relative_error) > TOLERANCE:
-            parts = [_remainder_text(device, *part) for part in device.remainder(name).items()]
-            lines.append(f"{report.name}, {report.ranks} ranks, rank {device.device}: {'; '.join(parts)}")
+            parts = [_remainder_text(device, *part) for part in device.difference(name).items()]
+            lines.append(f"{_title(report)}, rank {device.device}: {'; '.join(parts)}")
     if not report.messages.same:
-        lines.append(f"{report.name}, {report.ranks} ranks: {report.messages.first_difference}")
+        lines.append(f"{_title(report)}: {report.messages.first_difference}")
     return lines
 
 

@@ -6,8 +6,10 @@ that has begun before sees all that it allocates.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -18,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -123,12 +125,14 @@ def own_stages(rank: int, case: Case) -> list[int]:
 
 
 class DataParallel(Session):
-    """Every rank has a micro-batch of every step and the whole model, which a subclass wraps."""
+    """Every rank has micro-batches of every step and the whole model, which a subclass wraps."""
 
     def __init__(self, member: Member, case: Case) -> None:
         super().__init__(member, case, list(range(case.n)))
         self.model = self.wrap(nn.Sequential(*self.own.values()))
         self.optimizer = self.optimize()
+        own = case.shape.m if case.shape.replicas > 1 else 1  # else the case counts those of all ranks
+        self.micro_batches = range(own * member.rank, own * (member.rank + 1))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model that is trained."""
@@ -139,18 +143,34 @@ class DataParallel(Session):
         return self.case.optimizer.over(list(self.model.parameters()))
 
     def draw(self, step: int) -> Batch:
-        """Return the micro-batch that has this rank's number."""
-        return self.training.data(step, self.member.rank)
+        """Return the micro-batches of this rank as one batch: those after the ones of lower ranks."""
+        data = [self.training.data(step, i) for i in self.micro_batches]
+        if len(data) == 1:
+            return data[0]
+        inputs, targets = zip(*data, strict=True)
+        return torch.cat(inputs), torch.cat(targets)
 
     def clear(self) -> None:
         """Drop the gradients of the last step."""
         self.optimizer.zero_grad()
 
     def passes(self, batch: Batch) -> None:
-        """Run the model forwards and backwards."""
-        inputs, targets = batch
-        assert targets is not None, "every rank has data"
-        torch.autograd.backward(self.training.criterion(self.model(inputs), targets))
+        """Run the model forwards and backwards with each micro-batch."""
+        whole, all_targets = batch
+        assert whole is not None and all_targets is not None, "every rank has data"
+        count = len(self.micro_batches)
+        for k, (inputs, targets) in enumerate(zip(whole.chunk(count), all_targets.chunk(count), strict=True)):
+            with self.summing(last=k == count - 1):
+                torch.autograd.backward(self.loss(inputs, targets))
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return a micro-batch's part in the loss."""
+        loss = self.training.criterion(self.model(inputs), targets)
+        return loss if len(self.micro_batches) == 1 else loss / len(self.micro_batches)
+
+    def summing(self, *, last: bool) -> AbstractContextManager[None]:
+        """Say whether ranks sum the gradients that a pass gives."""
+        return nullcontext()
 
     def update(self) -> None:
         """Let the optimizer update the parameters."""
@@ -158,15 +178,20 @@ class DataParallel(Session):
 
 
 class Replicated(DataParallel):
-    """`DistributedDataParallel` with its options."""
+    """`DistributedDataParallel` with its options; gradients are summed after each pass, or after the last alone."""
 
-    def __init__(self, member: Member, case: Case, **options: Any) -> None:
-        self.options = options
+    def __init__(self, member: Member, case: Case, *, each: bool = False, **options: Any) -> None:
+        self.each, self.options = each, options
         super().__init__(member, case)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a model whose reducer sums gradients in buckets."""
         return DistributedDataParallel(model, **self.options)
+
+    def summing(self, *, last: bool) -> AbstractContextManager[None]:
+        """Keep the reducer from sums that are not due."""
+        assert isinstance(self.model, DistributedDataParallel), "it has been wrapped"
+        return nullcontext() if last or self.each else self.model.no_sync()
 
 
 class OptimizerSharded(Replicated):
@@ -184,15 +209,31 @@ class OptimizerSharded(Replicated):
 
 
 class FullySharded(DataParallel):
-    """FSDP2: every stage's parameters are sharded over all ranks, gathered for use and dropped after it."""
+    """FSDP2: every stage's parameters are sharded over all ranks, gathered for use and dropped after it.
+
+    `reshard` says whether they are dropped after each forward and backward, or after the step's last backward alone;
+    `each`, whether gradients are summed after each pass.
+    """
+
+    def __init__(self, member: Member, case: Case, *, reshard: bool = True, each: bool = True) -> None:
+        self.reshard, self.each = reshard, each
+        super().__init__(member, case)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a model of which each stage is sharded."""
         mesh = init_device_mesh(self.member.device.type, (self.member.count,))
         for stage in self.own.values():
-            fully_shard(stage, mesh=mesh, reshard_after_forward=True)
+            fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard)
         fully_shard(model, mesh=mesh)
         return model
+
+    def summing(self, *, last: bool) -> AbstractContextManager[None]:
+        """Tell the model what to do after the next backward."""
+        assert isinstance(self.model, FSDPModule), "it has been wrapped"
+        if len(self.micro_batches) > 1:
+            self.model.set_requires_gradient_sync(last or self.each)
+            self.model.set_reshard_after_backward(last or self.reshard)
+        return nullcontext()
 
 
 class Checkpointed(DataParallel):
@@ -237,8 +278,12 @@ class Peer(NamedTuple):
     recompute: str | None = None
     runtime: str = "torch"  # the habits that are simulated; paper: there are none for it
     remainder: Callable[[Case], dict[str, int]] = lambda case: {}  # bytes that it has, by name, and no simulation
+    remainder_of_rank: Callable[[Case, int, int], dict[str, int]] = lambda case, rank, peak: {}  # with a simulated peak
+    cut_alike: bool = False  # whether its collectives are the simulation's, one by one
     sharded: bool = False  # whether no rank has a stage's parameters between steps
     splits: bool = False  # whether its schedule splits backwards
+    m: int = 1  # micro-batches of a rank in a step, of `dp`
+    options: Mapping[str, Any] = MappingProxyType({})  # of its simulation
 
     def check_micro_batches(self, ranks: int, m: int) -> None:
         """Refuse fewer micro-batches than the runtime takes."""
@@ -262,10 +307,101 @@ def random_states(case: Case) -> dict[str, int]:
     return {"states of random numbers": case.n * torch.get_rng_state().nbytes}
 
 
+COUNTER = 4  # bytes of the number of updates, of which Adam has one for each tensor
+
+
+def held_by_owners(case: Case, rank: int, peak: int) -> dict[str, int]:
+    """Return what ZeroRedundancyOptimizer holds beyond a simulated peak in which each rank has an equal share.
+
+    Each rank has the states of whole tensors. While Adam updates one of them, it makes two of its size beside the one
+    that it made last for the tensor before, which its variable still has.
+    """
+    stages, own = case.stages, tensors_of_owner(case, rank)
+    assert stages is not None, "it has been profiled"
+    states = sum(2 * size + COUNTER for size in own)
+    share = sum(-(-size // case.shape.replicas) for size in stages.size("optimizer").tolist())
+    beside = 2 * int(stages.size("gradients").sum()) + int(stages.size("data").sum())  # gradients, and their buckets
+    made = max(2 * size + before for before, size in pairwise([0, *own]))
+    remainder = {"states of whole tensors": states - share}
+    remainder["what an update makes, beyond the highest moment before"] = max(0, beside + share + made - peak)
+    return {name: size for name, size in remainder.items() if size}
+
+
+def tensors_of_owner(case: Case, rank: int) -> list[int]:
+    """Return the bytes of the tensors that a rank updates: the largest first, each goes to the rank that has least."""
+    training = build_training(case)
+    sizes = (own.nbytes for stage in training.stages for own in stage.parameters())
+    owners: list[list[int]] = [[] for _ in range(case.shape.replicas)]
+    for size in sorted(sizes, reverse=True):
+        min(owners, key=sum).append(size)
+    return owners[rank]
+
+
 def _pipeline(name: str, schedule: str, torchs: Any, chunks: int = 1) -> Peer:
     about = f"torch.distributed.pipelining.{torchs.__name__}"
     splits = find_schedule(schedule).splits(Shape(2 * chunks, 4 * chunks, chunks))
     return Peer(name, about, schedule, partial(Pipelined, schedule=torchs), "pipeline", chunks, splits=splits)
+
+
+def _replicated(name: str, torchs: str, *, m: int = 1, each: bool = False, views: bool = False, cap: int = 0) -> Peer:
+    """Return DistributedDataParallel with m micro-batches on a rank, and with options."""
+    options: dict[str, Any] = {"zero": 0}
+    given: dict[str, Any] = {"each": each}
+    if each:
+        options["reduce"] = "each"
+    if views:
+        given["gradient_as_bucket_view"] = True
+    if cap:
+        given["bucket_cap_mb"], options["buckets"] = cap, f"1MiB,{cap}MiB"
+    runtime = "torch:gradient_buckets=views" if views else "torch"
+    begin = partial(Replicated, **given)
+    return Peer(name, torchs, "dp", begin, runtime=runtime, m=m, options=options, cut_alike=True)
+
+
+def _sharded(name: str, torchs: str, *, m: int = 1, each: bool = True, reshard: bool = True) -> Peer:
+    """Return FSDP2 with m micro-batches on a rank, and with options; gloo gathers nothing ahead of a forward."""
+    options = {"zero": 3, "prefetch": 0, "reshard": "yes" if reshard else "no", "padding": "rows"}
+    options["reduce"] = "each" if each else "last"
+    begin = partial(FullySharded, reshard=reshard, each=each)
+    return Peer(name, torchs, "dp", begin, sharded=True, m=m, options=options, cut_alike=True)
+
+
+_PASSES = 4  # micro-batches on a rank
+_NO_SYNC = "with no_sync in all but the last of 4 passes"
+_EACH = "which sums after each of 4 passes"
+_DDP, _VIEWS = "DistributedDataParallel", "DistributedDataParallel(gradient_as_bucket_view=True)"
+_FSDP2, _KEPT = "fully_shard", "fully_shard(reshard_after_forward=False)"
+_SYNC, _BACK = "set_requires_gradient_sync(False)", "set_reshard_after_backward(False)"
+_DATA_PARALLEL = (
+    _replicated("ddp", _DDP),
+    _replicated("ddp-views", _VIEWS, views=True),
+    _replicated("ddp-buckets", "DistributedDataParallel(bucket_cap_mb=1)", cap=1),
+    _replicated("ddp-no-sync", f"{_DDP} {_NO_SYNC}", m=_PASSES),
+    _replicated("ddp-no-sync-views", f"{_VIEWS} {_NO_SYNC}", m=_PASSES, views=True),
+    _replicated("ddp-each", f"{_DDP}, {_EACH}", m=_PASSES, each=True),
+    _replicated("ddp-each-views", f"{_VIEWS}, {_EACH}", m=_PASSES, each=True, views=True),
+    Peer(
+        "zero-redundancy",
+        "ZeroRedundancyOptimizer over DistributedDataParallel, Adam",
+        "dp",
+        OptimizerSharded,
+        optimizer="adam",
+        options={"zero": 1},
+        remainder_of_rank=held_by_owners,
+    ),
+    _sharded("fsdp2", "torch.distributed.fsdp.fully_shard"),
+    _sharded("fsdp2-kept", _KEPT, reshard=False),
+    _sharded("fsdp2-each", f"{_FSDP2}, {_EACH}", m=_PASSES),
+    _sharded("fsdp2-last", f"{_FSDP2}, {_SYNC} in all but the last of 4 passes", m=_PASSES, each=False),
+    _sharded("fsdp2-each-kept", f"{_KEPT}, {_EACH}, {_BACK} in all but the last", m=_PASSES, reshard=False),
+    _sharded(
+        "fsdp2-last-kept",
+        f"{_KEPT}, {_SYNC} and {_BACK} in all but the last of 4 passes",
+        m=_PASSES,
+        each=False,
+        reshard=False,
+    ),
+)
 
 
 V_PLACED = ("zbv", "dualpipev")
@@ -278,38 +414,7 @@ _PEERS = (
     _pipeline("interleaved-zero-bubble", "interleaved-zero-bubble", schedules.ScheduleInterleavedZeroBubble, 2),
     _pipeline("zbv", "zbv", schedules.ScheduleZBVZeroBubble, 2),
     _pipeline("dualpipev", "dualpipev", schedules.ScheduleDualPipeV, 2),
-    Peer("ddp", "DistributedDataParallel", "multi-dp", Replicated),
-    Peer(
-        "ddp-views",
-        "DistributedDataParallel(gradient_as_bucket_view=True)",
-        "multi-dp",
-        partial(Replicated, gradient_as_bucket_view=True),
-        judged=False,
-        runtime="torch:gradient_buckets=views",
-    ),
-    Peer(
-        "ddp-buckets",
-        "DistributedDataParallel(bucket_cap_mb=1)",
-        "multi-dp",
-        partial(Replicated, bucket_cap_mb=1),
-        judged=False,
-    ),
-    Peer(
-        "zero-redundancy",
-        "ZeroRedundancyOptimizer over DistributedDataParallel, Adam",
-        "multi-dp",
-        OptimizerSharded,
-        judged=False,
-        optimizer="adam",
-    ),
-    Peer(
-        "fsdp2",
-        "torch.distributed.fsdp.fully_shard",
-        "zero-dp",
-        FullySharded,
-        judged=False,
-        sharded=True,
-    ),
+    *_DATA_PARALLEL,
     Peer(
         "checkpoint",
         "torch.utils.checkpoint, not reentrant",

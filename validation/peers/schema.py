@@ -60,8 +60,9 @@ class DevicePeak(_Part, frozen=True, kw_only=True):
     tasks: list[str]
     task_bytes: list[int]
     simulated: dict[str, SimulatedMemory] = {}
+    remainder: Bytes = {}  # of this rank alone: what torch has more, by name, than any simulation
 
-    def remainder(self, simulation: str) -> Bytes:
+    def difference(self, simulation: str) -> Bytes:
         """Return the bytes by category that torch has at its peak beyond a simulation at its own; they add up."""
         sums: Counter[str] = Counter()
         for kind, size in self.contents.items():

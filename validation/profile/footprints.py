@@ -136,10 +136,13 @@ def _comparable(value: object) -> Hashable:
     return value
 
 
-def with_unit_times(model: Model, *, split: bool = False) -> Model:
-    """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts."""
+def with_unit_times(model: Model, *, split: bool = False, tensors: bool = False) -> Model:
+    """Return a model with a second for each task: its seconds are slots, in which a replay's clock counts.
+
+    Without its `tensors`, a stage's are one vector, as in a replay, and buckets are of whole stages.
+    """
     unit: dict[str, Any] = {"forward": 1.0, "backward": 1.0 + split, "weight_backward": 1.0 if split else None}
-    unit |= {**NO_CORE, "tensors": ()}  # a stage's tensors are one vector, and buckets are of whole stages
+    unit |= NO_CORE if tensors else {**NO_CORE, "tensors": ()}
     return msgspec.structs.replace(
         model, stages=tuple(msgspec.structs.replace(stage, recomputed=None, **unit) for stage in model.stages)
     )
