@@ -64,7 +64,7 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
-    given = [name for name in SHARING if options[name] not in (None, False)]
+    given = [name for name in SHARING if options[name] is not None and options[name] is not False]
     if not (zero or given or one_place):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
     if shape.widths:
@@ -99,7 +99,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
 
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
     """Return when gradients are summed."""
-    when = When(choose("reduce", given or _usual_reduce(schedule, zero), REDUCE))
+    when = When(choose("reduce", _usual_reduce(schedule, zero) if given is None else given, REDUCE))
     whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
     if when is When.EACH and whole and shape.shard > 1:
         problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
@@ -145,7 +145,10 @@ def parse_buckets(given: object, model: Model, ranks: int) -> Buckets:
     if isinstance(given, str) and given in RUNTIMES_WITH_BUCKETS:
         return Buckets.of_runtime(given, _element_bytes(model), ranks)
     try:
-        sizes = tuple(size_bytes(size.strip()) for size in re.split("[,:]", str(given)))
+        sizes = tuple(
+            size_bytes(size.strip())
+            for size in re.split("[,:]", given if isinstance(given, str) else short_repr(given))
+        )
     except RequestError as error:
         known = ", ".join(BUCKETS)
         problem = f"{short_repr(given)} is neither one of {known} nor sizes such as '1 MiB,25 MiB'"
@@ -216,7 +219,7 @@ def _read_update_in(model: Model | None, given: object) -> str:
 
 def goes_by_layer(zero: int, buckets: object) -> bool:
     """Return whether messages are of layers, if it is not said: where all is split, and with buckets."""
-    return zero == MOST_SPLIT or buckets not in (None, "none")
+    return zero == MOST_SPLIT or short_repr(buckets) not in ("None", "'none'")
 
 
 def stage_layers(model: Model, n: int) -> tuple[int, ...]:
