@@ -132,7 +132,7 @@ def _read_buckets(
         given = "none" if one_bucket_a_unit else RUNTIMES_WITH_BUCKETS[0]
     elif zero == MOST_SPLIT:
         raise InapplicableOption("buckets", "go with whole parameters, and --zero 3 has units of stages; leave it out")
-    if given == "none":
+    if isinstance(given, str) and given == "none":
         if options["whole_first_step"]:
             raise InapplicableOption("whole-first-step", "there are no buckets; leave it out, or give --buckets")
         return None
