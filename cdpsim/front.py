@@ -37,6 +37,7 @@ from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_tur
 from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
+from cdpsim.request.sharing import SHARING
 from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
@@ -210,8 +211,14 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
             yield "overlap-all-reduce", f"{problem}; leave it out, or give devices more stages"
     collective = request.collective or DEFAULT
     if collective != DEFAULT and not any(differs_from_default(op, collective) for op in ops):
-        problem = "sums and broadcasts by trees, whatever all-reduces run by" if ops else "has no collective"
+        how = "sums and broadcasts by trees" if Op.BROADCAST in ops else "scatters and gathers in ways of their own"
+        problem = f"{how}, whatever all-reduces run by" if ops else "has no collective"
         yield "collective", f"{name} {problem}; leave it out"
+    if request.shape.replicas == 1 and not ops and request.given["shard"] is None and request.given["zero"] is None:
+        for option in SHARING:
+            if request.given[option] not in (None, False):
+                problem = "is of what ranks exchange, and there is one; leave it out, or add --replicas or --shard"
+                yield option.replace("_", "-"), problem
     for option, given in (("contention", request.contends), ("rendezvous", request.rendezvous)):
         if given and not sends:
             yield option, f"{name} sends no message; leave it out"

@@ -117,7 +117,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def require(self, count: int, schedule: str = "the schedule") -> None:
         """Refuse a schedule that needs more devices than the cluster has."""
         if self.count is not None and count > self.count:
-            remedy = "raise `count` in [devices], ask for fewer stages, or take another schedule"
+            remedy = "raise `count` in [devices], ask for fewer stages or ranks, or take another schedule"
             problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 

@@ -47,7 +47,7 @@ from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
-_GIVEN = ("by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
+_GIVEN = ("shard", "zero", "by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
