@@ -28,6 +28,7 @@ from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
 from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.numeric.columns import Times
+from cdpsim.numeric.paths import find_cycle
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.assembly.runtime import usual_habits
@@ -37,10 +38,11 @@ from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_tur
 from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
-from cdpsim.request.sharing import SHARING
+from cdpsim.request.sharing import SHARING, is_given
 from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.state import When
 from cdpsim.timing.collective_times import are_alike
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
@@ -139,6 +141,8 @@ def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     program = _assemble_unexpanded(request, folded=folded)
     request = _resolve(request, program)
     program = whole = queue_in_streams(program, request.cluster.overlaps(program.devices))
+    if request.state.reduce is When.EACH and len(set(program.tasks.device[: program.phases])) > 1:
+        _refuse_turns(request, program)
     origin = unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
     if request.expands:
@@ -154,6 +158,13 @@ def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
         program = occupy_streams(program, overlaps, whole, *origin)
     made_for = partial(_program_key, request, program.devices, algorithms)
     return replace(program, request=request, unexpanded=whole if request.expands else None, made_for=made_for)
+
+
+def _refuse_turns(request: Request, program: Program) -> None:
+    """Refuse sums after each pass where devices that have a stage come to them in turns, and wait for each other."""
+    if find_cycle(*program.waits(), program.nodes):
+        problem = f"each sums after every pass, and {request.schedule.name} runs copies of a stage in turns"
+        raise InapplicableOption("reduce", f"{problem}, which would wait for each other; take last or end")
 
 
 def _assemble_unexpanded(request: Request, *, folded: bool) -> Program:
@@ -209,6 +220,9 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"
             yield "overlap-all-reduce", f"{problem}; leave it out, or give devices more stages"
+    if request.given["reduce"] == "last" and not (_mixes_stages(program) or request.schedule.order.one_place):
+        problem = "each device has one stage, with whose last backward its training step ends"
+        yield "reduce", f"last changes nothing: {problem}; leave it out, or give devices more stages"
     collective = request.collective or DEFAULT
     if collective != DEFAULT and not any(differs_from_default(op, collective) for op in ops):
         how = "sums and broadcasts by trees" if Op.BROADCAST in ops else "scatters and gathers in ways of their own"
@@ -216,7 +230,7 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
         yield "collective", f"{name} {problem}; leave it out"
     if request.shape.replicas == 1 and not ops and request.given["shard"] is None and request.given["zero"] is None:
         for option in SHARING:
-            if request.given[option] not in (None, False):
+            if is_given(request.given[option]):
                 problem = "is of what ranks exchange, and there is one; leave it out, or add --replicas or --shard"
                 yield option.replace("_", "-"), problem
     for option, given in (("contention", request.contends), ("rendezvous", request.rendezvous)):

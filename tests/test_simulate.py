@@ -28,7 +28,7 @@ TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
         ({"n": None}, "n: is missing; give the number of stages"),
         ({"chunks": True}, "chunks=True must be a whole number"),
         ({"chunks": 2}, "chunks: multi-cdp does not take this option"),
-        ({"m": 4}, "m: multi-cdp does not take this option"),
+        ({"m": 4}, "m: multi-cdp needs a multiple of its n=3 workers; m=4"),
         ({"engine": None}, "unknown engine None"),
         ({"engine": "fas"}, "did you mean 'fast'"),
         ({"collective": 3}, "unknown collective 3"),

@@ -22,6 +22,11 @@ MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in")
 
 
+def is_given(value: object) -> bool:
+    """Return whether an option has a value, which may be anything; a switch that is off has none."""
+    return value is not None and value is not False
+
+
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split.
 
@@ -64,7 +69,7 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
-    given = [name for name in SHARING if options[name] is not None and options[name] is not False]
+    given = [name for name in SHARING if is_given(options[name])]
     if not (zero or given or one_place):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
     if shape.widths:

@@ -24,6 +24,7 @@ LAYER = Stage(
     boundary=10,
     parameters=20,
     forward_transient=5,
+    tensors=((3,), (7,)),
 )
 HOST = Link(latency=0.5, bandwidth=50.0)
 MEMORY = (Devices(memory_bandwidth=1e3),)
@@ -51,6 +52,17 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "chunks": [({}, 4)],
     "replicas": [({}, 2)],
     "stage_replicas": [({}, "2,1,1,3"), ({}, [1, 1, 2, 1])],
+    "shard": [({}, 2)],
+    "zero": [({"replicas": 2}, level) for level in (1, 2, 3)],
+    "buckets": [({"replicas": 2}, "25 B"), ({"replicas": 2}, "25 B,50 B")],
+    "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
+    "reduce": [({"replicas": 2}, when) for when in ("end", "last", "each")],
+    "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", 2)],
+    "gather": [({"zero": 1, "shard": 2}, "step")],
+    "padding": [({"shard": 4}, "rows"), ({"zero": 1, "shard": 2}, "megatron")],
+    "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
+    "update_in": [({"shard": 2, "optimizer": "adam", "update_time": "memory"}, "stream")],
+    "by_layer": [({"zero": 1, "shard": 2}, True)],
     "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],
     "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],
@@ -85,6 +97,8 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
 # have no bytes for.
 OTHER = {
     "defer_receives": ["rendezvous"],
+    "counts": ["state"],
+    **{name: ["shard", "stage-replicas"] for name in ("zero", "buckets", "reduce", "reshard", "padding")},
     "optimizer": ["training"],
     "mixed_precision": ["training"],
     "gradients": ["training"],
@@ -97,6 +111,12 @@ OTHER = {
 ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
 ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
 ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
+# Pipelines sum at the end of a step and keep what they have gathered for one; where devices have one stage, one gather
+# is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
+PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
+ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES}
+ALREADY |= {("gather", "step"): {name for name in SCHEDULES if "gather" in SCHEDULES[name].options}}
+ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"), ("collective", "ring"))}
 
 
 @cache
