@@ -35,6 +35,7 @@ from cdpsim.request.sharing import (
     SHARING,
     check_layers,
     goes_by_layer,
+    is_given,
     named_zero,
     read_ranks,
     read_sharing,
@@ -238,7 +239,7 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
         "replicas": shape.replicas > shape.shard,
         "stage-replicas": bool(shape.widths),
         "zero": options.get("zero"),
-        **{name.replace("_", "-"): _is_given(options.get(name)) for name in (*SHARING, "by_layer")},
+        **{name.replace("_", "-"): is_given(options.get(name)) for name in (*SHARING, "by_layer")},
         "overlap-all-reduce": options.get("overlap_all_reduce"),
         "vertical-sync": options.get("vertical_sync"),
         "prefetch": options.get("prefetch") and not splits_parameters,
@@ -256,10 +257,6 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
             raise InapplicableOption(option, f"{problem}; {_takers(option)}")
     if set(shape.widths) == {1}:
         raise InapplicableOption("stage-replicas", "every stage has one device anyway; leave it out")
-
-
-def _is_given(value: object) -> bool:
-    return value is not None and value is not False
 
 
 def _takers(option: str) -> str:
