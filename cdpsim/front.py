@@ -213,6 +213,7 @@ def _ineffective_habits(request: Request) -> Iterator[tuple[str, str]]:
 def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[str, str]]:
     """Yield options of messages that change nothing in a program, each with its problem."""
     name, sends = request.schedule.name, _sends(program)
+    unsaid = request.given["shard"] is None and request.given["zero"] is None  # else this is one of several cases
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
         if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
@@ -220,7 +221,12 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"
             yield "overlap-all-reduce", f"{problem}; leave it out, or give devices more stages"
-    if request.given["reduce"] == "last" and not (_mixes_stages(program) or request.schedule.order.one_place):
+    if (
+        unsaid
+        and request.given["reduce"] == "last"
+        and not _mixes_stages(program)
+        and not request.schedule.order.one_place
+    ):
         problem = "each device has one stage, with whose last backward its training step ends"
         yield "reduce", f"last changes nothing: {problem}; leave it out, or give devices more stages"
     collective = request.collective or DEFAULT
@@ -228,7 +234,7 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
         how = "sums and broadcasts by trees" if Op.BROADCAST in ops else "scatters and gathers in ways of their own"
         problem = f"{how}, whatever all-reduces run by" if ops else "has no collective"
         yield "collective", f"{name} {problem}; leave it out"
-    if request.shape.replicas == 1 and not ops and request.given["shard"] is None and request.given["zero"] is None:
+    if unsaid and request.shape.replicas == 1 and not ops:
         for option in SHARING:
             if is_given(request.given[option]):
                 problem = "is of what ranks exchange, and there is one; leave it out, or add --replicas or --shard"
