@@ -46,8 +46,10 @@ PARTS = {
     "freed_output": "kept_output",
     "retained_gradients": "retained_input_transient",
 }
-ON_HOST = ("host_optimizer", "host_update")
-ON_DEVICE = ("optimizer", "update")
+# Of parts of attention one needs the other, and is part of a third; only --zero 3 takes parameters from hosts.
+NEVER = ("attention_activation", "attention_forward", "host_parameters")
+ON_HOST = ("host_optimizer", "host_update", *NEVER)
+ON_DEVICE = ("optimizer", "update", "update_bytes", *NEVER)
 
 
 def units(table: type[Any]) -> dict[str, str]:

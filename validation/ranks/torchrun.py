@@ -176,6 +176,8 @@ def _written(value: object) -> object:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, slice):
+        return value.start, value.stop, value.step
     raise NotImplementedError(f"a rank returned what cannot be written: {type(value).__name__}")
 
 
@@ -186,4 +188,6 @@ def _read(kind: Any, value: Any) -> object:
     if kind is np.ndarray:
         dtype, shape, data = value
         return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    if kind is slice:
+        return slice(*value)
     raise NotImplementedError(f"what a rank returned cannot be read as {kind.__name__}")
