@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-CURVES = 24  # as many as fit
+CURVES = 28  # as many as fit
 _KEY_COLUMNS = 9
 BAND = 0.01
 # A hue for each family of the paper's schedules: pale for the simultaneous one, full for the cyclic one.
