@@ -3,7 +3,7 @@
 >>> from cdpsim.studies.comparison import compare
 >>> one = compare(["1f1b", "multi-cdp"], devices=8, batch=256, model="llama2-7b", cluster="a100-nodes")
 >>> [(row.schedule, row.devices, row.n, row.m, row.batch) for row in one.measured]
-[('1f1b', 8, 8, 128, 256), ('multi-cdp', 8, 8, 8, 16)]
+[('1f1b', 8, 8, 128, 256), ('multi-cdp', 8, 8, 128, 256)]
 """
 
 from collections.abc import Mapping, Sequence

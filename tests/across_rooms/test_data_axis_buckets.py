@@ -114,8 +114,7 @@ def test_other_runtimes_count_elements(runtime: str, ranks: int, least: int | No
     assert sums(run, 0) == wanted
 
 
-def test_buckets_of_the_shipped_gpt2_hold_whole_layers() -> None:
-    """In bf16: blocks of 13.5 MiB in pairs; the head's norm goes with the last block."""
-    block, embedding, norm = (2 * numbers(shapes) for shapes in (BLOCK, EMBEDDING, HEAD[:2]))
+def test_buckets_of_the_shipped_gpt2_are_of_its_tensors_in_bf16() -> None:
+    """The first one goes with the head's norm and the last tensors of the last block, of 4.5 MiB."""
     run = simulate("dp", model="gpt2", cluster="a100-nodes", replicas=4, steps=1, ignore_memory=True)
-    assert sums(run, 0) == buckets_of([norm, *[block] * BLOCKS, embedding], MIB, 25 * MIB)
+    assert sums(run, 0) == buckets_of([size // 2 for size in tensors_by_backward()], MIB, 25 * MIB)

@@ -46,7 +46,8 @@ def test_a_line_says_what_it_is(what: str) -> None:
 
 
 def test_a_stage_s_line_makes_it_again() -> None:
-    stage = Model.load("vit-b16").without_curves().stages[3]
+    """Unless it has more shapes of parameters than a line can show."""
+    stage = Model.load("vit-b16").without_curves().stages[-1]
     assert eval(repr(stage), {"Stage": Stage}) == stage
 
 
