@@ -173,7 +173,7 @@ class Schedule:
             "whole-first-step": flushed,
             "reduce": flushed,
             "reshard": flushed,
-            "gather": pipeline,
+            "gather": flushed,
             "padding": pipeline,
             "clip": flushed,
             "update-in": pipeline,

@@ -280,6 +280,10 @@ def test_an_order_from_outside_that_is_none_is_refused(devices: list[list[tuple[
         ({"schedule": "gpipe", "n": 4, "rule": "cdp-v2"}, "'cdp-v2' does not go with the gpipe timing"),
         ({"schedule": "gpipe", "n": 4, "vertical_sync": True}, "vertical-sync: gpipe does not take this option"),
         ({"schedule": "multi-cdp", "n": 4, "replicas": 2}, "replicas: multi-cdp does not take this option"),
+        (
+            {"schedule": "pipedream-2bw", "n": 4, "zero": 1, "replicas": 2, "gather": "step", "model": "gpt2"},
+            "gather: pipedream-2bw does not take this option",
+        ),
         ({"schedule": "1f1b", "n": 4, "overlap_all_reduce": True}, "there is no all-reduce: no stage has two devices"),
         ({"schedule": "pipedream", "n": 4, "vertical_sync": True, "rule": "dp"}, "leave either out"),
         ({"schedule": "zb-h1", "model": Model(stages=(Stage(forward=1.0, backward=2.0),))}, "zb-h1 splits backwards"),
