@@ -84,3 +84,14 @@ def test_what_is_fetched_is_recounted(offload: str, ranks: int, prefetch: int) -
     edges = Edges(found.before, found.after, np.zeros_like(found.before))
     start, end = ENGINES["fast"](replace(program, edges=edges), run.costs)
     assert np.array_equal(start, run.start) and np.array_equal(end, run.end)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["zb-h1", "zbv"])
+def test_weights_parts_of_backwards_read_no_parameters_that_came_from_hosts(name: str, ranks: int) -> None:
+    """These go after the part before, on one rank as on two."""
+    cluster = Cluster(link=Link(bandwidth=20.0), host=Link(bandwidth=10.0))
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=9, parameters=40)
+    model = Model(precision="bf16", stages=(stage,) * SCHEDULES[name]["n"])
+    asked: dict[str, Any] = {"offload": "parameters", "optimizer": "adam", "shard": ranks}
+    assert violations(simulate(name, **SCHEDULES[name], model=model, cluster=cluster, **asked)) == {}
