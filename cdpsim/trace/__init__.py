@@ -47,9 +47,10 @@ def names_of(kinds: type[IntEnum]) -> np.ndarray:
     return np.array([member.name if kinds is Kind else member.name.lower() for member in kinds])
 
 
-_WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
 STREAM_WORDS = np.array([*names_of(Stream), ""])  # of no stream, -1: none
-_NUMBER_OF_WORD = {name: {word: k for k, word in enumerate(names_of(kinds).tolist())} for name, kinds in _WORDS.items()}
+_KINDS_OF_WORDS = {"kind": Kind, "op": Op, "content": Content, "category": Category}
+_WORDS = {name: names_of(kinds) for name, kinds in _KINDS_OF_WORDS.items()} | {"stream": STREAM_WORDS}
+_NUMBER_OF_WORD = {name: {word: k for k, word in enumerate(words.tolist())} for name, words in _WORDS.items()}
 
 
 class Trace:
@@ -294,7 +295,7 @@ def _parse_rows(path: Path, header: tuple[str, ...], lines: list[str], first: in
         kind = object if any(isinstance(value, str) for value in values.values()) else None if column else np.int64
         columns[name] = np.array([values[cell] for cell in column], dtype=kind)
         if name in _WORDS:
-            columns[name] = names_of(_WORDS[name])[columns[name]]
+            columns[name] = _WORDS[name][columns[name]]
     return columns
 
 
@@ -302,8 +303,6 @@ def _parse_cell(name: str, cell: str) -> int | float | str | None:
     """Return the value of a cell, of a word its number; None if it cannot belong into that column."""
     if name in _WORDS:
         return _NUMBER_OF_WORD[name].get(cell)
-    if name == "stream":
-        return cell if cell in STREAM_WORDS else None
     if _INTEGER.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
         return int(cell)
     if (name in _OPTIONAL and not cell) or (name == "step" and cell == "-1"):

@@ -45,6 +45,7 @@ def test_pipelines_beside_each_other_have_the_plain_columns(tmp_path: Path) -> N
     split.save(tmp_path)
     messages = load(tmp_path).messages
     assert set(messages.content[messages.stream == ""].tolist()) == {"activation", "activation_gradient"}
+    assert messages.stream.dtype == split.messages.stream.dtype
 
 
 def test_another_stream_is_refused(tmp_path: Path) -> None:

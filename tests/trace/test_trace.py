@@ -26,6 +26,7 @@ HEADERS = {
     "messages": "op,content,stage,micro_batch,step,src,dst,size,start,end,rounds",
     "memory": "device,category,time,size",
 }
+STREAM_COLUMNS = ",stages,stream"  # of messages, in runs that have streams
 TABLES = list(HEADERS)
 FILES = [*(f"{name}.csv" for name in TABLES), "summary.json"]
 PAPER = ["single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]
@@ -56,7 +57,8 @@ def assert_same(one: Trace, other: Trace) -> None:
     """Equal columns of equal kinds, and equal summaries."""
     for table in TABLES:
         left, right = getattr(one, table), getattr(other, table)
-        assert list(left.keys()) == list(right.keys()) == HEADERS[table].split(",")
+        streams = STREAM_COLUMNS if table == "messages" and "stream" in left else ""
+        assert list(left.keys()) == list(right.keys()) == (HEADERS[table] + streams).split(",")
         for name in left.keys():  # noqa: SIM118 - a loop over a table goes over its rows
             assert left[name].tolist() == right[name].tolist(), (table, name)
             # Whether an empty column has integers or floats is nothing that a file can say.
