@@ -160,7 +160,8 @@ class Views:
         """The tasks that made what each message carries, and those that need it; none without a program.
 
         Parameters that a device passes on as they came, from reader to reader, are from the task that they came for;
-        a partial sum is for the task whose gradient is added to it.
+        a partial sum is for the task whose gradient is added to it. A message that others make or need, and no task,
+        has the tasks of these: a sum across groups is from the backwards of all sums inside them.
         """
         if self.run is None:
             nothing = np.zeros(0, dtype=np.int64)
@@ -175,14 +176,16 @@ class Views:
 
         made, used = pairs(False, True)[::-1], pairs(True, False)
         first, second = pairs(True, True)
-        passed, reader = _tasks_of_other(second, first, *used, unless=made[0])
-        seen = start[reader] <= start[passed]  # a later reader is not what the parameters came for
+        passed = _tasks_of_other(second, first, *used, unless=made[0])
         added_to = _tasks_of_other(first, second, *made, unless=used[0])
-        return self._rows(made, (passed[seen], reader[seen])), self._rows(used, added_to)
+        message, task = _tasks_through(second, first, _joined(made, passed))
+        seen = start[task] <= start[message]  # a later reader is not what the parameters came for
+        needed = _tasks_through(first, second, _joined(used, added_to))
+        return self._rows(message[seen], task[seen]), self._rows(*needed)
 
-    def _rows(self, *pairs: tuple[Ints, Ints]) -> MessageTasks:
+    def _rows(self, message: Ints, task: Ints) -> MessageTasks:
         """Convert pairs of nodes to pairs of rows, each once."""
-        message, task = (self.row[np.concatenate(side)] for side in zip(*pairs, strict=True))
+        message, task = self.row[message], self.row[task]
         message -= len(self.tasks["start"])
         order = sort_by(message, task)
         order = order[group_starts(message[order], task[order])]
@@ -225,6 +228,17 @@ def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: In
     many = np.searchsorted(of, other, side="right") - first
     within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
     return np.repeat(message, many), task[np.repeat(first, many) + within]
+
+
+def _tasks_through(message: Ints, other: Ints, pairs: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return pairs of messages and tasks, and for each message without a task those of its other messages."""
+    while len((more := _tasks_of_other(message, other, *pairs, unless=pairs[0]))[0]):
+        pairs = _joined(pairs, more)
+    return pairs
+
+
+def _joined(pairs: tuple[Ints, Ints], more: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    return np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
 
 
 def title(trace: Trace) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import RequestError, Trace, simulate
+from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw import views
 from cdpsim.trace import load
 from tests.helpers.made_traces import empty
@@ -208,6 +208,21 @@ def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any
         alone = (messages["op"] == "p2p")[pairs.message]
         there = tasks["device"][pairs.task].astype(str) == messages[end][pairs.message].astype(str)
         assert there[alone].all()
+
+
+def test_a_sum_across_groups_is_from_the_backwards_of_all_groups() -> None:
+    """Of two groups of two ranks: four sums, each needed by the updates that its share goes on to."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=4),))
+    trace = simulate("dp", zero=1, shard=2, replicas=2, model=model, cluster="unit", steps=1)
+    backwards = frozenset(("B", i, 0, 0, i) for i in range(4))
+    updates = [("U", -1, 0, 0, rank) for rank in range(4)]
+    found = {message[6]: (made, used) for message, made, used in told(trace)}
+    assert found == {
+        "0|1": (frozenset(task for task in backwards if task[4] < 2), frozenset(updates)),
+        "2|3": (frozenset(task for task in backwards if task[4] >= 2), frozenset(updates)),
+        "0|2": (backwards, frozenset(updates[::2])),
+        "1|3": (backwards, frozenset(updates[1::2])),
+    }
 
 
 def test_a_loaded_trace_knows_no_ends(tmp_path: Path) -> None:
