@@ -34,7 +34,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
     """Longest paths and the event loop are two readings of one program: 2,000 of them, in parts for several workers."""
 
     @settings(max_examples=examples(2000 // PARTS))
-    @given(requests(shares=True))
+    @given(requests())
     def law(request: dict[str, Any]) -> None:
         run = simulate(**request, engine="fast")
         start, end = ENGINES["simpy"](run.program, run.costs)
@@ -46,13 +46,13 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
     (seed(part)(law) if settings().derandomize else law)()
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_every_assembled_program_keeps_the_rules(request: dict[str, Any]) -> None:
     """Every assembled program passes the checks that refuse broken programs."""
     check_program(simulate(**request).program)
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, Any]) -> None:
     """Dependencies and lane orders hold in the times."""
     run = simulate(**request)
@@ -61,7 +61,7 @@ def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, An
     assert (run.end[before] <= run.start[after]).all()
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_a_version_exists_before_it_is_read(request: dict[str, Any]) -> None:
     """The update that makes a version ends before its readers start, at all costs drawn."""
     run = simulate(**request)
@@ -80,7 +80,7 @@ def _updates(run: Run) -> list[tuple[int, tuple[int, int, int]]]:
     return [(k, (int(tasks.version[k]), int(tasks.stage[k]), int(tasks.device[k]))) for k in nodes]
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_a_reader_holds_what_it_reads(request: dict[str, Any]) -> None:
     """While a task runs, its device holds the version that it reads, if a version weighs anything."""
     run = simulate(**request)
@@ -97,7 +97,7 @@ def test_a_reader_holds_what_it_reads(request: dict[str, Any]) -> None:
             assert any(a <= run.start[k] and run.end[k] <= b for a, b in spans[device, stage, version])
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_what_is_held_is_freed(request: dict[str, Any]) -> None:
     """Every memory curve is positive between its rows and ends at 0."""
     curve = simulate(**request).memory
@@ -108,7 +108,7 @@ def test_what_is_held_is_freed(request: dict[str, Any]) -> None:
     assert set(ends.values()) <= {0}
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
     """Every holding is an interval."""
     run = simulate(**request)
@@ -116,7 +116,7 @@ def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
     assert (begin <= end).all()
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_the_busiest_lane_and_the_longest_pass_fit_into_the_run(request: dict[str, Any]) -> None:
     """A run takes at least as long as its busiest lane and as any micro-batch's forwards and backwards.
 
@@ -129,7 +129,7 @@ def test_the_busiest_lane_and_the_longest_pass_fit_into_the_run(request: dict[st
     assert trace.summary()["makespan"] >= max(lanes.max(), passes.max()) * (1 - 1e-12)
 
 
-@given(requests(shares=True), st.sampled_from([0.5, 2.0, 1024.0]))
+@given(requests(), st.sampled_from([0.5, 2.0, 1024.0]))
 def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: float) -> None:
     """Times scale with costs; by powers of two exactly."""
     run = simulate(**request)
@@ -139,7 +139,7 @@ def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: flo
     assert np.array_equal(end, run.end * factor)
 
 
-@given(requests(shares=True), st.data())
+@given(requests(), st.data())
 def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st.DataObject) -> None:
     """Without contention there is no task or message whose slowing speeds another."""
     run = simulate(**request)
@@ -151,7 +151,7 @@ def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st
     assert (end >= run.end).all()
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_free_communication_never_slows(request: dict[str, Any]) -> None:
     """A program whose messages take no time ends no task later."""
     run = simulate(**request)
@@ -186,7 +186,7 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
     return replace(schedule, name="relabelled", placement=replace(schedule.placement, device=placed))
 
 
-@given(requests(shares=True), st.randoms(use_true_random=False))
+@given(requests(), st.randoms(use_true_random=False))
 def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], random: Any) -> None:
     """Under equal devices and links a schedule does not care which device has which number."""
     schedule = request["schedule"]
@@ -216,7 +216,7 @@ def test_one_stage_takes_equally_long_under_every_schedule(steps: int, model: st
     assert len({simulate(name, 1, steps=steps, model=model).summary()["makespan"] for name in TABLE_1}) == 1
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
     """Parameters that may arrive earlier make no task start later."""
     if "prefetch" not in request["schedule"].options:
@@ -226,7 +226,7 @@ def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
     assert (now.start[compute] <= later.start[compute]).all()
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_a_pulled_message_finds_room(request: dict[str, Any]) -> None:
     """Parameters arrive only after the device has ended the task that is `prefetch` + 1 places before their reader."""
     run = simulate(**request)

@@ -23,9 +23,12 @@ CONTENTS = ("activation", "activation_gradient", "gradient", "parameters", "stat
 
 
 def copies(op: str, dst: object) -> int:
-    """Return the spec's count of copies: k-1 for a reduction or a broadcast among k, both for an all-reduce."""
+    """Return the spec's count of copies: k-1 for a reduction or a broadcast among k, both for an all-reduce.
+
+    The size of a reduce-scatter is that of a share, of which each member sends k-1.
+    """
     others = str(dst).count("|")
-    return {"p2p": 1, "all_reduce": 2 * others}.get(op, others)
+    return {"p2p": 1, "all_reduce": 2 * others, "reduce_scatter": (others + 1) * others}.get(op, others)
 
 
 def sent_at(trace: Trace) -> dict[tuple[str, float], int]:

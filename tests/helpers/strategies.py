@@ -261,10 +261,10 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 5, *, shares: bool = False) -> dict[str, Any]:
+def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs.
 
-    If it `shares`, data ranks may have shares of states, buckets and streams.
+    Where there are bytes, data ranks may have shares of states, buckets and streams.
     """
     request = draw(schedules(most))
     n = request["n"]
@@ -281,7 +281,7 @@ def requests(draw: st.DrawFn, most: int = 5, *, shares: bool = False) -> dict[st
     elif draw(st.booleans()):
         request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes) if several else 1),))
     request = taken(request)
-    if shares and "model" in request and "shard" in request["schedule"].options and "stage_replicas" not in request:
+    if "model" in request and "shard" in request["schedule"].options and "stage_replicas" not in request:
         request = draw(sharing(request))
     return request
 

@@ -189,7 +189,7 @@ def test_no_edge_that_matters_can_be_missing(name: str) -> None:
         assert violations(changed), missing
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_what_is_recounted_times_the_run(request: dict[str, Any]) -> None:
     """The needs of the laws alone, without the program's edges, give every node the start that it has."""
     run = simulate(**request)

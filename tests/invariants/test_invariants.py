@@ -603,7 +603,7 @@ def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left()
     assert violations(sound("zero-dp", model=Model(stages=stages), cluster=cluster, **asked)) == {}
 
 
-@given(requests(shares=True))
+@given(requests())
 def test_every_invariant_holds_in_every_run(request: dict[str, Any]) -> None:
     """All of them, for all requests drawn."""
     assert violations(run_of(request)) == {}

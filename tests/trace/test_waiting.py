@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.files.units import Work
-from cdpsim.program import EdgeKind, Kind, Program
+from cdpsim.program import EdgeKind, Program
 from cdpsim.runs import Run
+from cdpsim.schedules.state import Home
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 from cdpsim.trace.metrics import utilisation, waiting
@@ -199,7 +200,7 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
         return float(run.end[node]) if node >= 0 else 0.0
 
     def is_own_update(node: int) -> bool:
-        return bool(0 <= node < count and tasks.kind[node] == Kind.U and tasks.device[node] == tasks.device[task])
+        return is_update_for(program, node, task)
 
     everything, needs = set(EdgeKind), {EdgeKind.DATA, EdgeKind.ROOM, EdgeKind.BARRIER}
     last = before(task, everything)
@@ -245,6 +246,14 @@ def lane_before(run: Run, task: int) -> int:
     return int(next(iter(before[after == task]), -1))
 
 
+def is_update_for(program: Program, node: int, task: int) -> bool:
+    """Whether a node is an update on a task's device, or of any share where ranks have shares of what they update."""
+    shares = program.state.optimizer is Home.SPLIT
+    return program.compute <= node < len(program.tasks) and (
+        shares or bool(program.tasks.device[node] == program.tasks.device[task])
+    )
+
+
 def released(run: Run, task: int) -> float:
     """When a lane stopped waiting for a message, from when on it has been at work until a task; else 0."""
     program, count = run.program, len(run.program.tasks)
@@ -256,7 +265,7 @@ def released(run: Run, task: int) -> float:
             for _ in range(2):  # of what an update of the device itself has made, what that waited for
                 mine = program.edges.before[program.edges.after == node]
                 node = max(mine, key=lambda b: (run.end[b], b), default=-1)
-                if not (program.compute <= node < count and program.tasks.device[node] == program.tasks.device[task]):
+                if not is_update_for(program, node, task):
                     break
             came = node >= count and run.end[node] > max(run.start[node], since)
             return float(run.start[task]) if came else 0.0

@@ -26,9 +26,10 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
     there is nothing to do. While that was on its way, in one message or in several that passed it on, the lane waits
     for a message; before, for the task or update that it comes from. Where one of these messages could have gone
     earlier, or the task could have begun, but for others that its device's stream had before it, the lane waits for a
-    stream. After its last task a lane has nothing to do. An update on the waiting device is a dependency for as long as
-    it takes; the time before counts by what the update itself waited for. A wait for the other members of a collective
-    is for messages as far as messages have let these members go on later than this device before.
+    stream. After its last task a lane has nothing to do. An update on the waiting device, or of a share of parameters,
+    is a dependency for as long as it takes; the time before counts by what the update itself waited for. A wait for the
+    other members of a collective is for messages as far as messages have let these members go on later than this device
+    before.
     """
     lane, gap, low, high, reason = _parts_of_gaps(program, start, end)
     order = sort_by(lane[gap], dense_ranks(low))
