@@ -51,13 +51,8 @@ def _in_memory(
 
 
 def readers_hold_what_they_read(run: Recount) -> Iterator[str]:
-    """While a task runs, its device has the version that it reads.
-
-    Weights' parts of backwards need activations and gradients alone; parameters that come for each use go before them.
-    """
+    """While a task runs, its device has the version that it reads."""
     tasks, task = run.program.tasks, np.arange(run.program.compute)
-    if run.program.state.parameters is Home.SPLIT:
-        task = task[tasks.kind[task] != Kind.W]
     read = tasks.device[task], tasks.stage[task], tasks.version[task]
     there = _in_memory(run, *read, run.start[task], run.end[task])
     yield from run.report(task[~there], "reads a version that its device does not hold")

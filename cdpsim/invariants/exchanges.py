@@ -106,8 +106,8 @@ def needs_of_streamed_sums(run: Recount) -> Needs:
 def pace_needs(run: Recount) -> Needs:
     """Return the needs of tasks for sums that have to be over before them.
 
-    Where gradients are split a device has room for those of one sum. So when it has made those of the next one, it goes
-    on when this one is over. Where each pass is summed, it goes on after a pass when all its sums are over.
+    Where gradients are split a device has room for those of one task. So after a task that gives some, it goes on when
+    the sums of those before are over. Where each pass is summed, it goes on after a pass when all its sums are over.
     """
     state, lanes = run.program.state, run.lanes
     one_at_a_time = state.gradients is Home.SPLIT and run.shard > 1 and state.reduce is not When.END
@@ -124,8 +124,10 @@ def pace_needs(run: Recount) -> Needs:
     device, at = sums.device[order], place[order]
     needs = []
     if one_at_a_time:
-        same = device[1:] == device[:-1]
-        needs.append(_behind(run, sums.node[order[:-1][same]], at[1:][same]))
+        first = group_starts(device, at)
+        later = np.append(first[1:], 0)[group_numbers(first, len(at))]
+        same = (device[later] == device) & (later > 0)
+        needs.append(_behind(run, sums.node[order[same]], at[later[same]]))
     if state.reduce is When.EACH:
         first = group_starts(device, lanes.order[at] // run.program.phases)
         of = group_numbers(first, len(order))
@@ -181,18 +183,19 @@ def needs_of_exchanged_updates(run: Recount) -> Needs:
 
 
 class GathersForUse(NamedTuple):
-    """Gathers of parameters, and the first task in each use of them: -1 where one of these is missing."""
+    """Gathers of parameters, and the first and last task in each use of them: -1 where one of these is missing."""
 
     node: Ints
     device: Ints
     task: Ints
+    last: Ints
 
 
 def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: Stream = Stream.GATHER) -> GathersForUse:
     """Pair gathers before uses with these: of a device, version and stage, both in their order; so with other messages.
 
-    A use is a forward or a backward, or all of a step where parameters stay. Where they stay in shares of fewer ranks,
-    these gather them for backwards.
+    A use is a task, or where parameters stay a micro-batch's forward and backward, or all of a step. Where they stay in
+    shares of fewer ranks, these gather them for backwards.
     """
     program, collapsed, tasks, lanes = run.program, run.collapsed.program, run.program.tasks, run.lanes
     messages, first, reshard = collapsed.messages, len(tasks), run.program.state.reshard
@@ -203,20 +206,25 @@ def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: St
         size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])
         few = (size[messages.dst[row]] < run.shard).astype(np.int64)
     came = messages.stage[row], messages.step[row] + 1, device, few
-    task = np.concatenate([program.tasks_of_kind(Kind.F).ravel(), program.tasks_of_kind(Kind.B).ravel()])
+    task = np.arange(run.program.compute)
     by_few = (tasks.kind[task] != Kind.F) & isinstance(reshard, int) & (content == Content.PARAMETERS)
     used = tasks.stage[task], tasks.version[task], tasks.device[task], by_few.astype(np.int64)
     number = _numbers(came, run.collapsed.start[first + row], row)
     use = _numbers(used, lanes.place[task], task)
-    stay = {"no": range(program.n), "root": (0, program.n - 1)}.get(str(reshard), ())
-    once = ~np.isin(tasks.stage[task], stay) | (use == 0)
-    task, use, used = task[once], use[once], tuple(column[once] for column in used)
+    whole = range(program.n)
+    stay = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(str(reshard), ())
+    every = np.where(np.isin(tasks.stage[task], stay), len(tasks) if reshard == "step" else 2, 1)
+    once = use % every == 0
+    final = find_rows((*used, use), (*(column[once] for column in used), (use + every - 1)[once]))
+    last = task[np.where(final >= 0, final, np.flatnonzero(once))]
+    task, use, used = task[once], (use // every)[once], tuple(column[once] for column in used)
     found = find_rows((*came, number), (*used, use))
     spare = np.setdiff1d(np.arange(len(row)), found)
     return GathersForUse(
         np.concatenate([np.where(found >= 0, first + row[found], -1), first + row[spare]]),
         np.concatenate([tasks.device[task], device[spare]]),
         np.concatenate([task, np.full(len(spare), -1)]),
+        np.concatenate([last, np.full(len(spare), -1)]),
     )
 
 
@@ -248,15 +256,15 @@ def needs_of_early_gathers(run: Recount) -> Needs:
 def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
     """Return the needs of what is gathered or fetched, and that so many tasks earlier than it is gathered."""
     lanes, tasks = run.lanes, run.program.tasks
-    both = (gathers.task >= 0) & (gathers.node >= 0)
-    node, task = gathers.node[both], gathers.task[both]
-    order = np.argsort(lanes.place[task], kind="stable")
-    node, task, place = node[order], task[order], lanes.place[task[order]]
+    order = np.flatnonzero((gathers.task >= 0) & (gathers.node >= 0))
+    order = order[np.argsort(lanes.place[gathers.task[order]], kind="stable")]
+    node, task = gathers.node[order], gathers.task[order]
+    place, until = lanes.place[task], lanes.place[gathers.last[order]]
     prefetch = min(run.request.prefetch, run.program.compute)
     after = place - 1 - prefetch - (prefetch > 0) * (tasks.kind[task] == Kind.F)
     use = np.lexsort((place, *run.key_of(task)[::-1]))
     same = np.flatnonzero(np.append(False, (np.diff(np.stack(run.key_of(task[use]))) == 0).all(axis=0)))
-    after[use[same]] = np.maximum(after[use[same]], place[use[same - 1]])
+    after[use[same]] = np.maximum(after[use[same]], until[use[same - 1]])
     after = np.maximum.accumulate(after) - earlier
     room = after >= lanes.head[place]
     return Needs(lanes.order[after[room]], node[room])

@@ -16,7 +16,7 @@ from cdpsim.schedules.state import ZERO, Home, State, When
 
 REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
 BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
-RESHARD = ("yes", "no", "root")  # beside a number of ranks
+RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 # Options that are there for one of these: each needs exchanges in streams.
 SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in")
@@ -171,17 +171,23 @@ def _element_bytes(model: Model) -> int:
 
 
 def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> str | int:
-    """Return how long gathered parameters stay: in pipelines for a step, as torchtitan has it."""
+    """Return how long gathered parameters stay: in pipelines for a step, as torch's runtimes have it.
+
+    There, micro-batches on their way use the same parameters. So what stays after a forward stays for the step.
+    """
     if given is None:
-        return "yes" if one_place else "no"
+        return "yes" if one_place else "step"
     if zero != MOST_SPLIT:
         raise InapplicableOption("reshard", "is about split parameters; leave it out, or give --zero 3")
+    if str(given) == "root" and not one_place:
+        problem = "root keeps parameters for one micro-batch at a time, and a pipeline has several on their way"
+        raise InapplicableOption("reshard", f"{problem}; give yes or step")
     if str(given) in RESHARD:
-        return str(given)
+        return "step" if str(given) == "no" and not one_place else str(given)
     ranks = whole_number("reshard", given, at_least=2)
     if shape.shard % ranks or ranks == shape.shard:
         problem = f"to {ranks} ranks, which is no part of the {shape.shard} that share parameters"
-        raise RequestError("reshard", f"{problem}; give a smaller divisor of {shape.shard}, or yes, no, root")
+        raise RequestError("reshard", f"{problem}; give a smaller divisor of {shape.shard}, or {', '.join(RESHARD)}")
     return ranks
 
 

@@ -83,8 +83,8 @@ class State:
     streams: bool = False  # what is exchanged goes one after another, in streams beside the tasks
     buckets: Buckets | None = None  # of gradients; None: a message for each stage
     one_step: bool = False  # a device makes all its updates when all its exchanges of gradients are done
-    # Whether gathered parameters go after each use: no (with the last use of a step), root (those of the first and the
-    # last stage stay), or into shares of so many ranks from a forward to its backward.
+    # How long gathered parameters stay: for each use (yes), from a forward to its backward (no; root: those of the
+    # first and the last stage), for a step, or from a forward to its backward in shares of so many ranks.
     reshard: str | int = "yes"
     padding: str | None = None  # the rule by which shares are padded (`Model.padded`); None: to whole bytes
     clips: bool = False  # updates wait for the norm of all gradients, which devices sum

@@ -150,10 +150,18 @@ def test_a_rank_sends_the_volumes_of_its_policy(k: int, m: int) -> None:
         assert sent == 2 * m * padded(W, k) + times * padded(Q, k), reduce
 
 
+@pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("k", range(1, 10))
-def test_parameters_that_stay_after_forwards_are_gathered_once_a_micro_batch(k: int) -> None:
-    sent = sent_in_a_step(zero=3, shard=k, m=1, reshard="no")
-    assert sent == padded(W, k) + padded(Q, k)
+def test_parameters_that_stay_are_gathered_once_a_micro_batch_or_once_a_step(k: int, m: int) -> None:
+    """R = 0 where they stay after forwards, or those of the first and the last layer do; m = 1 if a step has them."""
+    ends = padded([W[0], W[-1]], k)
+    for reshard, gathered in {
+        "no": m * padded(W, k),
+        "root": 2 * m * padded(W, k) - m * ends,
+        "step": padded(W, k),
+    }.items():
+        sent = sent_in_a_step(zero=3, shard=k, m=m, reshard=reshard)
+        assert sent == gathered + m * padded(Q, k), reshard
 
 
 @pytest.mark.parametrize("r", [1, 3])

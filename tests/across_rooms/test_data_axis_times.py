@@ -171,6 +171,26 @@ def test_backwards_of_unequal_layers_prefetch_one_and_reduce_one(
     assert run.makespan - ends_of(run, "F") == pytest.approx(backward_end(backwards, resident, times))
 
 
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+@pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)
+def test_buckets_of_one_layer_are_reduced_one_after_another(
+    forwards: Sequence[float], backwards: Sequence[float], sizes: Sequence[int], pieces: int, overlap: str
+) -> None:
+    """With gradients in shares a layer waits for the sums of the layers before, in whatever number of buckets."""
+    rows = zip(forwards, backwards, sizes, strict=True)
+    stages = [
+        Stage(forward=f, backward=b, parameters=size, tensors=((size // pieces,),) * pieces) for f, b, size in rows
+    ]
+    run = step(Model(stages=tuple(stages)), cluster(overlap), zero=2, shard=RANKS, m=1, buckets="1 B")
+    times = [one_way(size) for size in sizes]
+    sums = run.messages[run.messages.content == "gradient"]
+    assert len(sums) == pieces * len(sizes)
+    assert float(sums.end.max()) - ends_of(run, "F") == pytest.approx(
+        backward_end(backwards, [0.0] * len(times), times)
+    )
+
+
 @pytest.mark.parametrize(("reduce", "reductions"), [("each", 3), ("last", 1), ("end", 1)])
 def test_parameters_are_not_gathered_while_they_are_there(reduce: str, reductions: int) -> None:
     """m (2g + L (f + b) + h): last layers are dropped before they are gathered again, and so are first ones.

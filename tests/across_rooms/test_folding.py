@@ -51,7 +51,7 @@ def replicated(draw: st.DrawFn) -> dict[str, Any]:
     asked |= {"m": draw(st.integers(1, 3)) * n // chunks} if "m" in schedule.options else {}
     asked |= {"reduce": draw(st.sampled_from([None, "end", "last", *["each"] * (zero != 1)]))} if flushes else {}
     if zero == 3:
-        asked |= {"reshard": draw(st.sampled_from([None, "yes", "no", "root"]))}
+        asked |= {"reshard": draw(st.sampled_from([None, "yes", "no", "root", "step"]))}
         asked |= {"prefetch": draw(st.sampled_from([None, 0, 2]))}
     return asked
 

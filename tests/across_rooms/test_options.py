@@ -57,7 +57,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "buckets": [({"replicas": 2}, "25 B"), ({"replicas": 2}, "25 B,50 B")],
     "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
     "reduce": [({"replicas": 2}, when) for when in ("end", "last", "each")],
-    "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", 2)],
+    "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", "step", 2)],
     "gather": [({"zero": 1, "shard": 2}, "step")],
     "padding": [({"shard": 4}, "rows"), ({"zero": 1, "shard": 2}, "megatron")],
     "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
@@ -114,7 +114,7 @@ ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 # Pipelines sum at the end of a step and keep what they have gathered for one; where devices have one stage, one gather
 # is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
 PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
-ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES}
+ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
 ALREADY |= {("gather", "step"): {name for name in SCHEDULES if "gather" in SCHEDULES[name].options}}
 ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"), ("collective", "ring"))}
 

@@ -251,7 +251,7 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"zero": zero, "shard": draw(st.integers(1, 3)) if zero else None}
     options["reduce"] = draw(st.sampled_from([None, "end", "last", "each"]))
     if zero == 3:
-        options["reshard"] = draw(st.sampled_from([None, "yes", "no", "root"]))
+        options["reshard"] = draw(st.sampled_from([None, "yes", "no", "root", "step"]))
     else:
         options["buckets"] = draw(st.sampled_from([None, "1 B", "300 MB", "1 B,1 GB"]))
     schedule, shape = asked["schedule"], Shape(asked["n"], asked["m"], asked["chunks"], asked["replicas"])

@@ -127,6 +127,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dp, zero-1": real("dp", 3, m=2, shard=2, zero=1, replicas=2, buckets="60 MB,90 MB", gather="step"),
     "dp, zero-2": real("dp", 3, m=2, shard=3, zero=2, clip=True, jitter="lognormal:0.3"),
     "dp, zero-3": real("dp", 3, m=2, shard=4, zero=3, reshard=2, prefetch=2),
+    "dp, zero-3, kept": real("dp", 3, m=3, shard=2, zero=3, reshard="root", prefetch=2),
     "dp, zero-3, in pieces": real(
         "dp", 2, m=1, shard=2, replicas=2, expand_collectives=True, collective="tree", steps=1
     ),
@@ -134,7 +135,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dp, zero-2, alone": real("dp", 3, m=2, shard=2, zero=2, cluster=cluster(overlap="none")),
     "1f1b, zero-2": real("1f1b", 2, m=2, shard=2, zero=2, replicas=2, reduce="each", model=model(4), steps=1),
     "1f1b, zero-3, stream": real("1f1b", 2, m=2, shard=2, zero=3, cluster=cluster(overlap="stream")),
-    "chimera, zero-3": real("chimera", 2, m=2, shard=2, zero=3, reshard="root", model=model(4)),
+    "chimera, zero-3": real("chimera", 2, m=2, shard=2, zero=3, reshard="yes", model=model(4)),
     "pipedream-2bw, zero-1": real("pipedream-2bw", 2, m=3, shard=2, zero=1, steps=4),
     # Split backwards.
     "zb-h1": real("zb-h1", 3, m=4),

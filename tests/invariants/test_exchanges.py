@@ -88,8 +88,8 @@ def test_what_is_fetched_is_recounted(offload: str, ranks: int, prefetch: int) -
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["zb-h1", "zbv"])
-def test_weights_parts_of_backwards_read_no_parameters_that_came_from_hosts(name: str, ranks: int) -> None:
-    """These go after the part before, on one rank as on two."""
+def test_both_parts_of_backwards_have_parameters_from_hosts(name: str, ranks: int) -> None:
+    """On one rank as on two."""
     cluster = Cluster(link=Link(bandwidth=20.0), host=Link(bandwidth=10.0))
     stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=9, parameters=40)
     model = Model(precision="bf16", stages=(stage,) * SCHEDULES[name]["n"])

@@ -535,7 +535,7 @@ def test_kept_parameters_are_copied_from_two_buffers() -> None:
 
 def test_gradients_that_wait_for_the_last_pass_are_whole() -> None:
     """In its first sum: all gradients, a buffer of one stage's and a share; three stages' parameters."""
-    last: dict[str, Any] = {"zero": 3, "prefetch": 0, "reshard": "no", "reduce": "last", "m": 2}
+    last: dict[str, Any] = {"zero": 3, "prefetch": 0, "reshard": "step", "reduce": "last", "m": 2}
     assert shared("torch", **last) == 4 * SHARE + (3 + 4 + 1) * SHARED + SHARE
     assert shared("torch:collective_copies=no", **last) == 4 * SHARE + (3 + 4 + 1) * SHARED
 

@@ -50,6 +50,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "zero-3 on three ranks, padded": {"shard": 3, "m": 1} | ADAM,
     "zero-3 in float32": {"shard": 2, "dtype": "float32", "prefetch": 0, "recompute": "full"},
     "parameters that stay": {"shard": 2, "reshard": "no"},
+    "parameters that stay for a step": {"shard": 2, "reshard": "step"},
     "parameters of the ends that stay": {"shard": 2, "reshard": "root", "n": 3},
     "parameters that stay in pairs": {"shard": 4, "reshard": 2},
     "parameters that stay in pairs, at other sizes": {"shard": 4, "reshard": 2, "model": "transformer"},
@@ -63,6 +64,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "interleaved": {"schedule": "interleaved-1f1b", "n": 4, "chunks": 2, "zero": 2, "replicas": 2},
     "gpipe, drop after each use": {"schedule": "gpipe", "shard": 2, "reshard": "yes"},
     "zb-h1": {"schedule": "zb-h1", "zero": 2, "replicas": 2} | LAYERS,
+    "zb-h1, zero-3": {"schedule": "zb-h1", "shard": 2} | LAYERS,
+    "zb-h1, drop after each use": {"schedule": "zb-h1", "shard": 2, "reshard": "yes"} | LAYERS,
 }
 BY_RANKS = ("ddp", "zero-1", "zero-2, summed once", "zero-3 on three ranks, padded", "groups, pass by pass", "1f1b")
 
@@ -137,7 +140,6 @@ def test_what_cannot_be_replayed_is_refused() -> None:
             "optimizer: adafactor sums over rows of a tensor",
         ),
         ({"shard": 2, "dtype": "bfloat16"}, "dtype: torch rounds the last of a tensor's 2-byte numbers otherwise"),
-        ({"schedule": "zb-h1", "shard": 2}, "zero: parts of backwards for weights read parameters"),
         ({"schedule": "pp-cdp", "zero": 1, "replicas": 2}, "zero: shares are updated where older parameters are"),
     ]
     for how, told in refused:

@@ -17,16 +17,19 @@ Maker = tuple[int, int]  # a device, and the number of its pass in the step
 def gather_needs(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
     """Yield what devices lack of parameters whose shares they have: content, device, and the task that reads it.
 
-    Where all is split they lack it for each use, or once in a step where it stays; else once, as all ranks keep it.
+    Where all is split they lack it for each task, or once in a pass or step where it stays; else once, as all ranks
+    keep it.
     """
     program, tasks = plan.program, plan.program.tasks
     kept = program.state.parameters is not program.state.optimizer
-    stays = {"no": range(program.n), "root": (0, program.n - 1)}.get(str(program.state.reshard), ())
-    has: set[tuple[int, int, int, int]] = set()
+    reshard, whole = str(program.state.reshard), range(program.n)
+    stays = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(reshard, ())
+    by_pass = not kept and reshard != "step"
+    has: set[tuple[int, ...]] = set()
     for node in sorted(range(program.compute), key=plan.place_of):
         device, stage, version, step = (int(c[node]) for c in (tasks.device, tasks.stage, tasks.version, tasks.step))
-        key = device, stage, version, 0 if kept else step
-        if (kept and version == 0) or key in has or tasks.kind[node] == Kind.W:
+        key = device, stage, version, 0 if kept else step, int(tasks.micro_batch[node]) if by_pass else -1
+        if (kept and version == 0) or key in has:
             continue
         if kept or stage in stays:
             has.add(key)

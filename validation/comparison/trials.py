@@ -115,12 +115,13 @@ def _data_ranks(small: Case) -> Iterator[Trial]:
         replace(two, zero=3, replicas=4),
         replace(two, zero=3, replicas=4, reshard=2),
         replace(two, zero=3, reshard="no", prefetch=0),
+        replace(two, zero=3, reshard="step"),
         replace(two, zero=1, shard=2),
         replace(two, zero=2, shard=2, m=3),
         replace(two, zero=3, shard=2),
         replace(pipeline, zero=1, buckets="32KiB"),
         replace(pipeline, zero=2),
-        replace(pipeline, zero=3, reshard="root"),
+        replace(pipeline, zero=3, reshard="yes"),
     ):
         yield Trial(group, case)
 

@@ -211,11 +211,11 @@ class OptimizerSharded(Replicated):
 class FullySharded(DataParallel):
     """FSDP2: every stage's parameters are sharded over all ranks, gathered for use and dropped after it.
 
-    `reshard` says whether they are dropped after each forward and backward, or after the step's last backward alone;
-    `each`, whether gradients are summed after each pass.
+    `reshard` says when they are dropped, in the words of `--reshard`: after each forward and backward (yes), each
+    backward (no), or the step's last backward (step). `each` says whether gradients are summed after each pass.
     """
 
-    def __init__(self, member: Member, case: Case, *, reshard: bool = True, each: bool = True) -> None:
+    def __init__(self, member: Member, case: Case, *, reshard: str = "yes", each: bool = True) -> None:
         self.reshard, self.each = reshard, each
         super().__init__(member, case)
 
@@ -223,7 +223,7 @@ class FullySharded(DataParallel):
         """Return a model of which each stage is sharded."""
         mesh = init_device_mesh(self.member.device.type, (self.member.count,))
         for stage in self.own.values():
-            fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard)
+            fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard == "yes")
         fully_shard(model, mesh=mesh)
         return model
 
@@ -232,7 +232,7 @@ class FullySharded(DataParallel):
         assert isinstance(self.model, FSDPModule), "it has been wrapped"
         if len(self.micro_batches) > 1:
             self.model.set_requires_gradient_sync(last or self.each)
-            self.model.set_reshard_after_backward(last or self.reshard)
+            self.model.set_reshard_after_backward(last or self.reshard != "step")
         return nullcontext()
 
 
@@ -358,9 +358,9 @@ def _replicated(name: str, torchs: str, *, m: int = 1, each: bool = False, views
     return Peer(name, torchs, "dp", begin, runtime=runtime, m=m, options=options, cut_alike=True)
 
 
-def _sharded(name: str, torchs: str, *, m: int = 1, each: bool = True, reshard: bool = True) -> Peer:
+def _sharded(name: str, torchs: str, *, m: int = 1, each: bool = True, reshard: str = "yes") -> Peer:
     """Return FSDP2 with m micro-batches on a rank, and with options; gloo gathers nothing ahead of a forward."""
-    options = {"zero": 3, "prefetch": 0, "reshard": "yes" if reshard else "no", "padding": "rows"}
+    options = {"zero": 3, "prefetch": 0, "reshard": reshard, "padding": "rows"}
     options["reduce"] = "each" if each else "last"
     begin = partial(FullySharded, reshard=reshard, each=each)
     return Peer(name, torchs, "dp", begin, sharded=True, m=m, options=options, cut_alike=True)
@@ -390,16 +390,17 @@ _DATA_PARALLEL = (
         remainder_of_rank=held_by_owners,
     ),
     _sharded("fsdp2", "torch.distributed.fsdp.fully_shard"),
-    _sharded("fsdp2-kept", _KEPT, reshard=False),
+    _sharded("fsdp2-kept", _KEPT, reshard="no"),
     _sharded("fsdp2-each", f"{_FSDP2}, {_EACH}", m=_PASSES),
     _sharded("fsdp2-last", f"{_FSDP2}, {_SYNC} in all but the last of 4 passes", m=_PASSES, each=False),
-    _sharded("fsdp2-each-kept", f"{_KEPT}, {_EACH}, {_BACK} in all but the last", m=_PASSES, reshard=False),
+    _sharded("fsdp2-each-backward", f"{_KEPT}, {_EACH}", m=_PASSES, reshard="no"),
+    _sharded("fsdp2-each-kept", f"{_KEPT}, {_EACH}, {_BACK} in all but the last", m=_PASSES, reshard="step"),
     _sharded(
         "fsdp2-last-kept",
         f"{_KEPT}, {_SYNC} and {_BACK} in all but the last of 4 passes",
         m=_PASSES,
         each=False,
-        reshard=False,
+        reshard="step",
     ),
 )
 

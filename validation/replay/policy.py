@@ -5,8 +5,8 @@ a message that takes it away. Gradients go with the update or the message that t
 backward. A device that updates a stage keeps the optimizer state until its last update, or until a message takes it.
 Where all of a stage is owned, a device that does not own it drops a copy after the one use for which it came.
 
-Of what is split, a device has the share of its rank always. Gathered parameters go after the use for which they came,
-or with the last one of the step; shares that fewer ranks have of them from a forward on go when the backward begins.
+Of what is split, a device has the share of its rank always. Gathered parameters go with their last use before they are
+gathered again; shares that fewer ranks have of them from a forward on go when the backward begins.
 Gradients leave with the message that sums them to shares. New parameters are gathered in the place of the old ones,
 into which each rank has written its share.
 """
@@ -57,7 +57,6 @@ class Policy:
         for (device, holding), gains in self._gains.items():
             uses = self._uses[device, holding]
             if self._is_lent(device, holding):
-                uses = uses if len(gains) > 1 else uses[-1:]
                 found += [Life(device, holding, *pair) for pair in zip(gains, uses, strict=False)]
                 continue
             places = [*(self._place[node] for node in gains[1:]), len(self._place)]
@@ -69,8 +68,6 @@ class Policy:
     def _is_lent(self, device: int, holding: Holding) -> bool:
         """Return whether a device has a copy for one use alone, as that of an owner which has it always."""
         state = self._program.state
-        if self._splits[Category.PARAMETERS] > 1:
-            return holding.category == Category.PARAMETERS and holding.split == 1
         owned = state.parameters is Home.OWNED and not state.travels
         return owned and holding.category == Category.PARAMETERS and device not in self._updaters[holding.stage]
 

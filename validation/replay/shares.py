@@ -120,9 +120,6 @@ def check_shares(program: Program, optimizer: Optimizer, element: int) -> None:
     if element < torch.float32.itemsize and not optimizer.mixed_precision:
         problem = f"torch rounds the last of a tensor's {element}-byte numbers otherwise, and shares end elsewhere"
         raise RequestError("dtype", f"{problem}; take --mixed-precision, or --dtype float32")
-    if program.splits and program.state.parameters is Home.SPLIT:
-        problem = "parts of backwards for weights read parameters, and these are gathered for the other parts alone"
-        raise RequestError("zero", f"{problem}; replay --zero 2, or a schedule that splits no backwards")
     if program.fill and program.state.parameters is Home.COPIED:
         problem = "shares are updated where older parameters are, which tasks still read"
         raise RequestError("zero", f"{problem}; replay --zero 0, or a schedule that flushes")

@@ -6,7 +6,7 @@ New parameters, or those that a task uses, come from shares by an all-gather in 
 holders of a stage are one group, and an all-reduce sums for all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class Use(NamedTuple):
     last: Ints  # with which they go
     holder: Ints
     number: Ints  # of the pass, among those of its holder
-    back: Ints  # 1 in the backward, else 0
+    back: Ints  # 0 in the forward, 1 in the backward, 2 in the second part of a split one
 
 
 class SharedAxis(Axis):
@@ -316,8 +316,8 @@ class SharedAxis(Axis):
     def _pace(self, sums: Sums, given: Ints, inside: Ints, final: Ints) -> None:
         """Let tasks wait for sums.
 
-        After each pass, the next pass waits for its sums. A rank that splits gradients gives none to a sum before the
-        sum before it is done: there is one buffer for both.
+        After each pass, the next pass waits for its sums. A rank that splits gradients has one buffer for sums: when a
+        task has given its gradients, the next one waits for the sums of the tasks before.
         """
         holders, build, rank = self.holders, self.build, self.tables.lanes.rank
         all_columns = (holders.device[sums.row], given, inside, final)
@@ -329,8 +329,10 @@ class SharedAxis(Axis):
         device, given, inside, final = (column[order] for column in columns)
         after, has_next = self._next_in_lane(given)
         if self.state.gradients is Home.SPLIT and not self.waits_for_end:
-            rows = np.flatnonzero((device[1:] == device[:-1]) & has_next[1:])
-            build.link(inside[rows], after[rows + 1], EdgeKind.ROOM)
+            first = group_starts(device, given)
+            later = np.append(first[1:], 0)[group_numbers(first, len(device))]  # a sum of the task that gives next
+            rows = np.flatnonzero((device[later] == device) & (later > 0) & has_next[later])
+            build.link(inside[rows], after[later[rows]], EdgeKind.ROOM)
         if self.state.reduce is When.EACH:
             first = group_starts(device, given // self.passes.phases)
             ends = np.append(first[1:], len(device)) - 1
@@ -355,10 +357,7 @@ class SharedAxis(Axis):
     # Parameters
 
     def spread(self) -> Ints:
-        """Bring new versions from shares to all holders, and return what the readers of each holder wait for.
-
-        One that nobody reads is not gathered.
-        """
+        """Bring new versions that tasks read from shares to all holders; return what the readers of each wait for."""
         holders, build, in_step, steps = self.holders, self.build, self.holders.in_step, self.passes.steps
         size = np.zeros(self.passes.n, dtype=np.int64)
         np.maximum.at(size, holders.stage, self.whole.parameters)  # a device has a tied tensor once
@@ -420,7 +419,7 @@ class SharedAxis(Axis):
         group = np.where(use.back, backward.of[row], self.inside.of[row])
         first = group_starts(step, use.number, use.back, group)
         both = np.concatenate([self.inside.number, backward.number])
-        number = both[group + use.back * len(self.inside.number)]
+        number = both[group + (use.back > 0) * len(self.inside.number)]
         size = self.model.size("parameters")[stage]
         ranks = np.where(use.back, self._backward_ranks, self.shard)
         ahead, where = self._ahead(use, prefetch), holders.where.take(use.holder)
@@ -488,7 +487,8 @@ class SharedAxis(Axis):
         """
         rank = self.tables.lanes.rank
         at = rank[use.task].astype(np.int64)
-        place = at - 1 - prefetch - (prefetch > 0) * (1 - use.back)
+        forth: Ints = (use.back == 0).astype(np.int64)
+        place = at - 1 - prefetch - (prefetch > 0) * forth
         order = sort_by(use.holder, at)
         again = np.flatnonzero(use.holder[order[1:]] == use.holder[order[:-1]])
         held, later = order[again], order[again + 1]
@@ -511,37 +511,45 @@ class SharedAxis(Axis):
         return self._groups(own, rank // self._backward_ranks, run=self._backward_ranks)
 
     def _uses(self) -> Use:
-        """Return the uses of parameters in the order of their messages: of each pass both ways, or once in a step."""
+        """Return the uses of parameters in the order of their messages: each of a task, or of several where they stay.
+
+        The second part of a split backward is one, too: torch's runtime asserts that parameters are there.
+        """
         passes, holders, rank = self.passes, self.holders, self.tables.lanes.rank
-        stays = {"no": range(passes.n), "root": (0, passes.n - 1)}.get(str(self.state.reshard), ())
-        again = ~np.isin(passes.stage, stays)
-        holder, both = holders.row.ravel(), (passes.forward.ravel(), passes.backward.ravel())
-        number = _occurrences(holder)
-        uses = [
-            Use(task[again], task[again], holder[again], number[again], np.full(np.count_nonzero(again), back))
-            for back, task in enumerate(both)
-        ]
-        task, of = (np.concatenate(ends) for ends in ([t[~again] for t in both], [holder[~again]] * 2))
-        order = sort_by(of, rank[task])
-        task, of = task[order], of[order]
-        first = group_starts(of)
-        last = np.append(first[1:], len(of))[: len(first)] - 1
-        never = np.zeros_like(of[first])
-        uses.append(Use(task[first], task[last], of[first], never, never))
-        use = Use(*(np.concatenate(column) for column in zip(*uses, strict=True)))
+        kinds = [passes.forward, passes.backward, *[passes.last] * passes.splits]
+        task = np.concatenate([kind.ravel() for kind in kinds])
+        holder = np.tile(holders.row.ravel(), len(kinds))
+        number = np.tile(_occurrences(holders.row.ravel()), len(kinds))
+        back = np.repeat(np.arange(len(kinds)), passes.stage.size)
+        stays = np.isin(np.tile(passes.stage, len(kinds)), self._staying)
+        back[stays] = 0
+        if self.state.reshard == "step":
+            number[stays] = 0
+        order = sort_by(holder, number, back, rank[task])
+        first = group_starts(holder[order], number[order], back[order])
+        last = order[np.append(first[1:], len(order)) - 1]
+        first = order[first]
+        use = Use(task[first], task[last], holder[first], number[first], back[first])
         row = use.holder % holders.in_step
         group = np.where(use.back, self._backward_groups.of[row], self.inside.of[row])
         order = sort_by(holders.step[use.holder], use.number, use.back, group)
         return Use(*(column[order] for column in use))
 
-    def _hold_between(self, use: Use, where: Location, size: Ints) -> None:
-        """Hold shares of a smaller group from a forward to the backward of its pass."""
-        order = sort_by(use.holder, use.number, use.back)
-        forth, back = order[use.back[order] == 0], order[use.back[order] == 1]
-        begin, until = end(use.last[forth]), start(use.task[back])
-        self.build.hold(Category.PARAMETERS, where.take(forth), size[forth], begin, until)
+    @property
+    def _staying(self) -> Sequence[int]:
+        """The stages whose parameters stay after a forward."""
+        n = self.passes.n
+        return {"no": range(n), "step": range(n), "root": (0, n - 1)}.get(str(self.state.reshard), ())
 
-    # What ranks hold
+    def _hold_between(self, use: Use, where: Location, size: Ints) -> None:
+        """Hold shares of a smaller group from a forward to its backward, and between the parts of that."""
+        order = sort_by(use.holder, use.number, use.back)
+        again = np.flatnonzero(use.back[order[1:]] > 0)
+        before, after = order[again], order[again + 1]
+        begin, until = end(use.last[before]), start(use.task[after])
+        self.build.hold(Category.PARAMETERS, where.take(before), size[before], begin, until)
+
+    # Memory
 
     def hold_gradients(self, taker: Ints, provider: Ints) -> None:
         """Hold sums until they have gone to shares, and shares until they are applied; copied sums stay whole."""
