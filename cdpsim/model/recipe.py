@@ -31,16 +31,19 @@ from msgspec.structs import replace
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS, WIDE, Dimensions
-from cdpsim.model.recomputation import make_stage, refuse_ineffective
+from cdpsim.model.recomputation import make_stage, refuse_ineffective, ways_of_stages
 from cdpsim.model.stage import NO_CORE, Stage, Tie
 
 Part = TypeVar("Part", Stage, Tie)
 
 
 @lru_cache(maxsize=32)  # every request of one model applies the same recipe
-def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = None) -> Model:
+def apply_recipe(
+    model: Model, recipe: Recipe | None = None, n: int | None = None, places: tuple[int, ...] = ()
+) -> Model:
     """Return a model in n stages with the costs of a recipe, by default its own; the result has no recipe.
 
+    `places` are the layers with which devices' parts begin, where several stages are one part; () where each is one.
     Its name ends in the recipe. Cuts are the model's own, whatever the recipe. Curves are left out: no run reads them.
     """
     model = model.without_curves()
@@ -54,8 +57,9 @@ def apply_recipe(model: Model, recipe: Recipe | None = None, n: int | None = Non
     if recipe.optimizer or recipe.gradients:
         model = with_update(model, recipe)
     refuse_ineffective(model, recipe.recompute)
-    groups = enumerate(model.groups(n))
-    stages = [make_stage(layers, given, recipe.recompute, j) for j, (given, layers) in groups]
+    ways = ways_of_stages(recipe.recompute, (0, *model.cuts(n)), places)
+    groups = enumerate(zip(model.groups(n), ways, strict=True))
+    stages = [make_stage(layers, given, how, j) for j, ((given, layers), how) in groups]
     tied = list(model.tied_groups(n))
     if recipe.offload in ("optimizer", "all"):
         if not any(stage.optimizer for stage in stages):

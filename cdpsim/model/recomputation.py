@@ -8,7 +8,8 @@ A segment of consecutive layers keeps only its input and computes its forward ag
                4.3 there), as even in layers as can be
     layer      each layer is a segment, as Megatron-LM's and torchtitan's "full" have it
     layers:K   each of the first K layers of a stage is one, and the others compute nothing again: Megatron-LM's method
-               "block" with `recompute-num-layers` K, which counts the layers of each (virtual) stage, too
+               "block" with `recompute-num-layers` K, which counts the layers of each (virtual) stage, too. Where stages
+               are parts of it, as single layers are, these count together
 
 The second forward adds its work to the backward. Of the last stage the loss is computed again, too.
 
@@ -22,6 +23,7 @@ output. Of such layers in a row only the last output is kept; the backward goes 
 output, and has its activations then. Layers that change the size, and a model's first one, keep what they kept.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import isqrt
@@ -45,6 +47,21 @@ def refuse_ineffective(model: Model, recompute: str) -> None:
     if recompute == "reversible" and not any(map(_is_reversible, model.stages, given)):
         problem = "no layer gives as many bytes as it gets (`boundary`), as reversible ones do"
         raise RequestError("recompute", f"reversible, but {problem}; take --recompute layer")
+
+
+def ways_of_stages(recompute: str, first: Sequence[int], places: Sequence[int]) -> list[str]:
+    """Return how each stage is computed again: stages that begin with these layers, in places that do with those.
+
+    >>> ways_of_stages("layers:3", (0, 2, 4, 6), (0, 4))
+    ['layers:3', 'layers:1', 'layers:3', 'layers:1']
+    >>> ways_of_stages("layers:1", (0, 1, 2), ()), ways_of_stages("layers:1", (0, 1, 2), (0,))
+    (['layers:1', 'layers:1', 'layers:1'], ['layers:1', 'none', 'none'])
+    """
+    if not recompute.startswith(SINGLE_LAYERS) or not places:
+        return [recompute] * len(first)
+    count = int(recompute.removeprefix(SINGLE_LAYERS))
+    left = (count - layer + places[bisect_right(places, layer) - 1] for layer in first)
+    return [f"{SINGLE_LAYERS}{layers}" if layers > 0 else "none" for layers in left]
 
 
 def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> Stage:

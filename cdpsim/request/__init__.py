@@ -21,7 +21,15 @@ from cdpsim.program.assembly import counted_once, pyramid_of
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, EngineName, InapplicableOption, Options
-from cdpsim.request.reading import memory_engine, preset_options, read_cluster, read_model, read_options, undisturbed
+from cdpsim.request.reading import (
+    memory_engine,
+    places_of,
+    preset_options,
+    read_cluster,
+    read_model,
+    read_options,
+    undisturbed,
+)
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
@@ -278,7 +286,7 @@ class Request(Mapping[str, Any]):
         """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
         n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            model = read_model(model, None if layers else n, self.given)
+            model = read_model(model, None if layers else n, self.given, places_of(self.schedule, layers))
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"
             raise RequestError("model", f"{problem}, and this request's is not; make another request")

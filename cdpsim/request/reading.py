@@ -97,7 +97,7 @@ def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Mo
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
         return None, shape_of(schedule, whole_number("n", n, at_least=1), options)
     layers = _layers_of_stages(schedule, n, options)
-    model = read_model(options["model"], None if layers else n, options)
+    model = read_model(options["model"], None if layers else n, options, places_of(schedule, layers))
     shape = shape_of(schedule, len(layers) or model.n, options)
     return model, replace(shape, n=model.n, layers=layers) if layers else shape
 
@@ -305,7 +305,17 @@ def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], .
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 
 
-def read_model(model: str | Path | Model | Mapping[str, object], n: int | None, options: Mapping[str, object]) -> Model:
+def places_of(schedule: Schedule, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the layers with which devices' parts begin, where several stages are one part; () where each is one."""
+    return (0,) if schedule.order.one_place else layers
+
+
+def read_model(
+    model: str | Path | Model | Mapping[str, object],
+    n: int | None,
+    options: Mapping[str, object],
+    places: tuple[int, ...] = (),
+) -> Model:
     """Return a model by name, file or content, in n stages if given, trained by the options or its own recipe."""
     given = {name: options[name] for name in TRAINING if options[name] is not None}
     if "mixed_precision" in given:
@@ -313,7 +323,7 @@ def read_model(model: str | Path | Model | Mapping[str, object], n: int | None, 
     if n is not None:
         n = whole_number("n", n, at_least=1)
     found = _find_model(model, n)
-    return apply_recipe(found, msgspec.structs.replace(found.training, **given), n)
+    return apply_recipe(found, msgspec.structs.replace(found.training, **given), n, places)
 
 
 def _find_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:

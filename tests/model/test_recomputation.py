@@ -320,3 +320,18 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
 def test_a_core_is_a_part_of_its_stage(facts: dict[str, Any], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         Stage(forward=1.0, backward=2.0, activation=9, data=4, **facts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 9])
+def test_layers_that_are_stages_are_counted_together(count: int) -> None:
+    """Of six layers with forwards of 1 s, the device of dp computes K again; of a line of three, each has two."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, activation=9, boundary=3, parameters=4),) * 6)
+    for n in (None, 2, 6):
+        run = simulate("dp", n, model=model, steps=1, recompute=f"layers:{count}")
+        assert run.makespan == 18 + min(count, 6)
+    asked: dict[str, Any] = {"model": model, "steps": 1, "recompute": f"layers:{count}", "shard": 1}
+    stages, layers = (simulate("1f1b", 3, by_layer=each, **asked) for each in (False, True))
+    busy = [[sum(t.end - t.start for t in run.tasks if t.device == d) for d in range(3)] for run in (stages, layers)]
+    assert busy[0] == busy[1] == [3 * (6 + min(count, 2))] * 3
+    again = simulate(**layers.request)
+    assert again.makespan == layers.makespan
