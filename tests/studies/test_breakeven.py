@@ -357,6 +357,11 @@ def test_several_numbers_and_points_of_curves(command: Command, here: Path) -> N
     assert "x.svg" in content(here)
 
 
+def test_rows_have_the_names_that_were_asked_for(command: Command, here: Path) -> None:
+    out = command(*ASKED, "ddp", "fsdp", "dp", "--replicas", 2, "--format", "json").out
+    assert [row["schedule"] for row in json.loads(out)] == ["ddp", "fsdp", "dp"]
+
+
 def test_prefetch_is_for_those_who_take_it(command: Command, here: Path) -> None:
     """By default one task early, if a schedule can; asked for where none can, it is refused."""
 

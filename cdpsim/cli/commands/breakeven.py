@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,7 +78,8 @@ def breakeven_command(args: argparse.Namespace) -> int:
     check_output(args.output, check, [partial(requests.serve, own, simulate) for own in every])
     silent = () if "prefetch" in options else ("prefetch",)
     runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
-    results = [find_break_even(run, cluster, share) for run in runs]
+    found = [find_break_even(run, cluster, share) for run in runs]
+    results = [replace(result, schedule=own["schedule"]) for result, own in zip(found, every, strict=True)]
     report_untaken(requests)
     factors, last = bandwidth_factors(results), results[-1].n
     curves: list[StepCurve] = [
