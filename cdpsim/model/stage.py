@@ -241,6 +241,9 @@ def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
     """Return a stage with its parameters padded, as `Model.padded` says."""
     if not stage.parameters:
         return stage
+    if not stage.tensors:
+        problem = f"depends on the shapes of parameters, and a tied tensor is none of the `tensors` of {stage.name!r}"
+        raise RequestError("padding", f"{problem}; add it to these, or leave padding out")
     if padding == "rows":
         numbers = sum(ranks * -(-shape[0] // ranks) * prod(shape[1:]) for shape in stage.tensors)
     else:

@@ -60,3 +60,12 @@ def test_a_slot_model_has_no_shares(command: Command, here: Path) -> None:
     problem = "a stage's parameters are one piece in slots, and cannot be split among 2 ranks; give a --model"
     refuse(command, here, "simulate dp -n 4 --shard 2", problem)
     refuse(command, here, "simulate dp -n 4 --replicas 2 --buckets 1MiB", "have sizes in bytes, and slots have none")
+
+
+def test_a_tied_tensor_without_a_shape_cannot_be_padded(command: Command, here: Path) -> None:
+    """The stages have shapes in all, of which none weighs what they share."""
+    stage = "[[stages]]\nrepeat = 2\nforward = '1 s'\nbackward = '2 s'\nparameters = '80 B'\ntensors = [[3, 4], [8]]\n"
+    (here / "tied.toml").write_text(f"{stage}[[tied]]\nstages = [0, 1]\nparameters = '40 B'\n", encoding="utf-8")
+    line = "simulate dp --shard 2 --model tied.toml --cluster box.toml --padding"
+    for rule in ("rows", "megatron"):
+        refuse(command, here, f"{line} {rule} -o out", "a tied tensor is none of the `tensors`")
