@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from cdpsim.errors import RequestError
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
+from cdpsim.request.sharing import is_given
+from cdpsim.schedules import Schedule
 
 Outcome = TypeVar("Outcome")
 
@@ -14,7 +16,8 @@ class PartialRequests:
     """Requests of several schedules, each with those of the options only that its schedule takes."""
 
     def __init__(self) -> None:
-        self._schedules: set[str] = set()
+        self._schedules: dict[str, Schedule] = {}
+        self._taken: set[tuple[str, str]] = set()  # options, each with a schedule that takes it in one of the requests
         self._untaken: dict[str, dict[str, RequestError]] = {}  # by option and schedule
 
     def serve(
@@ -53,14 +56,24 @@ class PartialRequests:
                 if option not in silent:
                     dropped[error.subject] = error
             else:
-                self._schedules.add(request.schedule.name)
+                name = request.schedule.name
+                self._schedules[name] = request.schedule
+                given = {option.replace("_", "-") for option, value in options.items() if is_given(value)}
+                self._taken |= {(option, name) for option in given & {*request.schedule.options}}
                 for option, refusal in dropped.items():
-                    self._untaken.setdefault(option, {})[request.schedule.name] = refusal
+                    self._untaken.setdefault(option, {})[name] = refusal
                 return outcome, options
 
     def untaken(self) -> dict[str, list[str]]:
-        """Return by option which schedules ran without it; refuse an option that no schedule takes."""
-        for refusals in self._untaken.values():
-            if len(refusals) == len(self._schedules):
-                raise next(iter(refusals.values()))
-        return {option: list(refusals) for option, refusals in self._untaken.items()}
+        """Return by option which schedules ran without it in all requests; refuse an option that no schedule takes.
+
+        The refusal is one of a schedule that takes it in other requests, if there is any.
+        """
+        untaken = {
+            option: [name for name in refusals if (option, name) not in self._taken]
+            for option, refusals in self._untaken.items()
+        }
+        for option, names in untaken.items():
+            if len(names) == len(self._schedules):
+                raise self._untaken[option][min(names, key=lambda name: option not in self._schedules[name].options)]
+        return {option: names for option, names in untaken.items() if names}

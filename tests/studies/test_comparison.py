@@ -204,6 +204,17 @@ def test_rows_are_all_combinations() -> None:
     assert found.untaken == {"chunks": ["1f1b"]}
 
 
+def test_an_option_of_several_ranks_is_left_out_where_there_is_one() -> None:
+    """A sum after each micro-batch, or at the end, is the same on one data rank: one row, and no note."""
+    found = compare("dp", replicas=[1, 2], reduce=["each", "end"], m=2, model=layers(3), cluster=SPEED, sort="given")
+    assert [row.asked for row in found.measured] == [
+        {"replicas": "1"},
+        {"replicas": "2", "reduce": "each"},
+        {"replicas": "2", "reduce": "end"},
+    ]
+    assert found.untaken == {}
+
+
 def test_marks_of_slots_say_where_rates_do_not_compare() -> None:
     """A V has two stages on each device, and each takes as many slots as one of a plain pipeline."""
     found = compare("1f1b", "zb-h1", "zbv", "pipedream", devices=4, batch=16, sort="throughput")
