@@ -202,7 +202,8 @@ def ends_of(program: Program, node: int) -> list[int]:
 @given(met_requests())
 @settings(max_examples=examples(100), deadline=None)
 def test_a_meeting_is_only_waited_for(request: dict[str, Any]) -> None:
-    """Nothing is earlier than where everything overlaps."""
+    """Nothing is earlier than where everything overlaps, but for exchanges of data ranks, which wait there, too."""
+    assume("zero" not in request)
     before, run = simulate(**whole(request)), simulate(**request)
     assert (before.start <= run.start).all()
 
