@@ -213,7 +213,7 @@ def _ineffective_habits(request: Request) -> Iterator[tuple[str, str]]:
 def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[str, str]]:
     """Yield options of messages that change nothing in a program, each with its problem."""
     name, sends = request.schedule.name, _sends(program)
-    unsaid = request.given["shard"] is None and request.given["zero"] is None  # else this is one of several cases
+    unsaid = request.given["shard"] is None and not request.given["zero"]  # else this is one of several cases
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
         if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):

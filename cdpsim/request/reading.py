@@ -39,6 +39,7 @@ from cdpsim.request.sharing import (
     named_zero,
     read_ranks,
     read_sharing,
+    read_zero,
     stage_layers,
 )
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
@@ -95,6 +96,8 @@ def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Mo
     if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
         if n is None:
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
+        if options["by_layer"] and "by-layer" in schedule.options:
+            raise InapplicableOption("by-layer", "makes layers of stages, and in slots these have none; give a --model")
         return None, shape_of(schedule, whole_number("n", n, at_least=1), options)
     layers = _layers_of_stages(schedule, n, options)
     model = read_model(options["model"], None if layers else n, options, places_of(schedule, layers))
@@ -114,7 +117,8 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     options["schedule"] = find_schedule(options["schedule"])
     choose("contention", options["contention"], CONTENTION)
     find_engine(options["engine"], options["contention"])
-    numbers = {**dict.fromkeys(("prefetch", "seed", "run", "zero"), 0), "shard": 1}
+    options["zero"] = read_zero(options["zero"])
+    numbers = {**dict.fromkeys(("prefetch", "seed", "run"), 0), "shard": 1}
     options |= {
         name: whole_number(name, options[name], at_least=least)
         for name, least in numbers.items()
@@ -169,9 +173,12 @@ def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any])
     """Return the first layer of each stage where stages are to be layers; () where they are not, or have one each."""
     given, (zero, _, _) = options["by_layer"], read_ranks(schedule, 1, options)
     wanted = given if given is not None else goes_by_layer(zero, options["buckets"])
-    if n is None or not wanted or "by-layer" not in schedule.options:
+    if (n is None and given is None) or not wanted or "by-layer" not in schedule.options:
         return ()
-    found, n = _find_model(options["model"], None), whole_number("n", n, at_least=1)
+    found = _find_model(options["model"], None)
+    n = found.n if n is None else whole_number("n", n, at_least=1)
+    if given is True and n == found.n:
+        raise InapplicableOption("by-layer", f"each of the {n} stages is a layer of the model anyway; leave it out")
     return stage_layers(found, n) if given is True or given is None else check_layers(given, found, n)
 
 

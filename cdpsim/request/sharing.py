@@ -32,13 +32,9 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
 
     Where nothing is split, ranks that would share have copies.
     """
-    zero, shard = options.get("zero"), options.get("shard")
+    zero, shard = read_zero(options.get("zero")), options.get("shard")
     if shard is not None:
         shard = whole_number("shard", shard, at_least=1)
-    if zero is not None:
-        zero = whole_number("zero", zero, at_least=0)
-        if zero > MOST_SPLIT:
-            raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
     if zero is None:
         zero = 0 if shard is None else MOST_SPLIT
     if zero and shard is None:
@@ -51,6 +47,14 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
         problem = f"{which} splits gradients or parameters, and {schedule.name} does not flush"
         raise InapplicableOption(option, f"{problem}; take --zero 1, or a schedule that does: {', '.join(flushing)}")
     return zero, replicas * shard, shard if zero else 1
+
+
+def read_zero(given: object) -> int | None:
+    """Return the stage of ZeRO that an option gives, or None."""
+    zero = None if given is None else whole_number("zero", given, at_least=0)
+    if zero is not None and zero > MOST_SPLIT:
+        raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
+    return zero
 
 
 def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options: Mapping[str, Any]) -> dict[str, Any]:

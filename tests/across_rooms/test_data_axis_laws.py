@@ -60,11 +60,11 @@ def sent(run: Run) -> int:
     return int(traffic["size"][among].sum())
 
 
-@pytest.mark.parametrize("zero", POLICIES)
+@pytest.mark.parametrize("zero", POLICIES[1:])
 @pytest.mark.parametrize("name", ["dp", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
 def test_one_rank_does_the_same_under_every_policy(name: str, zero: int) -> None:
     """Nothing is summed or gathered, and times and memory are those of copied states."""
-    run, copied = (run_of(name, stage, ranks=1, reduce="last") for stage in (zero, 0))
+    run, copied = run_of(name, zero, ranks=1, reduce="last"), run_of(name, 0, ranks=1)
     assert (run.program.messages.op == Op.P2P).all()
     assert np.array_equal(run.start, copied.start) and np.array_equal(run.end, copied.end)
     assert run.summary()["peak_memory"] == copied.summary()["peak_memory"]
@@ -89,6 +89,7 @@ def test_free_links_make_all_policies_end_together(name: str) -> None:
         for zero in POLICIES
         for ranks in (1, 3)
         for when in (None, "end")
+        if zero or ranks > 1 or when is None  # else there is nothing to sum
     }
     assert len(ends) == 1
 

@@ -45,6 +45,10 @@ FLUSHING = (
         ("dp --zero 1 --shard 2 --reduce each", "--zero 1 has whole gradients on all 2 ranks; give --zero 2, or last"),
         ("dp --zero 1 --shard 2 --reshard no", "is about split parameters; leave it out, or give --zero 3"),
         ("dp --shard 2 --gather step", "is about parameters gathered after updates, which --zero 1 and 2 have"),
+        ("ddp --reduce each", "reduce: is of what ranks exchange, and there is one; leave it out, or add --replicas"),
+        # layers
+        ("gpipe --by-layer", "by-layer: each of the 3 stages is a layer of the model anyway; leave it out"),
+        ("1f1b -n 3 --by-layer --zero 1 --shard 2", "by-layer: each of the 3 stages is a layer of the model anyway"),
         # devices and memory
         ("dp --shard 2 --offload activations", "has something on its host, and nothing says how long that takes to"),
         ("dp --shard 2 --offload optimizer", "give a --cluster with a [host] link, or times in the model's file"),
@@ -59,6 +63,9 @@ def test_what_is_wrong_is_named(line: str, problem: str, command: Command, here:
 def test_a_slot_model_has_no_shares(command: Command, here: Path) -> None:
     problem = "a stage's parameters are one piece in slots, and cannot be split among 2 ranks; give a --model"
     refuse(command, here, "simulate dp -n 4 --shard 2", problem)
+    refuse(command, here, "compare single-dp 1f1b -n 4 --shard 2", problem)
+    refuse(command, here, "simulate 1f1b -n 4 --by-layer", "by-layer: makes layers of stages, and in slots these have")
+    refuse(command, here, "simulate dp --zero 5", "zero=5, and ZeRO's stages are 0 to 3; give one of these")
     refuse(command, here, "simulate dp -n 4 --replicas 2 --buckets 1MiB", "have sizes in bytes, and slots have none")
 
 
