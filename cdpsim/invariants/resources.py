@@ -22,6 +22,7 @@ from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
+from cdpsim.schedules.state import Home, When
 
 _TIME_ERROR = 1e-9  # of times, after many sums
 
@@ -98,12 +99,16 @@ def room_needs(run: Recount) -> Needs:
 
 
 def host_needs(run: Recount) -> Needs:
-    """Return the needs of hosts' updates for each other, in the order of steps or of the tasks that they follow."""
+    """Return the needs of hosts' updates for each other, in the order of steps or of the tasks that they follow.
+
+    Where sums do not wait for the end of a step, these are the last that give each update a gradient.
+    """
     program, tasks, updates = run.program, run.program.tasks, run.updates
     elsewhere = program.state.updates_in_stream or len(program.lane_tasks) > program.compute
     if elsewhere or not run.costs.duration[updates].any():
         return NO_NEEDS
-    if program.together or program.barrier:
+    made = program.state.reduce is not When.END and program.state.optimizer is not Home.OWNED and run.together
+    if (program.together or program.barrier) and not made:
         follows = tasks.step[updates]
     else:  # of several lanes, places tell no order; a list has one
         follows = (run.lanes.place if run.position is None else run.position)[run.anchors]

@@ -13,6 +13,7 @@ from cdpsim import Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.files.units import Work
 from cdpsim.front import reopen
+from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.model.offload import with_transfer_times
 from cdpsim.model.recipe import apply_recipe
@@ -128,6 +129,19 @@ def test_a_hosts_updates_take_turns_while_the_device_computes() -> None:
         assert row["U", 1, device, 0] == (10.5, 13.0)
         assert row["F", 0, device, 1] == (10.5, 11.5)
         assert row["F", 1, device, 1] == (13.0, 14.0)
+
+
+@pytest.mark.parametrize("update", [0.5, 2.0, 3.0, 7.0])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_hosts_updates_run_beside_the_backwards_that_follow(update: float, ranks: int) -> None:
+    """Layers come to the host as they are done: a step takes F + max(B + u, b + L u), as buckets of DDP do."""
+    layers = Model(stages=(Stage(forward=1.0, backward=3.0, parameters=8, host_optimizer=8, host_update=update),) * 4)
+    links = Cluster(link=Link())
+    for zero, u in {0: update, 3: update / ranks}.items():
+        more: dict[str, Any] = {"zero": zero, "shard": ranks, "buckets": None if zero else "1 B"}
+        run = simulate("dp", model=layers, steps=4, cluster=links, **more)
+        assert violations(run) == {}
+        assert run.summary()["period"] == 4 + max(4 * 3 + u, 3 + 4 * u)
 
 
 @given(st.sampled_from(["multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-dp", "zero-cdp"]), st.integers(1, 4))

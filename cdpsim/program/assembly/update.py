@@ -9,7 +9,7 @@ from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Home, When
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +111,14 @@ def lanes_with(updates: Updates) -> tuple[Ints, Ints]:
 
 
 def take_turns(updates: Updates, build: Builder) -> None:
-    """Let the host of each device make its updates one after another, in the order of what they follow."""
-    order = sort_by(updates.device, updates.order_position, updates.stage)
+    """Let the host of each device make its updates one after another, in the order of what they follow.
+
+    Where sums do not wait for the end of a step, that is the last task that gives each a gradient.
+    """
+    passes, holders, turn = updates.tables.passes, updates.tables.holders, updates.order_position
+    if passes.together and passes.schedule.state.reduce is not When.END and len(holders) == len(updates):
+        turn = passes.position[holders.last_task]
+    order = sort_by(updates.device, turn, updates.stage)
     same = updates.device[order[:-1]] == updates.device[order[1:]]
     build.link(updates.node[order[:-1][same]], updates.node[order[1:][same]], EdgeKind.ROOM)
 
