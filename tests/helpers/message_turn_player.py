@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cdpsim.program import Op
 from cdpsim.runs import Run
+from tests.helpers.queued_streams import edges_without_queues
 
 
 class Doing(NamedTuple):
@@ -35,8 +36,7 @@ class _Play:
         self.release = dict(zip((task for task, _ in run.program.releases), run.costs.release.tolist(), strict=True))
         self.needs: dict[int, set[int]] = defaultdict(set)
         self.needed: dict[int, set[int]] = defaultdict(set)
-        edges = run.program.edges
-        for before, after in zip(edges.before.tolist(), edges.after.tolist(), strict=True):
+        for before, after in edges_without_queues(run.program, overlaps):
             self.needs[after].add(before)
             self.needed[before].add(after)
         starts = run.program.lane_start.tolist()

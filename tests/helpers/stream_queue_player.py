@@ -12,8 +12,9 @@ from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from cdpsim.program import Content, EdgeKind, Op, Program
+from cdpsim.program import Content, Op, Program
 from cdpsim.runs import Run
+from tests.helpers.queued_streams import edges_without_queues, members
 
 Place = tuple[Fraction, Fraction, int, int]  # moment, wave, whether collective, number among those
 
@@ -24,23 +25,14 @@ class Queues:
     def __init__(self, program: Program, overlaps: Sequence[str], defer: bool) -> None:
         self.program, self.overlaps, self.count = program, overlaps, len(program.tasks)
         self.needs: dict[int, set[int]] = {node: set() for node in range(program.nodes)}
-        columns = program.edges.before, program.edges.after, program.edges.kind
-        for before, after, kind in zip(*(column.tolist() for column in columns), strict=True):
-            if kind != EdgeKind.STREAM or self._share_a_queue(before, after):
-                self.needs[after].add(before)
+        for before, after in edges_without_queues(program, overlaps):
+            self.needs[after].add(before)
         for before, after in zip(*(ends.tolist() for ends in program.lane_edges), strict=True):
             self.needs[after].add(before)
         if defer:
             self._defer()
         self.moment, self.wave = self._unit_run()
         self.place = self._places()
-
-    def _share_a_queue(self, *messages: int) -> bool:
-        """Return whether messages of data ranks follow each other on a device that overlaps fully; others have none."""
-        one, other = (
-            {device for device in self.members(message) if self.overlaps[device] == "full"} for message in messages
-        )
-        return bool(one & other)
 
     def is_task(self, node: int) -> bool:
         """Return whether a node takes a slot."""
@@ -106,14 +98,7 @@ class Queues:
 
     def devices(self, node: int) -> list[int]:
         """Return the devices of a message that have a stream."""
-        return [device for device in self.members(node) if self.overlaps[device] != "full"]
-
-    def members(self, node: int) -> list[int]:
-        """Return the devices of a message."""
-        messages, row = self.program.messages, node - self.count
-        single = messages.op[row] == Op.P2P
-        ends = [messages.src[row], messages.dst[row]] if single else self.program.groups[messages.dst[row]]
-        return [int(device) for device in ends]
+        return [device for device in members(self.program, node) if self.overlaps[device] != "full"]
 
 
 def play(run: Run, overlaps: Sequence[str], defer: bool) -> tuple[list[float], list[float]]:
