@@ -226,7 +226,7 @@ def _shares_of_gradients(run: Recount) -> Iterator[str]:
 
 
 def runs_end_as_they_began(run: Recount) -> Iterator[str]:
-    """What a device has of a stage for its last update is what it had of it at the start, if tasks read the newest."""
+    """A device has as much of a stage for its last update as it had at the start, if tasks read the newest version."""
     state, program, buffers, tasks = run.program.state, run.program, run.program.buffers, run.program.tasks
     if not run.together or state.optimizer is Home.OWNED or program.fill or program.versions_differ:
         return

@@ -45,7 +45,7 @@ _LEAST_NARROW = 4096  # numbers of a tensor whose state has 8 bits
 
 
 class UpdateFacts(NamedTuple):
-    """What an optimizer keeps, and how many times an update reads or writes its tensors."""
+    """The state that an optimizer keeps, and how many times an update reads or writes its tensors."""
 
     moments: int = 0  # tensors of its state that have a number for each weight
     sums: Callable[[Dimensions], int] | None = None  # the numbers that it keeps of a tensor in their place

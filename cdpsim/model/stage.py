@@ -263,7 +263,7 @@ _MEGATRON_BEGIN, _MEGATRON_END = 64, 128  # numbers of whose multiples a tensor 
 def retaining(stage: Stage) -> Stage:
     """Return a stage whose first part of a split backward lets go of nothing, if it says what is then there.
 
-    What the first part needs is beside the gradients that it leaves.
+    The working memory of the first part is then counted without the gradients that it leaves.
     """
     if stage.retained_gradients is None:
         return stage

@@ -70,7 +70,7 @@ RUNTIMES_WITH_BUCKETS = ("torch", "megatron", "deepspeed")
 
 
 class Units(NamedTuple):
-    """What goes in one message: a row for each unit, with its lowest and highest stage and its bytes."""
+    """Units that go in one message each: a row for each, with its lowest and highest stage and its bytes."""
 
     first: Ints
     last: Ints

@@ -1,4 +1,4 @@
-"""What ranks of the data axis hold and send, against published tables and formulas: ZeRO's Table 1, volumes."""
+"""Memory and traffic of data ranks against published tables and formulas: ZeRO's Table 1, volumes."""
 
 from fractions import Fraction
 from itertools import product

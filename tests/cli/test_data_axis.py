@@ -1,4 +1,4 @@
-"""What the command line refuses of the data axis: one line with the numbers, and exit code 2."""
+"""Refusals of options of the data axis on the command line: one line with the numbers, and exit code 2."""
 
 from pathlib import Path
 

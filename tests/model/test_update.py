@@ -1,4 +1,4 @@
-"""What an update keeps, sends, reads and writes: bytes for each parameter by the papers, and times from them."""
+"""Bytes that an update keeps, sends, reads and writes for each parameter, by the papers, and times from them."""
 
 from typing import Any
 
@@ -147,7 +147,7 @@ def test_gradients_travel_in_their_type() -> None:
 
 # Bytes that an update moves
 
-# What each pass over the tensors reads, and what it writes, of gradients g, weights w, and states m, v and s (sums).
+# Tensors that each pass reads and writes: gradients g, weights w, and states m, v and s (sums).
 PASSES = {
     "sgd": ["g w -> w"],
     "momentum": ["g w m -> w m"],

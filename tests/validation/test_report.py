@@ -105,7 +105,7 @@ OPTIONS: dict[str, Scalar] = {"recompute": "sqrt", "prefetch": 1, "overlap_all_r
 
 
 def test_options_have_a_column_where_a_run_has_some(results: Path) -> None:
-    """What is usual is not in it; what was not replayed, or only in part, says so."""
+    """Usual values are left out; options that were not replayed, or only in part, are marked."""
     usual: dict[str, Scalar] = {"recompute": "none", "dtype": "float32", "autocast": None, "optimizer": "sgd"}
     before = Made("zero-cdp").report()
     reportform.write_report(results / "report-3.json", replace(before, request=before.request | usual))

@@ -1,4 +1,4 @@
-"""What torch's own runtimes hold, by declared habits: simulated peaks are those that were measured.
+"""Memory of torch's own runtimes by declared habits: simulated peaks are those that were measured.
 
 The peaks were measured by torch 2.13.0 on four ranks (CPU, gloo), from before the stages were made, above the
 parameters: a transformer of width 256, length 64, 4 heads, batch 8, float32, SGD, eight micro-batches.

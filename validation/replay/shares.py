@@ -128,7 +128,7 @@ def check_shares(program: Program, optimizer: Optimizer, element: int) -> None:
 def in_whole_numbers(program: Program, training: Training, optimizer: Optimizer) -> Program:
     """Return a program whose shares have the bytes of tensors, where it has those of a part of the whole's.
 
-    What has neither a part's nor the whole's is wrong, and stays so.
+    Other sizes are wrong, and stay as they are.
     """
     messages = _message_sizes(program, training)
     return replace(
