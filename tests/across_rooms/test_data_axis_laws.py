@@ -14,15 +14,8 @@ from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.runs import FoldedRun, Run
+from tests.helpers.data_axis import FLUSHING
 
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "dp": {"n": 3, "m": 2},
-    "gpipe": {"n": 3, "m": 2},
-    "1f1b": {"n": 3, "m": 4},
-    "interleaved-1f1b": {"n": 4, "m": 4, "chunks": 2},
-    "chimera": {"n": 2, "m": 2},
-    "zb-h1": {"n": 2, "m": 2},
-}
 POLICIES = range(4)  # stages of ZeRO
 
 
@@ -46,7 +39,7 @@ def model(n: int, size: int = 12_000) -> Model:
 
 def run_of(name: str, zero: int, bandwidth: float = 1e4, **options: Any) -> Run:
     """Run a schedule on devices that are alike, whose links take a while; ranks are `shard` from ZeRO-1 on."""
-    shape = SCHEDULES[name]
+    shape = FLUSHING[name]
     cluster = Cluster(devices=(Devices(),), link=Link(bandwidth=bandwidth))
     ranks = options.pop("ranks", 2)
     split: dict[str, Any] = {"shard": ranks} if zero else {"replicas": ranks}
@@ -81,7 +74,7 @@ def test_one_rank_sums_with_the_other_copies_of_its_stages(zero: int) -> None:
         assert np.array_equal(run.end, copied.end)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FLUSHING)
 def test_free_links_make_all_policies_end_together(name: str) -> None:
     """With messages and updates that take no time, it is only the tasks that do."""
     ends = {
@@ -116,17 +109,17 @@ def _sent_by_dp(zero: int, steps: int, shared: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("zero", POLICIES)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FLUSHING)
 def test_more_bandwidth_never_ends_later(name: str, zero: int) -> None:
     """The order of messages in a stream does not depend on times."""
     ends = [run_of(name, zero, bandwidth).makespan for bandwidth in (3e3, 1e4, 4e4, 1e6, float("inf"))]
     assert ends == sorted(ends, reverse=True)
 
 
-@given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 3), st.sampled_from([0.5, 2.0, 4.0]))
+@given(st.sampled_from(sorted(FLUSHING)), st.integers(0, 3), st.sampled_from([0.5, 2.0, 4.0]))
 def test_slower_devices_and_links_take_longer_by_as_much(name: str, zero: int, factor: float) -> None:
     """All times scale with those of tasks and links; by powers of two exactly."""
-    shape, asked = SCHEDULES[name], dict[str, Any]({"zero": zero, "shard" if zero else "replicas": 2})
+    shape, asked = FLUSHING[name], dict[str, Any]({"zero": zero, "shard" if zero else "replicas": 2})
     stages = [
         Stage(forward=f * factor, backward=2 * f * factor, weight_backward=f * factor, activation=10, parameters=12_000)
         for f in range(1, 1 + shape["n"])

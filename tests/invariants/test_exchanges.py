@@ -14,6 +14,7 @@ from cdpsim.invariants.recount import Recount
 from cdpsim.program import Edges
 from cdpsim.runs import FoldedRun
 from cdpsim.timing.engine import ENGINES
+from tests.helpers.data_axis import FLUSHING
 
 LAYERS = 8
 MODEL = Model(
@@ -31,16 +32,7 @@ MODEL = Model(
         for j in range(LAYERS)
     )
 )
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "dp": {"n": 8, "m": 2},
-    "gpipe": {"n": 2, "m": 2},
-    "1f1b": {"n": 2, "m": 4},
-    "interleaved-1f1b": {"n": 4, "m": 4, "chunks": 2},
-    "chimera": {"n": 4, "m": 4},
-    "zb-h1": {"n": 2, "m": 2},
-    "zbv": {"n": 8, "m": 4},
-    "dualpipe": {"n": 8, "m": 16},
-}
+SCHEDULES: dict[str, dict[str, Any]] = {**FLUSHING, "zbv": {"n": 8, "m": 4}, "dualpipe": {"n": 8, "m": 16}}
 RANKS = (1, 1), (2, 1), (1, 2), (2, 2), (1, 3)  # replicas, and ranks that share
 CASES = tuple(product((0, 1, 2, 3), RANKS, ("full", "stream", "none"), (False, True), (None, "end", "last", "each")))
 

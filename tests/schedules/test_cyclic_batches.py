@@ -6,6 +6,7 @@ t starts at slot 2mt + 2i, and all that the paper says of one worker's micro-bat
 
 from collections import Counter
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.order import CYCLIC
 from tests.conftest import Command
+from tests.helpers.command_line import refuse
 
 NAMES = [name for name, schedule in SCHEDULES.items() if schedule.order is CYCLIC]
 SHARED = [name for name in NAMES if name != "pp-cdp"]  # whose micro-batches workers share
@@ -164,9 +166,8 @@ def test_lanes_are_of_workers() -> None:
         ("pp-cdp -n 4 -m 3", "m: pp-cdp needs m >= n, to keep its stages busy; m=3, n=4"),
     ],
 )
-def test_other_batches_are_refused(asked: str, problem: str, command: Command) -> None:
-    done = command("simulate", *asked.split())
-    assert (done.code, done.err) == (2, f"cdpsim: error: {problem}\n")
+def test_other_batches_are_refused(asked: str, problem: str, command: Command, here: Path) -> None:
+    refuse(command, here, f"simulate {asked}", problem)
 
 
 def test_replicas_of_a_pipeline_have_batches_of_their_own() -> None:

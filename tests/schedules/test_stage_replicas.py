@@ -6,6 +6,7 @@ ends with backwards. Workers block until the input of their next pass is there.
 """
 
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from cdpsim.schedules.actions import check_actions
 from cdpsim.schedules.pipelines.alternating import one_f_one_b, one_f_one_b_round_robin
 from cdpsim.schedules.shape import Shape
 from tests.conftest import Command
+from tests.helpers.command_line import refuse
 
 Passes = dict[tuple[str, int, int], tuple[int, float]]  # kind, stage and micro-batch: device and start
 widths = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple)
@@ -180,9 +182,8 @@ def test_actions_of_a_shape() -> None:
         ("1f1b -n 2 --stage-replicas 3,1", "m: 1f1b needs a micro-batch for each of the 3 devices of a stage; m=2"),
     ],
 )
-def test_what_does_not_fit_is_refused(asked: str, problem: str, command: Command) -> None:
-    done = command("simulate", *asked.split())
-    assert (done.code, done.err) == (2, f"cdpsim: error: {problem}\n")
+def test_what_does_not_fit_is_refused(asked: str, problem: str, command: Command, here: Path) -> None:
+    refuse(command, here, f"simulate {asked}", problem)
 
 
 def test_other_schedules_name_the_one_that_can(command: Command) -> None:
