@@ -115,7 +115,7 @@ ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 # is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
 PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
 ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
-ALREADY |= {("gather", "step"): {name for name in SCHEDULES if "gather" in SCHEDULES[name].options}}
+ALREADY |= {("gather", "step"): {"dp", "gpipe", "1f1b", "zb-h1", "zb-h2"}}  # one gather a device
 ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"), ("collective", "ring"))}
 
 
