@@ -51,9 +51,17 @@ def _in_memory(
 
 
 def readers_hold_what_they_read(run: Recount) -> Iterator[str]:
-    """While a task runs, its device has the version that it reads."""
-    tasks, task = run.program.tasks, np.arange(run.program.compute)
-    read = tasks.device[task], tasks.stage[task], tasks.version[task]
+    """While a task runs, its device has the version that it reads: of its stage, and of what it shares with another."""
+    program, tasks = run.program, run.program.tasks
+    task = np.arange(program.compute)
+    stage = [tasks.stage[task]]
+    for tie in run.once:
+        shares = task[np.isin(tasks.stage[: program.compute], tie.stages[1:])]
+        stage.append(np.full(len(shares), tie.stages[0]))
+        task = np.append(task, shares)
+    of = np.concatenate(stage)
+    forward = task // program.phases * program.phases + of  # with the version of all tasks of its pass and stage
+    read = tasks.device[task], of, np.where(of == tasks.stage[task], tasks.version[task], tasks.version[forward])
     there = _in_memory(run, *read, run.start[task], run.end[task])
     yield from run.report(task[~there], "reads a version that its device does not hold")
 

@@ -206,14 +206,17 @@ def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: St
         size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])
         few = (size[messages.dst[row]] < run.shard).astype(np.int64)
     came = messages.stage[row], messages.step[row] + 1, device, few
-    task = np.arange(run.program.compute)
-    by_few = (tasks.kind[task] != Kind.F) & isinstance(reshard, int) & (content == Content.PARAMETERS)
+    task = np.flatnonzero(run.model.size("parameters")[tasks.stage[: run.program.compute]] > 0)
+    whole = range(program.n)
+    stay = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(str(reshard), ())
+    stay = [*stay, *(tie.stages[0] for tie in run.once)]  # those with tensors that others use
+    stays = np.isin(tasks.stage[task], stay)
+    by_few = (tasks.kind[task] != Kind.F) & ~stays & isinstance(reshard, int) & (content == Content.PARAMETERS)
     used = tasks.stage[task], tasks.version[task], tasks.device[task], by_few.astype(np.int64)
     number = _numbers(came, run.collapsed.start[first + row], row)
     use = _numbers(used, lanes.place[task], task)
-    whole = range(program.n)
-    stay = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(str(reshard), ())
-    every = np.where(np.isin(tasks.stage[task], stay), len(tasks) if reshard == "step" else 2, 1)
+    step = reshard == "step" or not run.request.schedule.order.one_place
+    every = np.where(stays, len(tasks) if step else 2, 1)
     once = use % every == 0
     final = find_rows((*used, use), (*(column[once] for column in used), (use + every - 1)[once]))
     last = task[np.where(final >= 0, final, np.flatnonzero(once))]
@@ -271,7 +274,10 @@ def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
 
 
 def fetch_needs(run: Recount) -> Needs:
-    """Return the needs of what comes from hosts: for updates, for disks before them, and for room; and for it."""
+    """Return the needs of what comes from hosts in the order of its uses, and those for it.
+
+    It waits for updates, for disks before hosts, and for room.
+    """
     messages = run.collapsed.program.messages
     fetched = messages.content == Content.FETCHED
     if not fetched.any():
@@ -282,6 +288,9 @@ def fetch_needs(run: Recount) -> Needs:
     for before, after in pairwise([*chain, *([find_gathers(run)] if run.gathers else [])]):
         first, then = matching_pairs((before.task, before.device), (after.task, after.device))
         needs.append(Needs(before.node[first], after.node[then]))
+    ordered = np.lexsort((run.lanes.place[chain[0].task], chain[0].device))
+    same = np.flatnonzero(np.diff(chain[0].device[ordered]) == 0)
+    needs.append(Needs(chain[0].node[ordered[same]], chain[0].node[ordered[same + 1]]))
     step, stage, device = run.key_of(chain[0].task)
     made, of = matching_pairs(run.key_of(run.updates), (step - 1, stage, device))
     needs.append(Needs(run.updates[made], chain[0].node[of]))

@@ -217,14 +217,18 @@ class Recount:
 
     def _sized_model(self) -> Model:
         """Return the model with the sizes that are exchanged: tied tensors once where one device has them; padded."""
-        program, model, schedule = self.program, self.request.model, self.request.schedule
-        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
-        apart = schedule.placement.exclusive or program.versions_differ or self.owned
-        ties = () if apart else model.tied
-        once = tuple(tie for tie in ties if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-        model = model.with_ties_counted_once(once) if once else model
-        padding = program.state.padding
+        model, padding = self.request.model, self.program.state.padding
+        model = model.with_ties_counted_once(self.once) if self.once else model
         return model if padding is None or self.shard == 1 else model.padded(self.shard, padding)
+
+    @cached_property
+    def once(self) -> tuple[Tie, ...]:
+        """The tied tensors whose stages are all on one device: the first of these has them for all."""
+        program = self.program
+        device = program.tasks.device[program.tasks_of_kind(Kind.F)]
+        apart = self.request.schedule.placement.exclusive or program.versions_differ or self.owned
+        ties = () if apart else self.request.model.tied
+        return tuple(tie for tie in ties if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
 
     def stages_with_copies(self, tie: Tie, device: int) -> list[int]:
         """Return the stages of a device that share a tensor with an earlier one there, which counts it for them."""

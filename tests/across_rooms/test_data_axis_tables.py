@@ -1,14 +1,16 @@
 """Memory and traffic of data ranks against published tables and formulas: ZeRO's Table 1, volumes."""
 
+from collections import Counter
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 import pytest
 
-from cdpsim import Cluster, Model, Request, Run, Stage, simulate
+from cdpsim import Cluster, Model, Request, Run, Stage, Tie, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.front import assemble
+from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.program import Op
 from cdpsim.trace.table import MemoryRow
@@ -162,6 +164,23 @@ def test_parameters_that_stay_are_gathered_once_a_micro_batch_or_once_a_step(k: 
     }.items():
         sent = sent_in_a_step(zero=3, shard=k, m=m, reshard=reshard)
         assert sent == gathered + m * padded(Q, k), reshard
+
+
+@pytest.mark.parametrize(("reshard", "times"), [("yes", 2), ("no", 1), (2, 3)])
+def test_a_layer_whose_tensor_a_later_one_uses_stays_gathered(reshard: str | int, times: int) -> None:
+    """As in FSDP2's root: a head reads the embedding's weights. For backwards two pairs of the four ranks gather."""
+    stages = tuple(Stage(forward=1.0, backward=2.0, parameters=size) for size in (400, 80, 400))
+    model = Model(stages=stages, tied=(Tie(stages=(0, 2), parameters=400),))
+    run = simulate("dp", model=model, cluster=LINKS, shard=4, m=3, steps=1, reshard=reshard)
+    gathers = run.messages[run.messages.op == "all_gather"]
+    assert Counter(gathers.stage.tolist()) == {0: 3, 1: 3 * times}
+    first, last = (run.tasks[(run.tasks.stage == 0) & (run.tasks.kind == kind)] for kind in "FB")
+    passes = [*zip(first.start.tolist(), last.end.tolist(), strict=True)]
+    held = [row for row in run.memory if row.category == "parameters" and row.device == 0]
+    within = [row.size for row in held for low, high in passes if low <= row.time < high]
+    assert len(within) >= 3
+    assert min(within) >= 400 + 100 + 20  # gathered, and shares of all
+    assert violations(run) == {}
 
 
 @pytest.mark.parametrize("r", [1, 3])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -72,7 +73,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, habits, build))
-    (data_axis if passes.together else in_turn)(updates, model, habits, build, prefetch)
+    (partial(data_axis, once=once) if passes.together else in_turn)(updates, model, habits, build, prefetch)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build)

@@ -2,6 +2,7 @@
 
 from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
+from cdpsim.model.stage import Tie
 from cdpsim.program.assembly.axis import Axis
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.shares import SharedAxis
@@ -9,10 +10,16 @@ from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules.state import Home
 
 
-def data_axis(updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int) -> None:
-    """Sum gradients where updates are made, and bring new versions to their readers."""
+def data_axis(
+    updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int, once: tuple[Tie, ...]
+) -> None:
+    """Sum gradients where updates are made, and bring new versions to their readers.
+
+    `once` are tied tensors that the model counts in their first stages alone.
+    """
     state = updates.tables.passes.schedule.state
-    axis = (SharedAxis if state.streams else Axis)(updates, model, habits, build)
+    of = updates, model, habits, build
+    axis = SharedAxis(*of, once) if state.streams else Axis(*of)
     copied = state.parameters is Home.COPIED
     stays = copied or not (axis.several.any() or axis.is_hosted)
     if not stays:

@@ -16,6 +16,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
+from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Axis
@@ -67,12 +68,13 @@ class Use(NamedTuple):
 class SharedAxis(Axis):
     """The holders of all stages, whose exchanges go in streams."""
 
-    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
+    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder, once: tuple[Tie, ...]) -> None:
         state, shape = updates.tables.passes.schedule.state, updates.tables.passes.shape
         self.shard = shape.shard if state.splits else 1
         padded = model.padded(self.shard, state.padding) if state.padding and self.shard > 1 else model
         super().__init__(updates, padded, habits, build)
         self.whole = self.sizes
+        self._lenders = [tie.stages[0] for tie in once]  # stages with tensors of others
         self._summed: list[tuple[Ints, Ints, Ints]] = []  # sums of gradients, with their steps and devices
         if self.is_hosted:
             self.whole = self.whole._replace(parameters=np.zeros_like(self.whole.parameters))
@@ -457,7 +459,10 @@ class SharedAxis(Axis):
         self.build.link(self.node[use.holder[later] - self.holders.in_step], message[later])
 
     def _fetch(self, use: Use, where: Location, size: Ints, ahead: Ints) -> Ints:
-        """Fetch shares from hosts, and before from their disks, a task earlier than they are gathered."""
+        """Fetch shares from hosts, and before from their disks, a task earlier than they are gathered.
+
+        They come in the order of their uses, whichever update is made first.
+        """
         build, lanes, on_disks = self.build, self.tables.lanes, any(stage.nvme for stage in self.model.stages)
         messages = [
             build.send(
@@ -473,6 +478,9 @@ class SharedAxis(Axis):
             for stream in (*[Stream.NVME] * on_disks, Stream.HOST)
         ]
         self._wait_for_shares(use, messages[0])
+        order = sort_by(where.device, lanes.rank[use.task])
+        again = np.flatnonzero(where.device[order[1:]] == where.device[order[:-1]])
+        build.link(messages[0][order[again]], messages[0][order[again + 1]], EdgeKind.STREAM)
         for before, after in pairwise(messages):
             build.link(before, after)
         for k, message in enumerate(reversed(messages), start=1):
@@ -523,9 +531,10 @@ class SharedAxis(Axis):
         back = np.repeat(np.arange(len(kinds)), passes.stage.size)
         stays = np.isin(np.tile(passes.stage, len(kinds)), self._staying)
         back[stays] = 0
-        if self.state.reshard == "step":
+        if self.state.reshard == "step" or not passes.schedule.order.one_place:
             number[stays] = 0
         order = sort_by(holder, number, back, rank[task])
+        order = order[self.model.size("parameters")[holders.stage[holder[order]]] > 0]
         first = group_starts(holder[order], number[order], back[order])
         last = order[np.append(first[1:], len(order)) - 1]
         first = order[first]
@@ -537,9 +546,10 @@ class SharedAxis(Axis):
 
     @property
     def _staying(self) -> Sequence[int]:
-        """The stages whose parameters stay after a forward."""
+        """The stages whose parameters stay after a forward, among them those with tensors that later stages use."""
         n = self.passes.n
-        return {"no": range(n), "step": range(n), "root": (0, n - 1)}.get(str(self.state.reshard), ())
+        asked = {"no": range(n), "step": range(n), "root": (0, n - 1)}.get(str(self.state.reshard), ())
+        return [*asked, *self._lenders]
 
     def _hold_between(self, use: Use, where: Location, size: Ints) -> None:
         """Hold shares of a smaller group from a forward to its backward, and between the parts of that."""
