@@ -18,7 +18,7 @@ from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import exchanges, gradients, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
-from cdpsim.numeric.columns import Flags, Ints, Times, matching_pairs
+from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_starts, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
@@ -101,7 +101,8 @@ def room_needs(run: Recount) -> Needs:
 def host_needs(run: Recount) -> Needs:
     """Return the needs of hosts' updates for each other, in the order of steps or of the tasks that they follow.
 
-    Where sums do not wait for the end of a step, these are the last that give each update a gradient.
+    Where sums do not wait for the end of a step, these are the last that give each update a gradient. The stage that
+    counts a shared tensor comes before the others that a device has of it.
     """
     program, tasks, updates = run.program, run.program.tasks, run.updates
     elsewhere = program.state.updates_in_stream or len(program.lane_tasks) > program.compute
@@ -112,6 +113,12 @@ def host_needs(run: Recount) -> Needs:
         follows = tasks.step[updates]
     else:  # of several lanes, places tell no order; a list has one
         follows = (run.lanes.place if run.position is None else run.position)[run.anchors]
+    for tie in run.shared if made else ():
+        rows = np.flatnonzero(np.isin(tasks.stage[updates], tie.stages))
+        rows = rows[np.lexsort((tasks.stage[updates[rows]], tasks.device[updates[rows]], tasks.step[updates[rows]]))]
+        first = group_starts(tasks.step[updates[rows]], tasks.device[updates[rows]])
+        counted = rows[first][group_numbers(first, len(rows))]
+        follows[rows] = np.maximum(follows[rows], follows[counted])
     order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
     same = tasks.device[order[1:]] == tasks.device[order[:-1]]
     return Needs(order[:-1][same], order[1:][same])

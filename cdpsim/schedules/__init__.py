@@ -239,7 +239,8 @@ class Schedule:
             problem = f"needs n to be a multiple of its chunks; n={shape.parts}, chunks={shape.chunks}"
             raise RequestError("n", f"{self.name} {problem}")
         try:
-            return _checked_actions(self.order.lists, shape)
+            devices = 1 if self.order.one_place else sum(shape.widths) or shape.parts // shape.chunks
+            return _checked_actions(self.order.lists, shape, devices)
         except RequestError as error:
             raise RequestError(error.subject, f"{self.name} {error.problem}") from None
 
@@ -284,13 +285,13 @@ def _actions_as_listed(actions: Actions, devices: int, m: int, chunks: int) -> A
 
 
 @lru_cache(maxsize=4)  # a request needs it to know whether backwards are split, and its assembly for the rest
-def _checked_actions(lists: Lists, shape: Shape) -> Actions:
+def _checked_actions(lists: Lists, shape: Shape, devices: int) -> Actions:
     actions = lists.write_out(shape)
     if not isinstance(actions, Actions):
         raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")
     if not getattr(lists.actions, "__module__", "").startswith(_TRUSTED_ORDERS):
         check_actions(actions)
-        counts = {"devices": (actions.devices, sum(shape.widths) or shape.parts // shape.chunks)}
+        counts = {"devices": (actions.devices, devices)}
         counts |= {"stages": (int(actions.stage.max()) + 1, shape.parts)}
         counts["micro-batches"] = int(actions.micro_batch.max()) + 1, shape.m
         for what, (has, wanted) in counts.items():

@@ -19,7 +19,7 @@ from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.passes import pass_through_stages
 from cdpsim.program.assembly.runtime import Keeping, habits_of
 from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, releases
-from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first
+from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first, shared_rows
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import last_phase
@@ -76,7 +76,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     (partial(data_axis, once=once) if passes.together else in_turn)(updates, model, habits, build, prefetch)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
-        take_turns(updates, build)
+        take_turns(updates, build, shared_rows(tables, model))
     lane_tasks, lane_start = lanes_with(updates)
     return Program(
         n=passes.n,

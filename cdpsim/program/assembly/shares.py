@@ -536,7 +536,7 @@ class SharedAxis(Axis):
         order = sort_by(holder, number, back, rank[task])
         order = order[self.model.size("parameters")[holders.stage[holder[order]]] > 0]
         first = group_starts(holder[order], number[order], back[order])
-        last = order[np.append(first[1:], len(order)) - 1]
+        last = order[np.append(first[1:], len(order))[: len(first)] - 1]
         first = order[first]
         use = Use(task[first], task[last], holder[first], number[first], back[first])
         row = use.holder % holders.in_step

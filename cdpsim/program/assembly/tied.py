@@ -13,7 +13,7 @@ Everywhere else a copy of one stage would be updated with gradients that the oth
 not tied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +122,12 @@ def unshared_gradients(tables: Tables, model: Model) -> Ints:
 
 def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
     return model.tied if can_share_tensors(tables.passes.schedule) else ()
+
+
+def shared_rows(tables: Tables, model: Model) -> Iterator[tuple[Ints, Ints]]:
+    """Yield, of each shared tensor, the holders whose device has it for another stage, too, and the holders of that."""
+    for tie in _shared_ties(tables, model):
+        yield _find_copies(tables, tie).again
 
 
 def sum_shared(

@@ -1,5 +1,6 @@
 """Updates: which device makes theta_{t+1} of a stage, and after which of its tasks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,14 +111,17 @@ def lanes_with(updates: Updates) -> tuple[Ints, Ints]:
     return np.insert(lanes.tasks, place[order] + 1, updates.node[order]), first + np.searchsorted(place[order], first)
 
 
-def take_turns(updates: Updates, build: Builder) -> None:
+def take_turns(updates: Updates, build: Builder, shared: Iterable[tuple[Ints, Ints]]) -> None:
     """Let the host of each device make its updates one after another, in the order of what they follow.
 
-    Where sums do not wait for the end of a step, that is the last task that gives each a gradient.
+    Where sums do not wait for the end of a step, that is the last task that gives each a gradient. Of `shared` tensors
+    some updates (the first rows of each pair) come after those that make them (the second rows).
     """
     passes, holders, turn = updates.tables.passes, updates.tables.holders, updates.order_position
     if passes.together and passes.schedule.state.reduce is not When.END and len(holders) == len(updates):
         turn = passes.position[holders.last_task]
+        for again, counted in shared:
+            turn[again] = np.maximum(turn[again], turn[counted])
     order = sort_by(updates.device, turn, updates.stage)
     same = updates.device[order[:-1]] == updates.device[order[1:]]
     build.link(updates.node[order[:-1][same]], updates.node[order[1:][same]], EdgeKind.ROOM)
