@@ -1,6 +1,6 @@
 """The simulator of today against every result that is kept, with the model file that is kept with it."""
 
-import re
+from dataclasses import fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from cdpsim.model import Model
 from cdpsim.program import Category
+from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from validation.calibrate.results import Calibration
 from validation.comparison import memory
@@ -24,6 +25,7 @@ from validation.replay.options import REPLAYED
 from validation.replay.plan import Plan
 from validation.report.command import find_reports, reports_table
 from validation.report.schema import Battery, Report
+from validation.training.optimizer import Optimizer
 
 FOLDER = Path(__file__).parents[2] / "validation" / "results"
 RESULTS = sorted(FOLDER.glob("battery*.json"))
@@ -41,13 +43,29 @@ def case_of(report: Report, battery: Battery) -> Case:
     asked = report.request
     model = Model.from_builtins(battery.models[str(asked["model_sha256"])], "model")
     assert asked["rule"] is None, "the battery replays schedules by their own rules"
-    own = ("schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch")
-    return Case(
+    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch", "overlap_all_reduce"]
+    own += ["vertical_sync", "zero", "shard", *(field.name for field in fields(Case) if field.name in SHARING)]
+    case = Case(
         **{name: asked[name] for name in own},  # type: ignore[arg-type]
-        overlap_all_reduce=bool(asked["overlap_all_reduce"]),
-        vertical_sync=bool(asked["vertical_sync"]),
+        layers=numbers(asked["layers"]) or (),
         stages=model,
     )
+    if not (asked["zero"] or asked["shard"]):
+        return case
+    # Shares are of whole numbers of the tensors that are trained.
+    trained, words = ("model", "batch", "dtype", "seed"), [word.split("=") for word in str(asked["sizes"]).split()]
+    options = {name[10:]: float(str(value)) for name, value in asked.items() if name.startswith("optimizer_")}
+    return replace(
+        case,
+        **{name: asked[name] for name in trained},  # type: ignore[arg-type]
+        sizes=tuple((name, int(size)) for name, size in words),
+        cuts=numbers(asked["cuts"]),
+        optimizer=Optimizer(str(asked["optimizer"]), options, bool(asked["mixed_precision"])),
+    )
+
+
+def numbers(text: object) -> tuple[int, ...] | None:
+    return tuple(map(int, str(text).split(","))) if text else None
 
 
 def test_results_are_kept() -> None:
@@ -134,18 +152,13 @@ def test_the_machine_was_calibrated(path: Path) -> None:
 
 @every_result
 def test_all_schedules_were_replayed(path: Path) -> None:
-    """Those of the registry in one process, and those of Table 1 by ranks; no trial is missing.
-
-    But for trials of the data axis, where the file is older than these.
-    """
+    """Those of the registry in one process, and those of Table 1 by ranks; no trial is missing."""
     battery = read(path)
     assert {trial.state for trial in battery.trials} == {"ok"}
     ran = {(r.asked.schedule, r.asked.n, r.asked.single_process) for r in battery.reports}
-    trials, made = list_trials(path.stem.split("-")[1]), {result.name for result in battery.trials}
-    later = {trial.name for trial in trials if re.search("data-ranks/|zero=|small-n4/dp$", trial.name)} - made
-    assert {(schedule, 4, True) for schedule in SCHEDULES if f"small-n4/{schedule}" not in later} <= ran
+    assert {(schedule, 4, True) for schedule in SCHEDULES} <= ran
     assert {(schedule, 4, False) for schedule in TABLE_1} <= ran
-    assert [result.name for result in battery.trials] == [trial.name for trial in trials if trial.name not in later]
+    assert [result.name for result in battery.trials] == [trial.name for trial in list_trials(path.stem.split("-")[1])]
 
 
 @every_result
