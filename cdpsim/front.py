@@ -116,7 +116,7 @@ def _run_of_all(request: Request) -> Run:
 def _are_alike(program: Program, cluster: Cluster) -> bool:
     """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
     cluster, messages = cluster.sized(program.all_devices), program.messages
-    if not cluster.is_alike(program.all_devices):
+    if not cluster.has_alike_devices(program.all_devices):
         return False
     if not (cluster.is_joined or cluster.links):
         return True

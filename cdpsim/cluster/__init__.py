@@ -191,15 +191,19 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             latency, bandwidth = max(latency, float(latencies.max())), min(bandwidth, float(bandwidths.min()))
         return latency, bandwidth
 
+    def has_alike_devices(self, count: int) -> bool:
+        """Whether the first `count` devices are all alike."""
+        groups = {msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count))}
+        return len(groups) == 1
+
     def is_alike(self, count: int) -> bool:
         """Whether the first `count` devices are all alike, and so are the ways between any two of them."""
-        groups = {msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count))}
         seen: set[tuple[float, float]] = set()
         for latency, bandwidth in self._costs_between(np.arange(count)):
             seen.update(zip(latency.tolist(), bandwidth.tolist(), strict=True))
             if len(seen) > 1:
                 return False
-        return len(groups) == 1
+        return self.has_alike_devices(count)
 
     def shared_edges(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
         """Return the edges that messages between different devices share with others, and each edge's bandwidth.

@@ -345,10 +345,13 @@ class SharedAxis(Axis):
     def _join_updates(self, sums: Sums, final: Ints, t: Ints) -> None:
         """Let all updates of a device wait for all its sums."""
         device = self.holders.device[: self.holders.in_step]
-        summed, row = matching_pairs((device[sums.row],), (device,))
+        columns = device[sums.row], sums.across, sums.inside
+        order = sort_by(*columns)
+        once = order[group_starts(*(column[order] for column in columns))]
+        summed, row = matching_pairs((device[sums.row[once]],), (device,))
         node = self.node.reshape(self.passes.steps, 1, -1)[t][:, :, row]
-        pairs = np.stack(np.broadcast_arrays(final[:, :, summed], node)).reshape(2, -1)
-        self.build.link(*np.unique(pairs, axis=1))
+        before, after = np.broadcast_arrays(final[:, :, once[summed]], node)
+        self.build.link(before.ravel(), after.ravel())
 
     def _next_in_lane(self, task: Ints) -> tuple[Ints, Flags]:
         """Return the task behind each one in its lane, and whether there is one."""
