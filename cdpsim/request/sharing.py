@@ -77,7 +77,8 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     if not (zero or given or one_place):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
     if shape.widths:
-        option = "zero" if zero else given[0].replace("_", "-")
+        named = [name for name in ("zero", "shard") if options.get(name)]
+        option = (named or given)[0].replace("_", "-")
         problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
         raise InapplicableOption("stage-replicas", f"{problem}; leave either out")
     if options["overlap_all_reduce"]:
@@ -188,6 +189,8 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
         raise InapplicableOption("reshard", f"{problem}; give yes or step")
     if str(given) in RESHARD:
         return "step" if str(given) == "no" and not one_place else str(given)
+    if not str(given).lstrip("-").isdigit():
+        choose("reshard", given, (*RESHARD, "a number of ranks"))
     ranks = whole_number("reshard", given, at_least=2)
     if shape.shard % ranks or ranks == shape.shard:
         problem = f"to {ranks} ranks, which is no part of the {shape.shard} that share parameters"

@@ -21,6 +21,8 @@ FLUSHING = (
         ("dp --shard 4 --reshard 3", "reshard: to 3 ranks, which is no part of the 4 that share parameters; give a"),
         ("dp --shard 4 --reshard 4", "give a smaller divisor of 4, or yes, no, root"),
         ("dp --shard 4 --reshard 1", "reshard=1 must be at least 2"),
+        ("dp --shard 4 --reshard maybe", "unknown reshard 'maybe'; known are yes, no, root, step, a number of ranks"),
+        ("1f1b --shard 2 --reshard root", "root keeps parameters for one micro-batch at a time, and a pipeline has"),
         ("dp --shard 0", "shard=0 must be at least 1"),
         ("dp --shard 2.5", "shard=2.5 must be a whole number of at least 1"),
         # stages of ZeRO, and schedules that do not take them
@@ -50,6 +52,8 @@ FLUSHING = (
         ("gpipe --by-layer", "by-layer: each of the 3 stages is a layer of the model anyway; leave it out"),
         ("1f1b -n 3 --by-layer --zero 1 --shard 2", "by-layer: each of the 3 stages is a layer of the model anyway"),
         # devices and memory
+        ("1f1b --stage-replicas 2,1,1 --shard 2", "all-reduce their gradients in one piece, and --shard asks for more"),
+        ("1f1b --stage-replicas 2,1,1 --zero 0 --buckets none", "in one piece, and --buckets asks for more; leave"),
         ("dp --shard 2 --offload activations", "has something on its host, and nothing says how long that takes to"),
         ("dp --shard 2 --offload optimizer", "give a --cluster with a [host] link, or times in the model's file"),
         ("dp --shard 3 --replicas 3 --cluster h100-node", "has 8 devices, but dp needs 9"),
