@@ -158,7 +158,7 @@ def outcome(run: Run, program: Program) -> str:
         return "refused"
     (start, end), other = (engine(program, run.costs) for engine in ENGINES.values())
     assert np.array_equal(start, other[0]) and np.array_equal(end, other[1])
-    found = violations(replace(run, program=program, start=start, end=end))
+    found = violations(Run(run.request, program, run.costs, start, end))
     assert all("(t=" in problem or "stage" in problem or "device" in problem for problem in found.values()), found
     return "caught" if found else "sound"
 
