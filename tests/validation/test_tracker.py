@@ -1,6 +1,8 @@
 """The tracker against plain bookkeeping, against the allocator's own counter, and fake tensors against real ones."""
 
+import sys
 from itertools import accumulate
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from cdpsim.program import Category
+from validation.peers.observer import Observer
 from validation.profile.tracker import Tracker, is_alive, storage_of
 from validation.training.models import make_architecture
 
@@ -180,6 +183,30 @@ def test_a_storage_that_a_graph_keeps_is_alive() -> None:
     assert [is_alive(storage) for storage in storages] == [True, False]
     del graph
     assert not is_alive(storages[0])
+
+
+def test_storages_may_end_in_another_thread() -> None:
+    """As those that gloo's threads have sent; what there is can be asked for, and no level is lost."""
+    observer = Observer(torch.device("cpu"))
+    storages = [torch.empty(3) for _ in range(20_000)]
+    with observer:
+        observer.see(storages)
+    assert observer.level == 12 * 20_000
+
+    def end() -> None:
+        while storages:
+            storages.pop()
+
+    thread, interval = Thread(target=end), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        while thread.is_alive():
+            observer.kinds()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert observer.level == 0 and observer.kinds() == {}
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "resnet50"])

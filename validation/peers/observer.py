@@ -74,7 +74,7 @@ class Observer(Tracker):
     def kinds(self) -> dict[str, int]:
         """Return the bytes that are alive now, by what they are."""
         sums: Counter[str] = Counter()
-        for address, entry in self._entries.items():
+        for address, entry in self._entries.copy().items():
             sums[self._kinds.get(address, "activations")] += entry.size
         return {kind: size for kind, size in sorted(sums.items()) if size}
 
@@ -114,7 +114,7 @@ class Observer(Tracker):
 
     def _weigh_again(self) -> None:
         """Count storages that have been resized by no operation: FSDP2 frees and fills its buffers so."""
-        for entry in list(self._entries.values()):
+        for entry in self._entries.copy().values():
             storage = entry.reference()
             if storage is not None and entry.counts and storage.nbytes() != entry.nbytes:
                 entry.nbytes = storage.nbytes()

@@ -6,6 +6,7 @@ gone. An allocator counts the same, and the workspaces of kernels beside it.
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import RLock
 from typing import Any
 from weakref import ref
 
@@ -51,13 +52,15 @@ class Tracker(TorchDispatchMode):
 
     Each storage counts a multiple of `granularity` bytes; CUDA's allocator deals in 512. An older storage counts from
     the first operation that returns a view of it, unless it is ignored. Where a `device` type is given,
-    only its storages count: not those on the host for a GPU.
+    only its storages count: not those on the host for a GPU. A storage may end in any thread: gloo's let go of what
+    they have sent.
     """
 
     def __init__(self, granularity: int = 1, device: str | None = None) -> None:
         super().__init__()
         self._granularity, self._device = granularity, device
         self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one is freed
+        self._lock = RLock()  # of the levels; a storage may end while its thread counts another
         self._level = self._peak = 0
         self._levels = [0] * len(Category)
         self._peaks = [0] * len(Category)
@@ -99,11 +102,11 @@ class Tracker(TorchDispatchMode):
     def label(self, tensor: Tensor, category: Category) -> None:
         """Count a storage under a category from now on; storages without one are activations."""
         entry = self._find(tensor)
-        size = entry.size
-        self._levels[entry.category] -= size
-        self._levels[category] += size
-        self._peaks[category] = max(self._peaks[category], self._levels[category])
-        entry.category = category
+        with self._lock:
+            self._levels[entry.category] -= entry.size
+            self._levels[category] += entry.size
+            self._peaks[category] = max(self._peaks[category], self._levels[category])
+            entry.category = category
 
     def rounded(self, nbytes: int) -> int:
         """Return the bytes that storages of that size count."""
@@ -141,15 +144,17 @@ class Tracker(TorchDispatchMode):
     def _weigh(self, entry: _Entry, size: int) -> None:
         """Count another size of a storage; a resized storage is freed after the new one has been made."""
         category = entry.category
-        self._level += size
-        self._levels[category] += size
-        self._peak = max(self._peak, self._level)
-        self._peaks[category] = max(self._peaks[category], self._levels[category])
-        self._level -= entry.size
-        self._levels[category] -= entry.size
-        entry.size = size
+        with self._lock:
+            self._level += size
+            self._levels[category] += size
+            self._peak = max(self._peak, self._level)
+            self._peaks[category] = max(self._peaks[category], self._levels[category])
+            self._level -= entry.size
+            self._levels[category] -= entry.size
+            entry.size = size
 
     def _forget(self, address: int, reference: Reference) -> None:
         entry = self._entries.pop(address)
-        self._level -= entry.size
-        self._levels[entry.category] -= entry.size
+        with self._lock:
+            self._level -= entry.size
+            self._levels[entry.category] -= entry.size
