@@ -142,12 +142,16 @@ def _read_buckets(
         given = "none" if one_bucket_a_unit else RUNTIMES_WITH_BUCKETS[0]
     elif zero == MOST_SPLIT:
         raise InapplicableOption("buckets", "go with whole parameters, and --zero 3 has units of stages; leave it out")
-    if isinstance(given, str) and given == "none":
+    if _has_none(given):
         if options["whole_first_step"]:
             raise InapplicableOption("whole-first-step", "there are no buckets; leave it out, or give --buckets")
         return None
     assert model is not None
     return replace(parse_buckets(given, model, shape.replicas), whole_first_step=options["whole_first_step"])
+
+
+def _has_none(buckets: object) -> bool:
+    return isinstance(buckets, str) and buckets == "none"
 
 
 def parse_buckets(given: object, model: Model, ranks: int) -> Buckets:
@@ -237,7 +241,7 @@ def _read_update_in(model: Model | None, given: object) -> str:
 
 def goes_by_layer(zero: int, buckets: object) -> bool:
     """Return whether messages are of layers, if it is not said: where all is split, and with buckets."""
-    return zero == MOST_SPLIT or short_repr(buckets) not in ("None", "'none'")
+    return zero == MOST_SPLIT or not (buckets is None or _has_none(buckets))
 
 
 def stage_layers(model: Model, n: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -378,9 +378,7 @@ class Distributed:
         self.calls["reduce_scatter", message.members, form.nbytes] += 1
         share, group = self._empty(form), self._group(message)
         if self._is_native:
-            carried = share.detach()
-            call = partial(dist.reduce_scatter_tensor, carried, tensor.detach(), group=group, async_op=True)
-            return _Work(self._begin(call), carried, share, True, self._until)
+            return self._natively(dist.reduce_scatter_tensor, share, tensor, group)
         own, works = tensor[_place_of(message.members.index(self._rank), form)], []
         for member, part in zip(message.members, torch.split(tensor, form.numel), strict=True):
             carried = self._outward(part)
@@ -393,9 +391,7 @@ class Distributed:
         self.calls["all_gather", message.members, form.nbytes] += 1
         whole, group = self._empty(form), self._group(message)
         if self._is_native:
-            carried = whole.detach()
-            call = partial(dist.all_gather_into_tensor, carried, tensor.detach(), group=group, async_op=True)
-            return _Work(self._begin(call), carried, whole, True, self._until)
+            return self._natively(dist.all_gather_into_tensor, whole, tensor, group)
         works = []
         for member, part in zip(message.members, torch.split(whole, tensor.numel()), strict=True):
             if member == self._rank:
@@ -409,6 +405,12 @@ class Distributed:
     def _is_native(self) -> bool:
         """Whether torch's own collective does: gloo's copies what it carries in threads of its own, unseen."""
         return self._device.type == "cuda" and not self._staged
+
+    def _natively(self, collective: Callable[..., Any], result: Tensor, tensor: Tensor, group: Any) -> _Work:
+        """Begin one of torch's collectives, which writes its result into a tensor."""
+        carried = result.detach()
+        work = self._begin(partial(collective, carried, tensor.detach(), group=group, async_op=True))
+        return _Work(work, carried, result, True, self._until)
 
     def _empty(self, form: Form) -> Tensor:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)
