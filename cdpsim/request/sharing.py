@@ -12,7 +12,7 @@ from cdpsim.request.options import Gather, InapplicableOption, Padding, Reduce, 
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
 from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import ZERO, Home, State, When
+from cdpsim.schedules.state import REPLICATED, ZERO, Home, State, When
 
 REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
 BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
@@ -74,17 +74,21 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
     given = [name for name in SHARING if is_given(options[name])]
-    if not (zero or given or one_place):
+    in_slots = model is None or model.is_unit
+    # Replicas whose steps may differ have no order of messages in common.
+    alike = shape.replicas > 1 and not (shape.widths or options["counts"])
+    copied = "buckets" in schedule.options and state == REPLICATED and alike and not in_slots
+    if not (zero or given or one_place or copied):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
     if shape.widths:
         named = [name for name in ("zero", "shard") if options.get(name)]
         option = (named or given)[0].replace("_", "-")
         problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
         raise InapplicableOption("stage-replicas", f"{problem}; leave either out")
-    if options["overlap_all_reduce"]:
-        problem = "is --reduce last for what goes without streams, and here it goes in streams"
-        raise InapplicableOption("overlap-all-reduce", f"{problem}; give --reduce last in its place")
-    if model is None or model.is_unit:
+    if options["overlap_all_reduce"] and options["reduce"] is not None:
+        problem = f"is --reduce last, and --reduce asks for {options['reduce']}"
+        raise InapplicableOption("overlap-all-reduce", f"{problem}; leave either out")
+    if in_slots:
         _refuse_in_slots(shape, options)
     on_host = model is not None and any(stage.updated_on_host for stage in model.stages)
     fetched = model is not None and any(stage.host_parameters for stage in model.stages)
@@ -95,7 +99,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         parameters,
         gradients,
         optimizer,
-        reduce=_read_reduce(schedule, shape, zero, options["reduce"]),
+        reduce=_read_reduce(schedule, shape, zero, "last" if options["overlap_all_reduce"] else options["reduce"]),
         streams=True,
         buckets=_read_buckets(schedule, shape, zero, model, options),
         one_step=together and not on_host,

@@ -37,9 +37,9 @@ def test_a_bucket_says_how_many_stages_it_has() -> None:
     assert [*rows] == [(2, 2, 2000), (0, 2, 2000)]
 
 
-def test_pipelines_beside_each_other_have_the_plain_columns(tmp_path: Path) -> None:
-    """Boundaries among sums of data ranks go in no stream; a run without streams keeps its file's form."""
-    plain = simulate("1f1b", 2, replicas=2, model=MODEL, cluster=CLUSTER, steps=1)
+def test_boundaries_of_pipelines_go_in_no_stream(tmp_path: Path) -> None:
+    """Nor among sums of data ranks; a run without streams keeps its file's form."""
+    plain = simulate("1f1b", 2, model=MODEL, cluster=CLUSTER, steps=1)
     assert tuple(plain.messages.keys()) == TABLES["messages"]
     split = simulate("1f1b", 2, replicas=2, zero=1, model=MODEL, cluster=CLUSTER, steps=1)
     split.save(tmp_path)
