@@ -216,7 +216,7 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
     unsaid = request.given["shard"] is None and not request.given["zero"]  # else this is one of several cases
     ops = [Op(op) for op in np.unique(program.messages.op[is_unrolled(program)]).tolist()]
     if request.overlap_all_reduce:
-        if not {Op.ALL_REDUCE, Op.REDUCE} & set(ops):
+        if not {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER} & set(ops):
             yield "overlap-all-reduce", "there is no all-reduce: no stage has two devices; add --replicas"
         if not _mixes_stages(program):
             problem = "each device has one stage, with whose last backward its training step ends"

@@ -191,6 +191,22 @@ def test_all_reduces_overlap_if_they_may() -> None:
     assert early.end.max() <= flushed.end.max()
 
 
+@pytest.mark.parametrize("zero", range(4))
+def test_each_word_for_when_gradients_are_summed_is_one_run(zero: int) -> None:
+    """What is said in two ways, or is the default, has the same times; the two moments have others."""
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, parameters=10**9)
+    asked: dict[str, Any] = {"model": Model(stages=(stage,) * 4), "cluster": Cluster(link=Link(bandwidth=1e9))}
+
+    def ends(**options: Any) -> list[float]:
+        return [float(end) for end in simulate("zbv", 4, m=4, replicas=2, steps=1, **asked, **options).messages.end]
+
+    last, end = (ends(zero=zero, reduce=when) for when in ("last", "end"))
+    assert ends(zero=zero, overlap_all_reduce=True) == last != end
+    if zero == 0:
+        assert ends() == ends(reduce="end") == end
+        assert ends(overlap_all_reduce=True) == last
+
+
 def test_two_directions_share_a_stage() -> None:
     """Chimera's and GEMS's stages are on two devices, whose gradients are reduced together; a middle one is on one."""
     for name, n, pairs in (("chimera", 4, 4), ("gems", 5, 4)):
