@@ -138,9 +138,9 @@ def assemble(request: Request) -> Program:
 
 def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     """Return the program of a request; if `folded`, of one replica for all."""
-    program = _assemble_unexpanded(request, folded=folded)
-    request = _resolve(request, program)
-    program = whole = queue_in_streams(program, request.cluster.overlaps(program.devices))
+    without_queues = _assemble_unexpanded(request, folded=folded)
+    request = _resolve(request, without_queues)
+    program = whole = queue_in_streams(without_queues)
     if request.state.reduce is When.EACH and len(set(program.tasks.device[: program.phases])) > 1:
         _refuse_turns(request, program)
     origin = unchanged_origins(program)
@@ -155,7 +155,7 @@ def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     if request.rendezvous:
         program = meet_in_turns(program, overlaps, posting_turns(whole)[origin.node])
     else:
-        program = occupy_streams(program, overlaps, whole, *origin)
+        program = occupy_streams(program, overlaps, without_queues, *origin)
     made_for = partial(_program_key, request, program.devices, algorithms)
     return replace(program, request=request, unexpanded=whole if request.expands else None, made_for=made_for)
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.cluster.devices import FULL
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine, members, stages_of
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs
 from cdpsim.program import Content, Kind, Op, Stream
@@ -405,7 +404,7 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
 
 
 def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:
-    """A device whose messages overlap with its tasks has one message at a time in each stream.
+    """A device has one message at a time in each stream, whatever overlaps with its tasks.
 
     Gathers and sums in groups are one stream, sums across groups another. What comes from hosts and disks has streams,
     too. All members have them in one order.
@@ -420,8 +419,6 @@ def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:
     if run.program.state.updates_in_stream:
         node, device = np.append(node, run.updates), np.append(device, run.program.tasks.device[run.updates])
         stream = np.append(stream, np.full(len(run.updates), Stream.GATHER))
-    full = np.array(run.request.cluster.overlaps(run.program.devices))[device] == FULL
-    node, device, stream = node[full], device[full], stream[full]
     order = np.lexsort((node, collapsed.end[node], collapsed.start[node], stream, device))
     node, device, stream = node[order], device[order], stream[order]
     until, number = collapsed.end[node], collapsed.number[node]

@@ -143,7 +143,7 @@ def queue_needs(run: Recount, needs: Needs) -> Needs:
     """Return the needs of messages in streams of data ranks for those that come before them, given all others."""
     if not run.program.state.streams:
         return NO_NEEDS
-    queued = queue_in_streams(_program_of(run, needs), run.request.cluster.overlaps(run.program.devices)).edges
+    queued = queue_in_streams(_program_of(run, needs)).edges
     return Needs(queued.before[len(needs.before) :], queued.after[len(needs.before) :])
 
 
@@ -173,8 +173,10 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
     overlap = np.array(run.request.cluster.overlaps(run.program.devices))
     if (overlap == FULL).all():
         return
-    program = _program_of(run, combine(needs, queue))
-    yield from (_break_rendezvous if run.request.rendezvous else _break_streams)(run, program, overlap)
+    if run.request.rendezvous:
+        yield from _break_rendezvous(run, _program_of(run, combine(needs, queue)), overlap)
+    else:
+        yield from _break_streams(run, _program_of(run, needs), overlap)
 
 
 def _break_streams(run: Recount, program: Program, overlap: NDArray[np.str_]) -> Iterator[str]:

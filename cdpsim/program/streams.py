@@ -11,6 +11,8 @@ receiver's part is over when its row has had the time for it and the message is 
 So new edges close no cycle, and messages that take no time slow no run. A sender's part waits for nothing later than
 the task that it stands behind, for which its message waits anyway. All that a receiver's part waits for comes before
 its reader anyway. All that "stream" lets a node wait for, "none" does, too.
+
+Messages of data ranks have queues besides, whatever overlaps: there the next one waits for the message itself.
 """
 
 from collections.abc import Sequence
@@ -29,21 +31,19 @@ _AT_HEAD, _RECEIVES, _TASK, _SENDS = range(4)  # the nodes at one place of a lan
 Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
 
-def queue_in_streams(program: Program, overlaps: Sequence[str]) -> Program:
-    """Let messages of a stream go one after another, on devices whose messages overlap with tasks fully.
+def queue_in_streams(program: Program) -> Program:
+    """Let messages of a stream go one after another, whatever overlaps on their devices.
 
-    Where they do not, messages take their devices' time anyway. Gathers and reductions share a link, and so a queue;
-    sums across groups of ranks have their own. All ranks have the messages in one order: by the task that they come
-    after, through nodes that are no tasks; of those after one task, sums before gathers, which are there for later
-    tasks; of gathers, the one first that is read first. Updates may stand among them. What hosts send takes
-    no time of devices anyway, and has queues of its own.
+    Gathers and reductions share a link, and so a queue; sums across groups of ranks have their own. All ranks have the
+    messages in one order: by the task that they come after, through nodes that are no tasks; of those after one task,
+    sums before gathers, which are there for later tasks; of gathers, the one first that is read first. Updates may
+    stand among them. What hosts send takes no time of devices, and has queues of its own.
     """
     node, device, stream = _queued(program)
     if not len(node):
         return program
-    link, (turn, read) = _LINKS[stream], _turns(program)
-    order = sort_by(device, link, turn[node], stream == Stream.GATHER, read[node], node)
-    order = order[((np.array(overlaps) == FULL)[device] | (stream >= Stream.HOST))[order]]
+    link = _LINKS[stream]
+    order = sort_by(device, link, _queue_places(program)[node])
     node, device, link = node[order], device[order], link[order]
     follows = np.flatnonzero((device[1:] == device[:-1]) & (link[1:] == link[:-1]))
     pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
@@ -67,6 +67,15 @@ def _queued(program: Program) -> tuple[Ints, Ints, Ints]:
         node, device = np.append(node, updates), np.append(device, program.tasks.device[updates])
         stream = np.append(stream, np.full(len(updates), Stream.REDUCE))
     return node, device, stream
+
+
+def _queue_places(program: Program) -> Ints:
+    """Return the place of each node in the one order that all queues follow."""
+    (turn, read), gathers = _turns(program), np.zeros(program.nodes, dtype=np.int8)
+    gathers[len(program.tasks) :] = program.messages.stream == Stream.GATHER
+    places = np.empty(program.nodes, dtype=np.int64)
+    places[sort_by(turn, gathers, read)] = np.arange(program.nodes)
+    return places
 
 
 def _turns(program: Program) -> tuple[Ints, Ints]:
@@ -109,8 +118,8 @@ class PartOrder(NamedTuple):
 def occupy_streams(program: Program, overlaps: Sequence[str], whole: Program, origin: Ints, channel: Ints) -> Program:
     """Let messages take the lanes and streams of their devices; `overlaps` has a word for each device.
 
-    `whole` is the program with each collective in one piece, `origin` the node there of each node, and `channel` that
-    of each message in its collective.
+    `whole` is the program without queues and with each collective in one piece, `origin` the node there of each node,
+    and `channel` that of each message in its collective.
     """
     shared, alone = np.array(overlaps) != FULL, np.array(overlaps) == NONE
     if not shared.any():
@@ -148,8 +157,9 @@ def find_endpoints(program: Program, chosen: Flags) -> Endpoints:
 def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     """Place each part behind the task that made its message, or before the one that reads it, and sort parts.
 
-    The part of a device that passes a message on comes behind its nearest task before that in the program. A message
-    that no later task of its device needs, as the run ends before, takes no part of it.
+    The part of a device that passes a message on comes behind its nearest task before that in the program. Behind one
+    task, parts in messages of queues keep the order of these. A message that no later task of its device needs, as the
+    run ends before, takes no part of it. The `program` has no queues: these tell nothing of what made a message.
     """
     forth = program.edges.before, program.edges.after
     place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))
@@ -161,8 +171,11 @@ def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     head[program.tasks.device[program.lane_tasks[lanes]]] = lanes  # the place at which each device's first lane begins
     place[new], at[new] = head[ends.device[new]], _AT_HEAD
     away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
-    together = program.messages.op[ends.message - len(program.tasks)] != Op.P2P
-    order = sort_by(place + 1, at, away - away.min(initial=0), together, ends.message)
+    row, queued = ends.message - len(program.tasks), np.zeros(len(ends.message), dtype=np.int64)
+    together, in_queue = program.messages.op[row] != Op.P2P, program.messages.stream[row] >= 0
+    if in_queue.any():
+        away[in_queue], queued[in_queue] = 1, _queue_places(program)[ends.message[in_queue]]
+    order = sort_by(place + 1, at, away - away.min(initial=0), together, queued, ends.message)
     order = order[place[order] >= 0]
     return PartOrder(Endpoints(ends.message[order], ends.device[order], ends.sends[order]), place[order], at[order])
 

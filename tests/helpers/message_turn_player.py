@@ -2,17 +2,19 @@
 
 It is written from the rules alone, and takes dependencies from a program where everything overlaps. A device has a list
 of things to do. It sends something for a message, which takes the message's time; or it receives the message, which
-takes as long from when the device has come to it and the message has begun. No node waits along an edge of a stream.
+takes as long from when the device has come to it and the message has begun. Messages of data ranks have queues besides,
+as where everything overlaps. No node waits along any other edge of a stream.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from graphlib import TopologicalSorter
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
-from cdpsim.program import Op
+from cdpsim.program import EdgeKind, Op, Stream
 from cdpsim.runs import Run
-from tests.helpers.queued_streams import edges_without_queues
 
 
 class Doing(NamedTuple):
@@ -20,6 +22,9 @@ class Doing(NamedTuple):
 
     what: str  # task, send or receive
     node: int
+
+
+_Key = tuple[float, int, bool, tuple[float, ...], int]  # place, steps, whether collective, place in a queue, node
 
 
 def play(run: Run, overlaps: Sequence[str]) -> tuple[dict[int, float], dict[int, float]]:
@@ -35,13 +40,18 @@ class _Play:
         self.duration = run.costs.duration.tolist()
         self.release = dict(zip((task for task, _ in run.program.releases), run.costs.release.tolist(), strict=True))
         self.needs: dict[int, set[int]] = defaultdict(set)
+        self.data: dict[int, set[int]] = defaultdict(set)  # needs but for those of queues
         self.needed: dict[int, set[int]] = defaultdict(set)
-        for before, after in edges_without_queues(run.program, overlaps):
+        edges = run.program.edges
+        for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
             self.needs[after].add(before)
-            self.needed[before].add(after)
+            if kind != EdgeKind.STREAM:
+                self.data[after].add(before)
+                self.needed[before].add(after)
         starts = run.program.lane_start.tolist()
         self.lanes = [run.program.lane_tasks[a:b].tolist() for a, b in pairwise(starts)]
         self.lane_of = {task: k for k, lane in enumerate(self.lanes) for task in lane}
+        self.turn = self._turns()
         self.read: dict[int, float | None] = {}  # when a stream has received all for a task
         self.rows = [row for k in range(len(self.lanes)) for row in self._rows(k)]
         self.free = [0.0] * len(self.rows)
@@ -58,6 +68,30 @@ class _Play:
             return [(src, "send"), (dst, "receive")]
         gives: Callable[[int], bool] = (lambda d: d == src) if messages.op[row] == Op.BROADCAST else lambda d: True
         return [(int(d), "send" if gives(int(d)) else "receive") for d in self.program.groups[dst]]
+
+    def _turns(self) -> dict[int, tuple[int, int]]:
+        """Return how many tasks come before each node, and how many other nodes behind them, on its longest way."""
+        waits = {node: set(self.data[node]) for node in range(self.program.nodes)}
+        for lane in self.lanes:
+            for before, after in pairwise(lane):
+                waits[after].add(before)
+        turn: dict[int, tuple[int, int]] = {}
+        for node in TopologicalSorter(waits).static_order():
+            ways = [
+                (tasks + (b < self.program.compute), more + (b >= self.program.compute))
+                for b in waits[node]
+                for tasks, more in [turn[b]]
+            ]
+            turn[node] = max(ways, default=(0, 0))
+        return turn
+
+    def _in_queue(self, message: int) -> tuple[float, ...]:
+        """Return what sorts a queue: turns, sums before gathers, and of gathers the one first that is read first."""
+        stream = self.program.messages.stream[message - self.count]
+        if stream < 0:
+            return ()
+        read = min((self.turn[node] for node in self.needed[message] if node < self.program.compute), default=(inf, 0))
+        return *self.turn[message], stream == Stream.GATHER, *read
 
     def _nearest(self, message: int, device: int, ways: dict[int, set[int]]) -> tuple[int, list[tuple[int, int]]]:
         """Return the nearest tasks of a device along those ways: the steps to them, and their lanes and places."""
@@ -78,19 +112,22 @@ class _Play:
         word = self.overlaps[device]
         if word == "full":
             return [("lane", [Doing("task", task) for task in tasks])]
-        placed: list[tuple[tuple[float, int, bool, int], Doing]] = []
+        placed: list[tuple[_Key, Doing]] = []
         for message in range(self.count, self.count + len(self.program.messages)):
             together = self.program.messages.op[message - self.count] != Op.P2P
             for end, what in self.ends(message):
                 if end != device:
                     continue
-                steps, near = self._nearest(message, device, self.needs if what == "send" else self.needed)
+                steps, near = self._nearest(message, device, self.data if what == "send" else self.needed)
                 if what == "send":
-                    place = max(near)[1] + 0.75 if near else -0.5
-                    placed.append(((place, steps, bool(together), message), Doing(what, message)))
+                    place, queued = max(near)[1] + 0.75 if near else -0.5, self._in_queue(message)
+                    key = place, 1 if queued else steps, bool(together), queued, message
+                    placed.append((key, Doing(what, message)))
                 elif near:
-                    placed.append(((min(near)[1] - 0.125, -steps, bool(together), message), Doing(what, message)))
-        tasked = [((float(place), 0, False, 0), Doing("task", task)) for place, task in enumerate(tasks)]
+                    placed.append(((min(near)[1] - 0.125, -steps, bool(together), (), message), Doing(what, message)))
+        tasked: list[tuple[_Key, Doing]] = [
+            ((float(place), 0, False, (), 0), Doing("task", task)) for place, task in enumerate(tasks)
+        ]
         whole = [doing for _, doing in sorted(placed + tasked)]
         if word == "none":
             return [("lane", whole)]

@@ -14,7 +14,6 @@ from itertools import pairwise
 
 from cdpsim.program import Content, Op, Program
 from cdpsim.runs import Run
-from tests.helpers.queued_streams import edges_without_queues, members
 
 Place = tuple[Fraction, Fraction, int, int]  # moment, wave, whether collective, number among those
 
@@ -25,7 +24,8 @@ class Queues:
     def __init__(self, program: Program, overlaps: Sequence[str], defer: bool) -> None:
         self.program, self.overlaps, self.count = program, overlaps, len(program.tasks)
         self.needs: dict[int, set[int]] = {node: set() for node in range(program.nodes)}
-        for before, after in edges_without_queues(program, overlaps):
+        edges = program.edges
+        for before, after in zip(edges.before.tolist(), edges.after.tolist(), strict=True):
             self.needs[after].add(before)
         for before, after in zip(*(ends.tolist() for ends in program.lane_edges), strict=True):
             self.needs[after].add(before)
@@ -98,7 +98,10 @@ class Queues:
 
     def devices(self, node: int) -> list[int]:
         """Return the devices of a message that have a stream."""
-        return [device for device in members(self.program, node) if self.overlaps[device] != "full"]
+        messages, row = self.program.messages, node - self.count
+        single = messages.op[row] == Op.P2P
+        ends = [messages.src[row], messages.dst[row]] if single else self.program.groups[messages.dst[row]]
+        return [int(device) for device in ends if self.overlaps[device] != "full"]
 
 
 def play(run: Run, overlaps: Sequence[str], defer: bool) -> tuple[list[float], list[float]]:
