@@ -232,13 +232,12 @@ def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
     return asked
 
 
-@cache
-def _accepts(schedule: Schedule, shape: Shape, options: tuple[tuple[str, Any], ...]) -> bool:
-    """Return whether a schedule takes these options of the data axis."""
+def _accepts(asked: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Return whether a schedule takes these options of the data axis with its model."""
     cluster = Cluster(devices=(Devices(speed=1e12),), link=Link(latency=1.0))
-    asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": 2}
+    shape = {name: asked[name] for name in ("schedule", "n", "m", "chunks", "replicas", "model")}
     try:
-        simulate(schedule, shape.n, model=in_seconds(shape.n), cluster=cluster, **asked, **dict(options))
+        simulate(**shape, cluster=cluster, steps=2, **options)
     except RequestError:
         return False
     return True
@@ -254,8 +253,7 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
         options["reshard"] = draw(st.sampled_from([None, "yes", "no", "root", "step"]))
     else:
         options["buckets"] = draw(st.sampled_from([None, "1 B", "300 MB", "1 B,1 GB"]))
-    schedule, shape = asked["schedule"], Shape(asked["n"], asked["m"], asked["chunks"], asked["replicas"])
-    if not _accepts(schedule, shape, tuple(options.items())):
+    if not _accepts(asked, options):
         return asked
     return {name: value for name, value in asked.items() if name != "overlap_all_reduce"} | options
 
