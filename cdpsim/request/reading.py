@@ -67,6 +67,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_ineffective(shape, model, cluster, options)
+    options["counts"] = _counts(options["counts"], shape, steps)
     sharing = read_sharing(schedule, shape, model, options)
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots, parts=3)
@@ -75,7 +76,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         options
         | sharing
         | {
-            "counts": _counts(options["counts"], shape, steps),
             "model": model,
             "runtime": options["runtime"] or model.runtime,
             "cluster": undisturbed(cluster),

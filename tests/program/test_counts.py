@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
+from cdpsim.cluster import Link
 from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.export.pictures import write_timeline
@@ -198,6 +199,22 @@ def test_counts_of_m_are_no_counts() -> None:
         simulate("1f1b", 2, m=3, steps=3, counts=[[3], [2]])
     with pytest.raises(RequestError, match=r"^counts: leave a device without a micro-batch"):
         simulate("multi-dp", 3, counts=[[3], [2], [3]])
+
+
+def test_counts_of_m_change_no_stream() -> None:
+    """Replicas sum one after another, as their record's run does; those whose steps differ do not, in any array."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=10**9)
+    asked: dict[str, Any] = {"model": Model(stages=(stage,) * 4), "cluster": Cluster(link=Link(bandwidth=1e9))}
+    asked |= {"m": 4, "chunks": 2, "replicas": 2, "steps": 2}
+    plain = simulate("interleaved-1f1b", 4, **asked)
+    uneven: Any = np.array([[4, 3], [4, 4]])
+    every: tuple[Any, ...] = [[4, 4]] * 2, np.full((2, 2), 4)
+    for counts in every:
+        same = simulate("interleaved-1f1b", 4, counts=counts, **asked)
+        assert same.request.to_builtins() == plain.request.to_builtins()
+        assert np.array_equal(same.end, plain.end)
+    other = simulate("interleaved-1f1b", 4, counts=uneven, **asked)
+    assert other.request["counts"] == uneven.tolist() and not other.program.state.streams
 
 
 def test_rates_of_uneven_steps_are_those_of_the_steps_looked_at() -> None:
