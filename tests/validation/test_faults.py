@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.validation.harm import replay_harmed
+from tests.validation.known import known
 from tests.validation.processes import descendants, ended
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
@@ -24,6 +25,16 @@ from validation.replay.contents import ReplayError
 CASE = Case("multi-cdp", 3)
 SCRIPT = [sys.executable, "-m", "tests.validation.script"]
 TIMEOUT = 3
+
+
+def practised() -> tuple[Ranks, Case]:
+    """Give ranks that have replayed a case, which they do again within the time-out on a busy machine too.
+
+    The first time takes ten times as long: ranks profile the case, build its training and open their connections.
+    """
+    ranks, case = Ranks(3), known(CASE)
+    ranks.run(case)
+    return ranks, case
 
 
 @pytest.mark.parametrize(
@@ -39,11 +50,10 @@ TIMEOUT = 3
 )
 def test_a_rank_that_comes_to_harm_is_named(harm: str, named: str) -> None:
     """In the middle of a replay; the others say what they waited for."""
-    ranks = Ranks(3)
-    ranks.call(os_pid)
+    ranks, case = practised()
     begun = time.monotonic()
     with pytest.raises(ReplayError, match=named) as raised, ranks:
-        ranks.call(replay_harmed, CASE, 1, harm, timeout=TIMEOUT)
+        ranks.call(replay_harmed, case, 1, harm, timeout=TIMEOUT)
     assert time.monotonic() - begun < TIMEOUT + 15
     for other in (0, 2):
         assert re.search(rf"rank {other}: device {other} (waited for|cannot begin) p2p ", str(raised.value))
@@ -54,8 +64,9 @@ def test_a_rank_that_comes_to_harm_is_named(harm: str, named: str) -> None:
 def test_a_message_that_is_never_sent_is_named() -> None:
     """By the rank that waits for it: which one it is, and between which devices."""
     named = r"rank [02]: device [02] waited for p2p \w+\(t=\d(,i=\d)?,j=\d\) between devices \d, \d: "
-    with pytest.raises(ReplayError, match=named) as raised, Ranks(3) as ranks:
-        ranks.call(replay_harmed, CASE, 1, "skips", timeout=TIMEOUT)
+    ranks, case = practised()
+    with pytest.raises(ReplayError, match=named) as raised, ranks:
+        ranks.call(replay_harmed, case, 1, "skips", timeout=TIMEOUT)
     assert "KeyError" not in str(raised.value)
 
 
@@ -80,10 +91,10 @@ def test_a_rank_that_never_joins_is_named() -> None:
 def test_who_does_not_come_to_make_groups_is_named() -> None:
     """torch itself would say that a key is missing."""
     with Ranks(2) as ranks:
-        ranks.call(os_pid)
+        ranks.run(Case("multi-cdp", 2))  # without groups
         os.kill(ranks.pids[1], signal.SIGSTOP)
         with pytest.raises(
-            ReplayError, match=r"^rank 0: waited 3 s at 'groups 1' for rank 1; rank 1 has not answered$"
+            ReplayError, match=r"^rank 0: waited (3|[12]\.\d) s at 'groups 1' for rank 1; rank 1 has not answered$"
         ):
             ranks.run(Case("multi-dp", 2), timeout=TIMEOUT)
 
