@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from cdpsim.errors import RequestError
 from cdpsim.program import Content, Op
@@ -19,10 +21,11 @@ from tests.validation.harm import CARRIERS, replay_carried
 from tests.validation.known import known
 from validation.ranks.launcher import Ranks
 from validation.ranks.member import check_device
+from validation.replay import transport
 from validation.replay.case import Case, expected_parameters, largest_difference, prepare
-from validation.replay.contents import Message
+from validation.replay.contents import Message, ReplayError
 from validation.replay.plan import Plan
-from validation.replay.transport import InProcess, Mailboxes, first_line
+from validation.replay.transport import Distributed, InProcess, Mailboxes, first_line
 from validation.training.forms import Form
 
 FORM = Form((3,), torch.float64)
@@ -84,6 +87,23 @@ def test_shares_in_one_process_are_of_the_sum_and_make_the_whole(values: list[li
     whole = Form((3 * count,), torch.float64)
     gathered = [InProcess(k, room).all_gather(gather, shares[k], whole) for k in members]
     assert all(torch.equal(gathered[k].wait(), total) for k in order)
+
+
+def test_groups_are_waited_for_as_long_as_all_else_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has worked for 40 of its 60 s waits for 20 more, and tells who is not there before it is given up."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += max(seconds, 1.0)
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    own = Distributed(HashStore(), 0, 2)
+    own.allow(60)
+    sleep(40)
+    with pytest.raises(ReplayError, match=r"^waited 20 s at 'groups 1' for rank 1$"):
+        own.make_groups([(0, 1)])
+    assert 60 < now < 63
 
 
 @pytest.fixture(scope="module")

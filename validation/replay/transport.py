@@ -248,7 +248,9 @@ def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], secon
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
     if late := [here[key] for key in missing_keys(store, list(here), seconds)]:
-        raise ReplayError(f"waited {seconds:g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}")
+        raise ReplayError(
+            f"waited {round(seconds, 1):g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,8 @@ class Distributed:
             return
         # If a member does not come, making a group says only that a key is missing.
         self._meetings += 1
-        meet_ranks(self._store, f"groups {self._meetings}", self._rank, range(self._count), self._seconds)
+        left = max(0.0, self._until - time.monotonic())
+        meet_ranks(self._store, f"groups {self._meetings}", self._rank, range(self._count), left)
         for members in new:
             timeout = timedelta(seconds=self._seconds)
             self._groups[members] = dist.new_group(list(members), timeout=timeout), self._seconds
