@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+HANGS = 240  # seconds after which a program of a test hangs; on a slow and busy machine one may take a minute
+
 
 def alive(pid: int) -> bool:
     """Tell whether a process still runs; one that has ended, but was not yet reaped by its parent, does not."""

@@ -4,6 +4,7 @@ import sys
 
 from cdpsim.errors import RequestError
 from tests.validation.harm import replay_harmed
+from tests.validation.known import known
 from validation.ranks.torchrun import find_ranks
 from validation.replay.case import Case, expected_parameters, largest_difference, prepare
 from validation.replay.contents import ReplayError
@@ -11,7 +12,7 @@ from validation.replay.contents import ReplayError
 
 def main(schedules: str, n: int, harm: str, timeout: float) -> int:
     """Replay schedules one after another, or let rank 1 of the first come to harm."""
-    cases = [Case(schedule, n) for schedule in schedules.split(",")]
+    cases = [known(Case(schedule, n)) for schedule in schedules.split(",")]
     reports = True
     try:
         with find_ranks(max(prepare(case).plan.program.devices for case in cases), start=timeout) as ranks:

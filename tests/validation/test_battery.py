@@ -23,7 +23,7 @@ from cdpsim.errors import RequestError
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from tests.validation.cases import tiny
 from tests.validation.made_reports import Made
-from tests.validation.processes import alive, descendants, ended
+from tests.validation.processes import HANGS, alive, descendants, ended
 from validation.__main__ import main
 from validation.comparison import battery
 from validation.comparison.replays import request_of
@@ -147,7 +147,7 @@ def test_a_battery_that_is_ended_leaves_what_was_measured(
             below = descendants(process.pid)
             assert set(stuck) <= set(below)
             process.send_signal(how) if how == signal.SIGKILL else os.killpg(process.pid, how)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=HANGS)
             assert process.returncode == code
             assert errors == SAID[how]
             assert ended(below)

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from tests.validation.harm import replay_harmed
 from tests.validation.known import known
-from tests.validation.processes import descendants, ended
+from tests.validation.processes import HANGS, descendants, ended
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case
 from validation.replay.contents import ReplayError
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """All processes of a terminal receive the signal; only the launcher prints a line."""
     with launcher(tmp_path) as (process, below):
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANGS)
         assert (process.returncode, errors) == (130, "")
         assert ended(below)
     assert not list(tmp_path.iterdir())
@@ -151,7 +151,7 @@ def run_alone(world: int, port: int) -> subprocess.CompletedProcess[str]:
     """One rank as torchrun would start it, without torchrun and without the others."""
     own = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [*SCRIPT, "multi-cdp", "2", "", str(TIMEOUT)]
-    return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=HANGS)
 
 
 def test_a_port_in_use_is_one_line() -> None:

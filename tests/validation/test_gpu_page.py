@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cdpsim
+from tests.validation.processes import HANGS
 from validation.__main__ import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ def run_here(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANGS,
         check=False,
     )
 

@@ -21,6 +21,7 @@ from cdpsim.cli import main
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
+from tests.validation.processes import HANGS
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import layer_times
 from validation.profile.partition import PARTITIONS
@@ -327,18 +328,18 @@ def test_sizes_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
 
 FRESH = """
 import resource
-from time import perf_counter
-begin = perf_counter()
+from time import process_time
+begin = process_time()
 from validation.profile.command import profile
 found = profile("llama3-8b", batch=1)
-print(perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(found.model.stages))
+print(process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(found.model.stages))
 """
 
 
 def test_eight_billion_parameters_fit_anywhere() -> None:
-    """In a process of its own: at most 2 GB, in ten seconds, of which the machine's other work may take most."""
+    """In a process of its own: at most 2 GB, in ten seconds of a processor that may be much slower."""
     pytest.importorskip("transformers")
-    run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, timeout=HANGS)
     seconds, kilobytes, layers = run.stdout.split()
     assert int(layers) == 34
     assert int(kilobytes) < 2_000_000

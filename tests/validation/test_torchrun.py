@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import numpy as np
 
+from tests.validation.processes import HANGS
 from validation.ranks.torchrun import decode_result, encode_result
 from validation.replay.case import Case, Outcome, Watched, play_in_process, prepare
 
@@ -19,7 +20,7 @@ def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*launch, "-m", "tests.validation.script", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
 
 
 def test_replays_under_torchrun_end_where_the_equation_does() -> None:
