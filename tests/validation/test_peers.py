@@ -1,6 +1,8 @@
 """A replay ends where torch's own parallel training does, and torch holds and sends what is committed."""
 
+import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ pytest.importorskip("torch")
 from tests.validation.cases import OPTIMIZERS
 from validation.__main__ import main
 from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
-from validation.peers.measure import measure_memory, observe, train
+from validation.peers.measure import let_threads_rest, measure_memory, observe, train
 from validation.peers.requests import peers_table
 from validation.peers.runtimes import PEERS, Ended, own_stages, tensors_of_owner
 from validation.peers.schema import PeerReport, read_peers
@@ -92,6 +94,23 @@ def test_the_stages_of_a_v() -> None:
     workload = Workload(4, 8)
     assert [own_stages(rank, workload.case(v)) for rank in range(4)] == [[0, 7], [1, 6], [2, 5], [3, 4]]
     assert [own_stages(rank, workload.case(loop)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_a_thread_that_works_is_waited_for() -> None:
+    """As one of gloo's that has no processor: it still has a reference to what it sent."""
+    begun, work = threading.Event(), bytes(200_000_000)
+
+    def hold() -> None:
+        begun.set()
+        hashlib.sha256(work)  # without Python's lock
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    let_threads_rest()
+    ended = not thread.is_alive()
+    thread.join()
+    assert ended
 
 
 @on_two_ranks

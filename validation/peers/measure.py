@@ -5,10 +5,12 @@ what it keeps, and `DistributedDataParallel` rebuilds its buckets in the second.
 """
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +25,9 @@ from .meter import record_allocations
 from .observer import Observer
 from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 
-SETTLE_SECONDS = 0.05
-RELEASE_SECONDS = 0.002  # in which a thread of gloo's drops what it has sent
+RELEASE_SECONDS = 0.001  # in which a thread of gloo's drops what it has sent, if it gets a processor
+LOOKS = 2  # at threads that rest: in the first one, a thread may wait for Python's lock
+LONGEST_WAIT = 10.0  # seconds; then a measurement goes on beside threads that work
 WARM_STEPS = 2  # before the measured one
 
 
@@ -134,13 +137,13 @@ def _begin_step(session: Session, step: int) -> Batch:
     """Drop the last step's gradients, draw the data, and give gloo's threads time to drop what they have sent."""
     session.clear()
     batch = session.draw(step)
-    time.sleep(SETTLE_SECONDS)
+    let_threads_rest()
     return batch
 
 
 @contextmanager
 def _released_in_waits() -> Iterator[None]:
-    """Pause after each wait for a message.
+    """Let gloo's threads come to rest after each wait for a message.
 
     A thread of gloo's has a reference to what it sent for some microseconds after the wait for it. If that is the last
     one, the block is freed later than by a slower rank, and by a thread that the profiler does not see.
@@ -150,7 +153,7 @@ def _released_in_waits() -> Iterator[None]:
     @wraps(inner)
     def wait(work: dist.Work, *arguments: Any) -> bool:
         done: bool = inner(work, *arguments)
-        time.sleep(RELEASE_SECONDS)
+        let_threads_rest()
         return done
 
     dist.Work.wait = wait  # type: ignore[method-assign, assignment]
@@ -158,6 +161,28 @@ def _released_in_waits() -> Iterator[None]:
         yield
     finally:
         dist.Work.wait = inner  # type: ignore[method-assign]
+
+
+def let_threads_rest() -> None:
+    """Sleep until all other threads of this process sleep too: on a busy machine one may wait for a processor."""
+    deadline, looks = time.monotonic() + LONGEST_WAIT, 0
+    while looks < LOOKS and time.monotonic() < deadline:
+        time.sleep(RELEASE_SECONDS)
+        looks = 0 if _others_run() else looks + 1
+
+
+def _others_run() -> bool:
+    """Return whether another thread runs, or would if it had a processor."""
+    own = str(threading.get_native_id())
+    return any(task.name != own and _runs(task) for task in Path("/proc/self/task").glob("*"))
+
+
+def _runs(task: Path) -> bool:
+    """Return whether Linux says that a thread can run; one that has ended cannot."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False
 
 
 def _prepare(member: Member, case: Case) -> Training:
