@@ -27,7 +27,7 @@ from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 
 RELEASE_SECONDS = 0.001  # in which a thread of gloo's drops what it has sent, if it gets a processor
 LOOKS = 2  # at threads that rest: in the first one, a thread may wait for Python's lock
-LONGEST_WAIT = 10.0  # seconds; then a measurement goes on beside threads that work
+LONGEST_WAIT = 1.0  # seconds; then a measurement goes on beside threads that work
 WARM_STEPS = 2  # before the measured one
 
 
