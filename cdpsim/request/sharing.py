@@ -76,8 +76,8 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     given = [name for name in SHARING if is_given(options[name])]
     in_slots = model is None or model.is_unit
     # Replicas whose steps may differ have no order of messages in common.
-    alike = shape.replicas > 1 and not (shape.widths or options["counts"])
-    copied = "buckets" in schedule.options and state == REPLICATED and alike and not in_slots
+    alike = not (in_slots or shape.widths or options["counts"])
+    copied = "buckets" in schedule.options and state == REPLICATED and alike and schedule.has_copies(shape)
     if not (zero or given or one_place or copied):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
     if shape.widths:

@@ -192,13 +192,15 @@ def test_all_reduces_overlap_if_they_may() -> None:
 
 
 @pytest.mark.parametrize("zero", range(4))
-def test_each_word_for_when_gradients_are_summed_is_one_run(zero: int) -> None:
+@pytest.mark.parametrize(("name", "replicas"), [("zbv", 2), ("chimera", 1), ("gems", 1), ("dualpipe", 1)])
+def test_each_word_for_when_gradients_are_summed_is_one_run(name: str, replicas: int, zero: int) -> None:
     """What is said in two ways, or is the default, has the same times; the two moments have others."""
     stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, parameters=10**9)
     asked: dict[str, Any] = {"model": Model(stages=(stage,) * 4), "cluster": Cluster(link=Link(bandwidth=1e9))}
+    asked |= {"m": 8, "replicas": replicas, "steps": 1}
 
     def ends(**options: Any) -> list[float]:
-        return [float(end) for end in simulate("zbv", 4, m=4, replicas=2, steps=1, **asked, **options).messages.end]
+        return [float(end) for end in simulate(name, 4, **asked, **options).messages.end]
 
     last, end = (ends(zero=zero, reduce=when) for when in ("last", "end"))
     assert ends(zero=zero, overlap_all_reduce=True) == last != end
