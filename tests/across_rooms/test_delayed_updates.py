@@ -34,7 +34,7 @@ def test_a_step_takes_its_passes_or_its_exchange_whichever_is_longer(
 
 
 def test_updates_of_shares_take_a_part_of_the_time() -> None:
-    """D is a reduce-scatter, a quarter of the update and an all-gather, but nobody gathers the last version."""
+    """Passes hide all exchanges but the last: a reduce-scatter, and a rank's quarter of the update."""
     passes, exchange, update = 12.0, 9.0, 3.0
     found = makespan(passes, exchange, update, update_in="stream", zero=1)
     assert found == pytest.approx(passes * STEPS + exchange / 2 + update / RANKS)

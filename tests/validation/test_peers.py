@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from tests.validation.cases import OPTIMIZERS
 from validation.__main__ import main
+from validation.peers import measure
 from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
 from validation.peers.measure import let_threads_rest, measure_memory, observe, train
 from validation.peers.requests import peers_table
@@ -96,8 +97,9 @@ def test_the_stages_of_a_v() -> None:
     assert [own_stages(rank, workload.case(loop)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_a_thread_that_works_is_waited_for() -> None:
+def test_a_thread_that_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of gloo's that has no processor: it still has a reference to what it sent."""
+    monkeypatch.setattr(measure, "LONGEST_WAIT", 60.0)  # a slow machine takes more than a second
     begun, work = threading.Event(), bytes(200_000_000)
 
     def hold() -> None:
