@@ -86,8 +86,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
         raise InapplicableOption("stage-replicas", f"{problem}; leave either out")
     if options["overlap_all_reduce"] and options["reduce"] is not None:
-        problem = f"is --reduce last, and --reduce asks for {options['reduce']}"
-        raise InapplicableOption("overlap-all-reduce", f"{problem}; leave either out")
+        raise InapplicableOption("overlap-all-reduce", "is another name of --reduce last; leave either out")
     if in_slots:
         _refuse_in_slots(shape, options)
     on_host = model is not None and any(stage.updated_on_host for stage in model.stages)

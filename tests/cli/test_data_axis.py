@@ -25,6 +25,7 @@ FLUSHING = (
         ("1f1b --shard 2 --reshard root", "root keeps parameters for one micro-batch at a time, and a pipeline has"),
         ("dp --shard 0", "shard=0 must be at least 1"),
         ("dp --shard 2.5", "shard=2.5 must be a whole number of at least 1"),
+        ("zbv --replicas 2 --overlap-all-reduce --reduce end", "is another name of --reduce last; leave either out"),
         # stages of ZeRO, and schedules that do not take them
         ("dp --zero 4 --shard 2", "zero=4, and ZeRO's stages are 0 to 3; give one of these"),
         ("ddp --zero 3 --shard 2", "ddp is dp --zero 0, and --zero asks for 3; leave either out"),
