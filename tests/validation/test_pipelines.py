@@ -73,6 +73,13 @@ def test_stages_of_several_devices_end_where_the_equation_does(devices: tuple[in
     check(replace(case, replicas=2))
 
 
+@pytest.mark.parametrize(("name", "n", "m"), [("chimera", 2, 2), ("gems", 2, 2), ("dualpipe", 2, 4), ("gpipe", 2, 2)])
+def test_replicas_are_added_device_by_device(name: str, n: int, m: int) -> None:
+    """In one process to the bit, also where devices do not end in the order of their numbers."""
+    prepared = prepare(known(Case(name, n, m=m, replicas=2, optimizer=MOMENTUM)))
+    assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
+
+
 @every_pipeline
 @every_model
 def test_a_pipeline_ends_where_the_equation_does_and_holds_what_its_program_says(schedule: str, model: str) -> None:

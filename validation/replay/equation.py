@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import Op, Program
+from cdpsim.program import Content, Op, Program
 from cdpsim.schedules.rule import UpdateSources
 from cdpsim.schedules.state import When
 
@@ -144,8 +144,9 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 
 def grouping_of(program: Program) -> Grouping:
-    """Return the order of additions point to point: each device its own micro-batches, then device by device.
+    """Return the order of additions: each device its own micro-batches, then device by device.
 
+    A collective goes by the devices' numbers, a sum from device to device by their last micro-batches.
     To a sum that travels with its stage's state each micro-batch adds in turn. What is summed after each pass is added
     to the sum so far: where ranks have shares, as the sum of all, else rank by rank. Ranks of a group come first.
     """
@@ -153,7 +154,8 @@ def grouping_of(program: Program) -> Grouping:
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
     rounds = program.state.reduce is When.EACH
-    inside = _groups_of(program)
+    inside, messages = _groups_of(program), program.messages
+    in_turn = bool(((messages.content == Content.GRADIENT) & (messages.op == Op.P2P)).any())
 
     def grouping(step: int, stage: int) -> Sums:
         tasks = gives[first[step] : first[step + 1], stage]
@@ -165,7 +167,8 @@ def grouping_of(program: Program) -> Grouping:
             return _among_groups(groups, inside, rounds=rounds)
         if rounds:
             return [own[k] for k in range(max(map(len, groups.values()))) for _, own in sorted(groups.items())]
-        return sorted(groups.values(), key=lambda group: group[-1])
+        by_device = [groups[device] for device in sorted(groups)]
+        return [*sorted(by_device, key=lambda own: own[-1])] if in_turn else [*by_device]
 
     return grouping
 
