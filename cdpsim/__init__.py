@@ -6,7 +6,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.draw.plots import figure, plot
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.front import assemble, price, run, simulate, sweep
+from cdpsim.front import assemble, price, rounds, run, simulate, sweep
 from cdpsim.model import Model, Stage, Tie
 from cdpsim.presets import clusters, models
 from cdpsim.program import Program
@@ -55,6 +55,7 @@ __all__ = [
     "models",
     "plot",
     "price",
+    "rounds",
     "run",
     "schedules",
     "simulate",

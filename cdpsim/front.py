@@ -27,7 +27,7 @@ from cdpsim.files.progress import ticker
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
 from cdpsim.model.runtime import PAPER, Runtime
-from cdpsim.numeric.columns import Times
+from cdpsim.numeric.columns import Ints, Times
 from cdpsim.numeric.paths import find_cycle
 from cdpsim.program import Op, Program
 from cdpsim.program.assembly import derive
@@ -37,7 +37,7 @@ from cdpsim.program.collectives import DEFAULT, differs_from_default
 from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
 from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
-from cdpsim.request.options import MEGATRON, SIGNATURE, EngineName, InapplicableOption, Options
+from cdpsim.request.options import MEGATRON, SIGNATURE, CountRows, EngineName, InapplicableOption, Options
 from cdpsim.request.sharing import SHARING, is_given
 from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules import Schedule, find_schedule
@@ -48,11 +48,14 @@ from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES, find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
+from cdpsim.timing.rounds import RoundTimes, as_rows, counts_by_times, pace_of, play_rounds
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
+from cdpsim.trace.table import RoundRow, Table
 
 NODES_AT_ONCE = 2**20  # of all runs that are swept together
+_MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
 _CHECK_UNTIL: ContextVar[str | None] = ContextVar("check_until", default=None)
 
 
@@ -90,6 +93,7 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
     else:
         request = schedule
     _end_check_at("request")
+    request = with_counts(request)
     done = ticker(3, "simulate")
     for folded in (True, False) if request.may_fold else (False,):
         program = _assemble_replicas(request, folded=folded)
@@ -132,8 +136,87 @@ simulate.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
 
 def assemble(request: Request) -> Program:
-    """Return the tasks, messages, dependencies and buffers of a request; these have no times."""
-    return _assemble_replicas(request)
+    """Return the tasks, messages, dependencies and buffers of a request; these have no times.
+
+    Of rounds, the counts are found before, if the request does not have them.
+    """
+    return _assemble_replicas(with_counts(request))
+
+
+def with_counts(request: Request) -> Request:
+    """Return a request with the counts of its rounds: those that its own times ask for; refuse others if it has some.
+
+    They come from the times of a program of one update, where these are fixed. Else runs with the counts of the run
+    before are made until these are their own.
+    """
+    if request.schedule.order.rounds is None:
+        return request
+    given = request.counts
+    if given is None or not request.may_vary:
+        request = request.with_rounds(_play(request).counts)
+    if request.may_vary:
+        request = _settled(request, given)
+    _refuse_other_counts(given, request.counts)
+    return request
+
+
+def _refuse_other_counts(given: CountRows | None, found: CountRows | None) -> None:
+    """Refuse counts of rounds that are not those that their times ask for."""
+    if given is None or found is None or given == found:
+        return
+    row, device = np.argwhere(np.array(given) != np.array(found))[0].tolist()
+    problem = f"say {given[row][device]} micro-batches for device {device} in round {row}, whose times ask for"
+    raise RequestError("counts", f"{problem} {found[row][device]}; leave them out, and they are found")
+
+
+def rounds(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Table[RoundRow]:
+    """Return what each worker hands over in each round, and when, without a run: by the recurrence of fixed times.
+
+    The options are those of `simulate`, and the rows are those of its run's `rounds`.
+
+    >>> from cdpsim import rounds
+    >>> rounds("acco", 1, replicas=2, slow={1: 2}, steps=1).micro_batches.tolist()
+    [1, 1, 1, 1, 2, 1]
+    """
+    request = schedule if isinstance(schedule, Request) else Request(schedule, n, **options)
+    if request.schedule.order.rounds is None:
+        raise RequestError("schedule", f"{request.schedule.name} has no rounds: its number of micro-batches is given")
+    if request.may_vary:
+        raise RequestError("rounds", "follow from times that vary; simulate them, and the trace's rounds.csv has them")
+    return Table(RoundRow, as_rows(_play(request)))
+
+
+def _play(request: Request) -> RoundTimes:
+    """Return the rounds of a request if everything takes its mean time."""
+    shape, overlapped = request.shape, request.schedule.order.rounds
+    assert overlapped is not None
+    probe = request.fixed(shape.warm_up + 1)
+    for folded in (True, False) if probe.may_fold else (False,):
+        program = _assemble_replicas(probe, folded=folded)
+        if not folded or _are_alike(program, request.cluster):
+            break
+    costs = _price(program, _request_of(program))
+    found = play_rounds(pace_of(program, costs), shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
+    size = len(found.counts), shape.replicas
+    return replace(found, counts=np.broadcast_to(found.counts, size), posted=np.broadcast_to(found.posted, size))
+
+
+def _settled(request: Request, given: CountRows | None) -> Request:
+    """Return a request whose counts are those that the times of its run ask for; of given ones, after one trial."""
+    shape = request.shape
+    request = request if given is None else request.with_rounds(np.array(given))
+    for _ in range(_MOST_TRIALS):
+        program = _assemble_replicas(request)
+        costs = _price(program, _request_of(program))
+        start, end = find_engine(request.engine, request.contention)(program, costs)
+        refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
+        counts = counts_by_times(program, start, end, shape.m, shape.warm_up)
+        if (counts == np.array(request.counts)).all():
+            return request
+        request = request.with_rounds(counts)
+        if given is not None:
+            return request
+    raise RequestError("rounds", f"are not settled after {_MOST_TRIALS} runs; take fewer steps")
 
 
 def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:
@@ -190,9 +273,18 @@ def _derive(request: Request, steps: int, runtime: Runtime, *, folded: bool = Fa
         forward_first=request.slot_order != "backward-first",
         lanes=int(request.cluster.lanes(1)[0]),
         once=request.local_ties,
-        counts=None if request.counts is None else np.array(request.counts)[:steps],
+        counts=_counts_of(request, steps, folded=folded),
         runtime=runtime,
     )
+
+
+def _counts_of(request: Request, steps: int, *, folded: bool) -> Ints | None:
+    """Return how many micro-batches each replica that is there has in each of some steps; None: the usual number."""
+    if request.counts is None:
+        return None
+    overlapped = request.schedule.order.rounds
+    counts = np.array(request.counts)[: overlapped.steps(steps) if overlapped else steps]
+    return counts[:, :1] if folded else counts
 
 
 def _ineffective_habits(request: Request) -> Iterator[tuple[str, str]]:
@@ -361,6 +453,8 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     rerun = None if request.counts else partial(_run_of_steps, program, request)  # counts are for the given steps
+    if request.schedule.order.rounds:
+        rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
     return Run(request, program, costs, start, end, rerun)
 
 
@@ -371,6 +465,13 @@ def _run_of_steps(program: Program, request: Request, steps: int) -> Run:
         request_of_steps = _request_of(program).with_steps(steps, ignore_memory=True)
         longer = program.lengthened[steps] = _assemble_replicas(request_of_steps, folded=program.fold > 1)
     return run(longer, _price(longer, request.with_steps(steps, ignore_memory=True)))
+
+
+def _run_of_rounds(request: Request, steps: int, *, folded: bool) -> Run:
+    """Return the run of a request with another number of updates, whose rounds are counted anew."""
+    request = with_counts(request.with_steps(steps, counts=None, ignore_memory=True))
+    program = _assemble_replicas(request, folded=folded)
+    return run(program, _price(program, request))
 
 
 def _refuse_other_costs(program: Program, costs: Costs) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Number, counted, json_number, short_text, simplified
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Category, Program
+from cdpsim.program import Category, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.timing.costs import Costs
+from cdpsim.timing.rounds import rounds_of
 from cdpsim.trace import Trace, run_tables
 from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation, waiting
-from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow
+from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow
 from cdpsim.version import __version__
 
 FEW_STEPS = 3  # a run of at most so many takes less time to look at than another run of one step
@@ -25,6 +26,7 @@ FEW_STEPS = 3  # a run of at most so many takes less time to look at than anothe
 MOST_STEADY_STEPS = 96  # or four times as many as dependencies reach back
 MOST_STEADY_TASKS = 2**22  # but for the first such run
 # Where steps may not repeat, as messages share links or devices change: steps at least, and nodes at most.
+STEADY_UPDATES = (6, 12, 24, 48)  # of runs with rounds, until they repeat
 MEASURED_STEPS, MOST_MEASURED_NODES = 12, 2**16
 
 
@@ -60,7 +62,7 @@ class Run(Trace):
     @cached_property
     def trace(self) -> Trace:
         """The tables of the run alone."""
-        return Trace(self.tasks, self.messages, self.memory, self.summary())
+        return Trace(self.tasks, self.messages, self.memory, self.summary(), self.rounds)
 
     @cached_property
     def tasks(self) -> Table[TaskRow]:
@@ -76,6 +78,13 @@ class Run(Trace):
     def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
         return run_tables.memory_columns(self.program, self.start, self.end)
+
+    @cached_property
+    def rounds(self) -> Table[RoundRow] | None:
+        """What each device hands over in each round, and when the round's communication goes; None without rounds."""
+        if not self.program.thrown_away:
+            return None
+        return run_tables.round_columns(self.program, self.start, self.end)
 
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.
@@ -184,7 +193,7 @@ class Run(Trace):
 
     def of_steps(self, steps: int) -> "Run":
         """Return the same run with another number of steps; this run if no other number is possible."""
-        return self if self.rerun is None or steps == self.program.steps else self.rerun(steps)
+        return self if self.rerun is None or steps == self.request.steps else self.rerun(steps)
 
     @cached_property
     def may_repeat(self) -> bool:
@@ -201,6 +210,8 @@ class Run(Trace):
     @cached_property
     def steady_state(self) -> "SteadyState":
         """The steady state of the run's steps, by runs of other numbers of steps where that is needed."""
+        if self.program.thrown_away:
+            return _rounds_at_rest(self)
         if self.may_repeat and not self._is_irregular and self.request.schedule.order.lists is not None:
             one = self if self.program.steps <= FEW_STEPS else self.of_steps(1)
             period = steady.period_of_separate_steps(one.program, one.start, one.end)
@@ -355,9 +366,14 @@ class SteadyState:
     @property
     def staleness(self) -> float:
         """The mean age, in training steps, of what forwards read, once all lags are there."""
+        if self.run.program.thrown_away:  # of the last update, as what the first ones read was there at the start
+            update = self.run.program.update_of_step
+            of_last = np.flatnonzero(update == update[self.steps[-1]])
+            return staleness.mean_staleness(self.run.program, range(int(of_last[0]), self.steps.stop))
         full = self.run.program.fill
         run = self.run.of_steps(full + 1) if self.run.program.steps <= full else self.run
-        return staleness.mean_staleness(run.program, min(full, run.program.steps - 1))
+        step = min(full, run.program.steps - 1)
+        return staleness.mean_staleness(run.program, range(step, step + 1))
 
     @cached_property
     def messages(self) -> Ints:
@@ -366,8 +382,16 @@ class SteadyState:
         return np.flatnonzero((step >= self.steps.start) & (step < self.steps.stop))
 
     def per_step(self, total: int | float | Fraction) -> Number:
-        """Return the mean over these steps of a total over them; exact for exact numbers."""
-        return _exact_quotient(total, len(self.steps))
+        """Return the mean over these steps of a total over them; exact for exact numbers.
+
+        Several rounds may make one update, and are one step.
+        """
+        return _exact_quotient(total, self.updates)
+
+    @property
+    def updates(self) -> int:
+        """The number of updates that these steps make, but for estimates."""
+        return len(np.unique(self.run.program.update_of_step[self.steps.start : self.steps.stop]))
 
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
@@ -403,6 +427,67 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
         if max(low, first) < min(high, dry):
             low, high = max(low, first), min(high, dry)
     return SteadyState(run, period, False, steps, step, low, high)
+
+
+def _rounds_at_rest(run: Run) -> SteadyState:
+    """Return updates of a run with rounds that repeat those before them; if there are none, its last ones.
+
+    All that follows a hand-over depends on how much earlier than the last worker each of the others hands over.
+    """
+    if run.request.may_vary or run.rerun is None:
+        return _last_rounds(run)
+    for updates in STEADY_UPDATES:
+        try:
+            run = run.of_steps(updates + run.request.shape.warm_up)
+        except RequestError:  # there is no room for more steps
+            break
+        if state := _repeated_rounds(run):
+            return state
+    return _last_rounds(run)
+
+
+def _repeated_rounds(run: Run) -> SteadyState | None:
+    """Return the least number of updates after which a run with rounds repeats; None if it is too short to show it."""
+    program, found = run.program, rounds_of(run.program, run.start, run.end)
+    first = np.flatnonzero(np.diff(program.update_of_step, prepend=-1))  # step of each update, and the one thrown away
+    last = len(first) - 2
+    posted = found.posted[first]
+    ahead, tolerance = posted.max(axis=1, keepdims=True) - posted, 1e-12 * posted[-1].max()
+    same = (np.abs(ahead - ahead[last]) <= tolerance).all(axis=1)
+    before = np.flatnonzero(same[run.request.shape.warm_up + program.fill + 1 : last])
+    if not len(before):
+        return None
+    since = run.request.shape.warm_up + program.fill + 1 + int(before[-1])
+    low, high = posted[since].max().item(), posted[last].max().item()
+    steps, period = range(int(first[since]), int(first[last])), _exact_quotient(high - low, last - since)
+    return SteadyState(run, period, True, steps, _steps_of_rounds(run), low, high)
+
+
+def _steps_of_rounds(run: Run) -> Ints:
+    """Return the step of each node; what comes last, with which workers do not go on, has one more than there are."""
+    program = run.program
+    messages = program.messages.step.copy()
+    final = np.flatnonzero((messages == program.updated - 1) & (program.messages.op == Op.ALL_GATHER))
+    begins = run.start[len(program.tasks) + final]
+    messages[final[np.argsort(begins)[1:]]] = program.steps
+    step = np.concatenate([program.tasks.step, messages])
+    return np.append(step, step[program.first_messages])
+
+
+def _last_rounds(run: Run) -> SteadyState:
+    """Return the rounds of the last half of a run's updates, and the mean time from one of these to the next.
+
+    All devices are at work until the first of them ends.
+    """
+    program, found = run.program, rounds_of(run.program, run.start, run.end)
+    updates = int(program.update_of_step[program.updated - 1]) + 1
+    steps = range(int(np.flatnonzero(program.update_of_step == updates // 2)[0]), program.updated)
+    handed_over = found.posted.max(axis=1)
+    low, high = handed_over[steps.start].item(), handed_over[steps.stop].item()
+    period = _exact_quotient(high - low, updates - updates // 2)
+    low, high = found.posted[steps.start].max().item(), found.posted[steps.stop].min().item()
+    low = low if low < high else 0
+    return SteadyState(run, period, False, steps, _steps_of_rounds(run), low, high)
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

@@ -60,6 +60,17 @@ class Views:
         return 1 + max(int(table["device"].max(initial=0)) for table in (self.tasks, self.memory))
 
     @cached_property
+    def has_rounds(self) -> bool:
+        """Whether updates and messages go one after another in one stream of each device, beside its tasks."""
+        return self.trace.rounds is not None
+
+    @cached_property
+    def estimate(self) -> np.ndarray:
+        """Whether each task reads an estimate, or makes one."""
+        known = self.tasks["estimate"] if "estimate" in self.tasks else np.zeros(len(self.kind))
+        return np.asarray(known > 0)
+
+    @cached_property
     def kind(self) -> Ints:
         """The `Kind` of each task."""
         return codes(self.tasks["kind"], Kind)

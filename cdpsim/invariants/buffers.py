@@ -96,6 +96,8 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     stage = np.zeros_like(messages.stage) if program.state.streams else messages.stage  # a message may have several
     of_version = np.isin(messages.content, (Content.PARAMETERS, Content.FETCHED))
     version = np.where(of_version, messages.step + 1, np.maximum(messages.step, 0))[rows]
+    if program.thrown_away:  # there is one buffer for all rounds
+        version = np.zeros_like(version)
     if program.habits.static_receives:  # a buffer for all steps
         passed = np.isin(messages.content[rows], (Content.ACTIVATION, Content.ACTIVATION_GRADIENT))
         version = np.where(passed, 0, version)

@@ -387,8 +387,10 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
         place, stage = stages_of(messages, row)
         tasks, task = run.program.tasks, np.arange(run.program.compute)
         read = tasks.stage[task], tasks.version[task], tasks.device[task]
-        some = find_rows(read, (stage, messages.step[row[place]] + 1, device[place])) >= 0
-        spare = first + np.setdiff1d(row, row[place[some]])
+        brought = run.versions_of(messages.step[row[place]])
+        some = find_rows(read, (stage, brought, device[place])) >= 0
+        ends = row[messages.step[row] == run.program.updated - 1] if run.program.thrown_away else row[:0]
+        spare = first + np.setdiff1d(row, np.append(row[place[some]], ends))
     for node in spare.tolist():
         yield f"{program.describe(node)} brings a device what it does not use"
     for each in np.flatnonzero(messages.op == Op.ALL_GATHER).tolist():

@@ -111,6 +111,9 @@ def barrier_needs(run: Recount) -> Needs:
     """Return the needs of updates for their barrier, and of sums at the end of a step for their members' last tasks."""
     program, tasks = run.program, run.program.tasks
     needs = Needs(run.barriers, run.updates) if program.barrier else NO_NEEDS
+    if program.thrown_away:  # an update takes what its worker hands over at the end of a round
+        step, _, device = run.key_of(run.updates)
+        return Needs(_last_tasks(run, step, device), run.updates)
     if not program.together or program.state.reduce is not When.END:
         return needs
     summed = _gradient_messages(run, members=_SUMS)
@@ -118,9 +121,14 @@ def barrier_needs(run: Recount) -> Needs:
     own = messages.stream[summed.node - first] != Stream.ACROSS  # those follow sums that wait
     summed = _Endpoints(summed.node[own], (summed.key[0][own], summed.key[1][own], summed.key[2][own]))
     step, _, device = summed.key
-    order = run.lanes.order[::-1]
-    last = find_rows((tasks.step[order], tasks.device[order]), (step, device))
-    return combine(needs, Needs(order[last], summed.node))
+    return combine(needs, Needs(_last_tasks(run, step, device), summed.node))
+
+
+def _last_tasks(run: Recount, step: Ints, device: Ints) -> Ints:
+    """Return the last task of each of some steps and devices."""
+    order, tasks = run.lanes.order[::-1], run.program.tasks
+    last: Ints = order[find_rows((tasks.step[order], tasks.device[order]), (step, device))]
+    return last
 
 
 def gradients_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:

@@ -212,7 +212,8 @@ class Recount:
         self.shard = run.request.shape.shard if state.splits else 1  # the ranks that share what is split
         self.model = self._sized_model()
         self.gathers = state.parameters is Home.SPLIT and self.shard > 1  # parameters come together for each use
-        self.givers = program.gradient_tasks.ravel()  # the tasks that give gradients
+        # The tasks that give gradients to updates.
+        self.givers = program.gradient_tasks[: program.first_pass[program.updated]].ravel()
         self.updates = np.arange(program.compute, len(program.tasks))
 
     def _sized_model(self) -> Model:
@@ -288,6 +289,18 @@ class Recount:
         step, stage, device = self.key_of(self.updates)
         row, given = expand_ranges(self.program.first_step, step + 1)
         return row, (given, stage[row], device[row])
+
+    @cached_property
+    def last_versions(self) -> Ints:
+        """The last version that each step makes; steps that make none have 0."""
+        tasks, last = self.program.tasks, np.zeros(self.program.steps, dtype=np.int64)
+        np.maximum.at(last, tasks.step[self.updates], tasks.version[self.updates])
+        return last
+
+    def versions_of(self, step: Ints) -> Ints:
+        """Return the versions that messages of parameters bring: the last of their step; of none, theta_0."""
+        made: Ints = np.append(0, self.last_versions)[step + 1] if self.program.thrown_away else step + 1
+        return made
 
     @cached_property
     def counts(self) -> Ints:

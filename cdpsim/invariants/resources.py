@@ -128,9 +128,18 @@ def _value_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
     of_values = passes.pass_needs, gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
     of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
-    needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs)))
+    needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs, last_needs)))
     there = needs.before >= 0
     return Needs(needs.before[there], needs.after[there])
+
+
+def last_needs(run: Recount) -> Needs:
+    """Return the needs of what a last communication brings after that with which workers would go on, made last."""
+    messages, first = run.collapsed.program.messages, len(run.program.tasks)
+    ends = (messages.op == Op.ALL_GATHER) & (messages.step == run.program.updated - 1)
+    rows = np.flatnonzero(ends) if run.program.thrown_away else np.empty(0, dtype=np.int64)
+    earlier, later = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+    return Needs(first + later, first + earlier) if len(earlier) == len(later) else NO_NEEDS
 
 
 def _program_of(run: Recount, needs: Needs) -> Program:

@@ -42,7 +42,7 @@ def _needs_of_versions(run: Recount, node: Ints, key: Key, *, share: bool = Fals
     made = np.flatnonzero(key[1] > 0)  # theta_0 is there from the start
     if run.shard > 1 and not share:
         wanted = tuple(column[made] for column in key)
-        brings, of = matching_pairs((stage, messages.step[came] + 1, receiver), wanted)
+        brings, of = matching_pairs((stage, run.versions_of(messages.step[came]), receiver), wanted)
         lacks = np.setdiff1d(np.arange(len(made)), of)
         lack = Needs(np.full(len(lacks), -1), node[made[lacks]])
         return combine(Needs(len(tasks) + came[brings], node[made[of]]), lack)
@@ -52,7 +52,7 @@ def _needs_of_versions(run: Recount, node: Ints, key: Key, *, share: bool = Fals
         order = order[order < len(update)]
     there = (
         np.concatenate([tasks.stage[update], stage])[order],
-        np.concatenate([tasks.version[update], messages.step[came] + 1])[order],
+        np.concatenate([tasks.version[update], run.versions_of(messages.step[came])])[order],
         np.concatenate([tasks.device[update], receiver])[order],
     )
     needed = 2 if run.travels else 3
@@ -86,6 +86,11 @@ def reader_needs(run: Recount) -> Needs:
     if not run.program.versions_differ:
         task = run.program.tasks_of_kind(Kind.F).ravel()
     needs = _needs_of_versions(run, task, (tasks.stage[task], tasks.version[task], tasks.device[task]))
+    if run.program.thrown_away and run.shard == 1:  # a worker alone takes all stages over at once, as a gather's does
+        update = run.updates
+        made = tasks.version[update], tasks.device[update]
+        into, of = matching_pairs(made, (tasks.version[task], tasks.device[task]))
+        needs = combine(needs, Needs(update[into], task[of]))
     return combine(needs, exchanges.gathered_step_needs(run), exchanges.fetch_needs(run))
 
 
@@ -100,10 +105,12 @@ def sender_needs(run: Recount) -> Needs:
     """Return the needs of messages that carry a version away, or the shares of all their members."""
     program, messages, first = run.collapsed.program, run.collapsed.program.messages, len(run.program.tasks)
     rows = _carriers(run, Op.P2P, Op.BROADCAST)
-    sent = _needs_of_versions(run, first + rows, (messages.stage[rows], messages.step[rows] + 1, messages.src[rows]))
+    sent = _needs_of_versions(
+        run, first + rows, (messages.stage[rows], run.versions_of(messages.step[rows]), messages.src[rows])
+    )
     row, device = members(program, _carriers(run, Op.ALL_GATHER))
     place, stage = stages_of(messages, row)
-    key = stage, messages.step[row[place]] + 1, device[place]
+    key = stage, run.versions_of(messages.step[row[place]]), device[place]
     return combine(sent, _needs_of_versions(run, first + row[place], key, share=True))
 
 
@@ -135,11 +142,25 @@ def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     """A task reads theta_{t - lag}, or theta_0, with the lag that the request's rule has for forwards or backwards."""
     program, compute = run.program, slice(run.program.compute)
     tasks, shape, rule = program.tasks, run.request.shape, run.request.rule
+    if program.thrown_away:
+        yield from _read_what_the_round_before_brought(run)
+        return
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
     lag = lags[back, np.repeat(run.number_in_replica, program.phases), tasks.stage[compute]]
     wrong = np.flatnonzero(tasks.version[compute] != np.maximum(tasks.step[compute] - lag, 0))
     yield from run.report(wrong, "reads another version than its rule says")
+
+
+def _read_what_the_round_before_brought(run: Recount) -> Iterator[str]:
+    """Report tasks that read another version than the last of two steps before, or in warm-up of the step before."""
+    tasks, compute = run.program.tasks, run.program.compute
+    last = np.zeros(run.program.steps + 2, dtype=np.int64)  # the last version made in each step, from two before 0 on
+    np.maximum.at(last, tasks.step[compute:] + 2, tasks.version[compute:])
+    step = tasks.step[:compute]
+    brought = last[step + (step <= run.request.shape.warm_up)]
+    wrong = np.flatnonzero(tasks.version[:compute] != brought)
+    yield from run.report(wrong, "reads another version than its round begins with")
 
 
 class StatePath(NamedTuple):

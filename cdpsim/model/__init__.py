@@ -389,6 +389,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             "retained_gradients",
             "retained_input_transient",
             "retained_weight_transient",
+            "wide_gradients",
+            "restored",
             "offloaded",
             "host_optimizer",
             "host_parameters",

@@ -66,6 +66,11 @@ class UpdateFacts(NamedTuple):
             return width * sum(map(self.sums, tensors)) if tensors else factored
         return self.moments * weights
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each weight's update follows from its own numbers alone: of no sum, or norm, of a whole tensor."""
+        return self.sums is None and self.weights < 3
+
     def moved(self, weights: int, gradients: int, state: int) -> int:
         """Return the bytes that an update reads and writes, of tensors of so many bytes."""
         return self.weights * weights + self.gradients * gradients + self.state * state

@@ -100,7 +100,11 @@ def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fra
     if recipe.optimizer is None:
         return replace(part, **changed)
     copy = scale * made if _copies_gradients(recipe) else 0
-    changed["optimizer"] = copy + state_bytes(part, recipe, model, scale, name)
+    state = state_bytes(part, recipe, model, scale, name)
+    changed["optimizer"] = copy + state
+    changed["restored"] = state if recipe.mixed_precision else state + part.parameters
+    if recipe.mixed_precision and recipe.gradients is None:
+        changed["wide_gradients"] = scale * made
     if recipe.update_time != "stated":
         changed["update_bytes"] = _moved_bytes(part, recipe, model, scale, changed.get("gradients", made), copy)
     return replace(part, **changed)
@@ -194,7 +198,8 @@ def with_optimizer_on_host(stage: Stage) -> Stage:
 
 def _with_optimizer_on_host(part: Part, **changed: None) -> Part:
     """Return a stage, or a tied tensor, whose updates are made by its device's host."""
-    return replace(part, host_optimizer=part.host_optimizer + part.optimizer, optimizer=0, **changed)
+    gone = dict.fromkeys(("optimizer", "wide_gradients", "restored"), 0)
+    return replace(part, host_optimizer=part.host_optimizer + part.optimizer, **gone, **changed)
 
 
 def with_activations_on_host(stage: Stage) -> Stage:

@@ -1,9 +1,10 @@
 """Habits: what a runtime holds beyond what a schedule needs, each declared by itself, or all by the name of a runtime.
 
-`paper` holds each tensor as long as the schedule needs it. `torch` holds what torch's runtimes were measured to hold:
-those of `torch.distributed.pipelining` where steps are flushed and devices have lists, `DistributedDataParallel` where
-gradients are all-reduced, FSDP2 where parameters are handed out. docs/assumptions/memory.md has each habit, and where
-torch has it.
+`paper` holds each tensor as long as the schedule needs it. `held` adds what an implementation of estimates cannot do
+without: the gradient of a share in fp32, and what is set back after an estimate. `torch` holds what torch's runtimes
+were measured to hold: those of `torch.distributed.pipelining` where steps are flushed and devices have lists,
+`DistributedDataParallel` where gradients are all-reduced, FSDP2 where parameters are handed out.
+docs/assumptions/memory.md has each habit, and where torch has it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from msgspec.structs import asdict
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config
 
-RuntimeName = Literal["paper", "torch"]
+RuntimeName = Literal["paper", "held", "torch"]
 Sends = Literal["until-sent", "until-step-end", "until-next"]
 Gradients = Literal["fresh", "zeroed", "kept"]
 GradientBuckets = Literal["none", "copies", "views"]
@@ -42,6 +43,8 @@ class Habits(NamedTuple):
     backward_prefetch: bool = False  # when a backward begins, the parameters of the next one are there
     reductions: str = "until-summed"  # how long what has been given to a sum of gradients is held
     collective_copies: bool = False  # collectives copy what they gather or reduce, while they do
+    wide_shares: bool = False  # of the share that a worker updates, the gradient is there in fp32, too, always
+    saved_states: bool = False  # while an estimate is made, what its update changes is there as it was, too
 
 
 class Runtime(config.ConfigTable, frozen=True, kw_only=True):
@@ -62,6 +65,8 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     backward_prefetch: bool | None = None
     reductions: str | None = None
     collective_copies: bool | None = None
+    wide_shares: bool | None = None
+    saved_states: bool | None = None
 
     def _check(self) -> None:
         choose("runtime", self.like, RUNTIMES)
@@ -87,6 +92,7 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
 
 
 PAPER, PAPER_HABITS = Runtime(), Habits()
+HELD, HELD_HABITS = RUNTIMES[1], Habits(wide_shares=True, saved_states=True)
 
 
 def torch_habits(sends: str | None, *, sharded: bool) -> Habits:

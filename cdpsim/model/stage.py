@@ -68,6 +68,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
     freed_output: Size | None = None  # the part of kept_output that is free by the peak of a backward; None: all of it
     optimizer: Size = 0
+    wide_gradients: Size = 0  # its gradient in fp32, for an update that takes a narrower one so; no part of gradients
+    restored: Size = 0  # what an update changes, and an estimate's is to set back; 0: the optimizer's state
     recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
@@ -208,6 +210,8 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
     parameters: Size
     gradients: Size | None = None  # None: as parameters
     optimizer: Size = 0
+    wide_gradients: Size = 0
+    restored: Size = 0
     update_bytes: Size = 0
     host_optimizer: Size = 0
     factored: Size = 0
@@ -218,10 +222,13 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
         return self.parameters if self.gradients is None else self.gradients
 
 
+_OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # sizes of as many numbers as parameters
+
+
 def without_tied(stage: Stage, tie: Tie) -> Stage:
     """Return a stage without a tied tensor, because another stage counts it."""
     alike = stage.gradients is None and tie.gradients is None
-    kinds = ("parameters", "optimizer", "update_bytes", "host_optimizer", "factored")
+    kinds = ("parameters", *_OF_UPDATE, "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
     less["host_parameters"] = max(stage.host_parameters - tie.parameters, 0)
     gradients = stage.gradient_bytes - tie.gradient_bytes
@@ -250,9 +257,7 @@ def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
         end = lcm(ranks, _MEGATRON_END)
         begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in stage.tensors)
         numbers = -(-begins // end) * end
-    sizes = {
-        kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", "optimizer", "update_bytes")
-    }
+    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", *_OF_UPDATE)}
     gradients = None if stage.gradients is None else stage.gradients * numbers // stage.numbers
     return replace(stage, gradients=gradients, tensors=(), **sizes)
 
@@ -281,8 +286,7 @@ def retaining(stage: Stage) -> Stage:
 # Sizes that add up over layers.
 _ADDED = (
     "parameters",
-    "optimizer",
-    "update_bytes",
+    *_OF_UPDATE,
     "offloaded",
     "host_optimizer",
     "host_parameters",

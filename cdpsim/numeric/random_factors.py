@@ -51,9 +51,9 @@ _FAR = _coefficients(
 )
 
 
-def uniforms(seed: int, run: int, stream: int, count: int) -> Floats:
-    """Draw numbers between 0 and 1, neither of them included; runs and streams of a seed are independent."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(run, stream))
+def uniforms(seed: int, run: int, stream: int, count: int, *part: int) -> Floats:
+    """Draw numbers between 0 and 1, neither of them included; runs, streams and their parts are independent."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(run, stream, *part))
     bits = np.random.PCG64(sequence).random_raw(count)
     return np.asarray((bits >> np.uint64(12)) + 0.5) * 2.0**-52
 

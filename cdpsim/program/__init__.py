@@ -208,6 +208,8 @@ class Program:
     releases: tuple[tuple[int, Fraction], ...]  # task, share of its micro-batch's own pass that it waits at the start
     base: Ints  # of each update, the version whose parameters and optimizer state it starts from
     first_step: Ints  # of each update, the first step whose gradients it takes; the last is its own
+    estimates: Flags | None = None  # of each version from theta_0 on, whether it is read only; None: none is
+    thrown_away: int = 0  # the number of steps at its end whose gradients no update takes
     versions_differ: bool = False  # whether backwards may read other versions than their forwards
     fill: int = 0  # the first step that reads versions as old as all later steps do
     together: bool = False  # whether a training step ends for all micro-batches before the next one begins
@@ -272,6 +274,20 @@ class Program:
         """The number of training steps."""
         return len(self.counts)
 
+    @property
+    def updated(self) -> int:
+        """The number of steps whose gradients updates take."""
+        return self.steps - self.thrown_away
+
+    @cached_property
+    def update_of_step(self) -> Ints:
+        """The update that is kept and takes each step's gradients, by its number; of those thrown away, one more."""
+        if self.estimates is None:
+            return np.arange(self.steps, dtype=np.int32)
+        kept = ~self.is_estimate(self.tasks.version[self.compute :])
+        ends = np.unique(self.tasks.step[self.compute :][kept])
+        return np.searchsorted(ends, np.arange(self.steps)).astype(np.int32)
+
     @cached_property
     def m(self) -> int | None:
         """The number of passes of each training step; None where steps differ in it."""
@@ -303,13 +319,10 @@ class Program:
         """The number of versions of a stage, theta_0 among them."""
         return int(self.tasks.version[self.compute :].max(initial=0)) + 1
 
-    @cached_property
-    def estimates(self) -> Flags:
-        """Whether each version is read only: no update starts from it, though there are later ones."""
-        estimate = np.ones(self.versions, dtype=bool)
-        estimate[np.clip(self.base, 0, self.versions - 1)] = False
-        estimate[-1] = False
-        return estimate
+    def is_estimate(self, version: Ints) -> Flags:
+        """Return whether versions are read only: their optimizer state is dropped, and no update starts from them."""
+        flags: Flags = np.zeros(np.shape(version), dtype=bool) if self.estimates is None else self.estimates[version]
+        return flags
 
     def ranks_of(self, group: int) -> Ints:
         """Return the ranks of the machine that take part in a group's collectives, for costs and bytes."""
@@ -411,7 +424,7 @@ class Program:
             kind = Kind(int(tasks.kind[node]))
             if tasks.micro_batch[node] >= 0:
                 return f"{kind.name}({place})"
-            name = "estimate" if self.estimates[tasks.version[node]] else kind.name
+            name = "estimate" if self.is_estimate(tasks.version[node]) else kind.name
             return f"{name}({place}) on device {tasks.device[node]}"
         op, content = Op(int(messages.op[row])), Content(int(messages.content[row]))
         ends = f" {messages.src[row]}->{messages.dst[row]}" if op == Op.P2P else ""

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import cycle_text, find_cycle
-from cdpsim.program import Category, EdgeKind, Kind, Program
+from cdpsim.program import Category, Content, EdgeKind, Kind, Program
 
 
 def check_program(program: Program) -> None:
@@ -122,13 +122,14 @@ def _check_versions(program: Program) -> Iterator[str]:
     made[:span] = -1
     np.minimum.at(made, tasks.version[update] * span + tasks.stage[update], tasks.step[update])
 
-    def missing(version: Ints, nodes: slice) -> list[int]:
+    def missing(version: Ints, nodes: slice, before: Ints) -> list[int]:
         made_in = made[np.clip(version, 0, program.versions - 1) * span + tasks.stage[nodes]]
-        return _broken_rows((version < 0) | (version >= program.versions) | (made_in >= tasks.step[nodes]))
+        return _broken_rows((version < 0) | (version >= program.versions) | (made_in >= before))
 
-    for task in missing(tasks.version[compute], compute):
+    for task in missing(tasks.version[compute], compute, tasks.step[compute]):
         yield f"{program.describe(task)} reads version {tasks.version[task]}, which does not exist for it"
-    for row in missing(program.base, update):
+    in_its_step = program.base < tasks.version[update]  # versions of one step are made one after another
+    for row in missing(program.base, update, tasks.step[update] + in_its_step):
         name = program.describe(program.compute + row)
         yield f"{name} starts from version {program.base[row]}, which does not exist for it"
     for row in _broken_rows((program.first_step < 0) | (program.first_step > tasks.step[update])):
@@ -137,9 +138,10 @@ def _check_versions(program: Program) -> Iterator[str]:
 
 
 def _check_gradients(program: Program) -> Iterator[str]:
-    """Require an update of each stage in each step."""
+    """Require an update of each stage in each step, but for those at the end that are thrown away."""
     tasks = program.tasks
     updated = np.zeros((program.steps, program.n), dtype=bool)
+    updated[program.updated :] = True
     updated[tasks.step[program.compute :], tasks.stage[program.compute :]] = True
     for step, stage in np.argwhere(~updated).tolist():
         of_it = (tasks.kind == Kind.B) & (tasks.step == step) & (tasks.stage == stage)
@@ -147,10 +149,14 @@ def _check_gradients(program: Program) -> Iterator[str]:
 
 
 def _check_messages(program: Program) -> Iterator[str]:
-    """Require that every message carries something that exists, and that a node waits for it."""
+    """Require that every message carries something that exists, and that a node waits for it.
+
+    Where a last round is thrown away, no node comes behind what the last communication brings.
+    """
     messages, edges, first = program.messages, program.edges, len(program.tasks)
     unread, unsent = (np.ones(len(messages), dtype=bool) for _ in range(2))
     data = edges.kind == EdgeKind.DATA
+    last = (messages.step == program.updated - 1) & (messages.content == Content.PARAMETERS) & (program.thrown_away > 0)
     for missing, ends in ((unread, edges.before), (unsent, edges.after)):
         missing[ends[data & (ends >= first)] - first] = False
     for wrong, problem in (
@@ -158,7 +164,7 @@ def _check_messages(program: Program) -> Iterator[str]:
             (messages.stages < 1) | (messages.stage + messages.stages > program.n),
             "carries something of stages that are not there",
         ),
-        (unread, "has no reader: no node waits for it"),
+        (unread & ~last, "has no reader: no node waits for it"),
         (unsent & (messages.step >= 0), "has nothing to send: no task makes its content"),
     ):
         for row in _broken_rows(wrong):

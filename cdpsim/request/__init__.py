@@ -17,10 +17,11 @@ from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe, Runtime
 from cdpsim.model.offload import with_transfer_times
 from cdpsim.model.stage import Tie
+from cdpsim.numeric.columns import Ints
 from cdpsim.program.assembly import counted_once, pyramid_of
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, EngineName, InapplicableOption, Options
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, CountRows, EngineName, InapplicableOption, Options
 from cdpsim.request.reading import (
     memory_engine,
     places_of,
@@ -40,9 +41,9 @@ from cdpsim.timing.costs import reached
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("order", "counts", "chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer", "overlap_all_reduce"),
+        *("order", "counts", "warm_up", "chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer"),
+        *("overlap_all_reduce", "expand_collectives"),
         *("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in"),
-        *("expand_collectives",),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
     )
 }
@@ -91,7 +92,7 @@ class Request(Mapping[str, Any]):
     state: State
     overlap_all_reduce: bool
     slot_order: str
-    counts: tuple[tuple[int, ...], ...] | None  # of each step and replica; None: always m
+    counts: CountRows | None  # of each step and replica; None: always m
     collective: str | None  # None until `resolved` chooses it for the cluster and the program
     expand_collectives: bool
     contention: str
@@ -145,7 +146,7 @@ class Request(Mapping[str, Any]):
 
     @cached_property
     def _record(self) -> dict[str, Any]:
-        shape = self.shape
+        shape, rounds = self.shape, self.schedule.order.rounds
         record = {
             "schedule": self.schedule.name,
             "order": self.given["order"],
@@ -153,11 +154,12 @@ class Request(Mapping[str, Any]):
             "m": shape.m,
             "steps": self.steps,
             "counts": self.counts and [list(row) for row in self.counts],
+            "warm_up": shape.warm_up or None,
             "chunks": shape.chunks if shape.chunks > 1 else None,
-            "replicas": shape.replicas // shape.shard,
+            "replicas": shape.replicas if rounds else shape.replicas // shape.shard,
             "stage_replicas": list(shape.widths) or None,
-            "shard": shape.shard if self.zero else None,
-            "zero": self.zero or None,
+            "shard": shape.shard if self.zero and not rounds else None,
+            "zero": None if rounds else self.zero or None,
             **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
             **{name: self.given[name] for name in ("gather", "padding", "clip", "update_in")},
             "by_layer": list(shape.layers) or self.given["by_layer"],
@@ -224,8 +226,13 @@ class Request(Mapping[str, Any]):
         Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
         """
         homes = {self.state.parameters, self.state.gradients, self.state.optimizer}
-        apart = self.counts is not None or self.expands or self.disorder != Disorder() or Home.OWNED in homes
+        apart = self._counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in homes
         return self.shape.replicas > 1 and not apart
+
+    @property
+    def _counts_differ(self) -> bool:
+        """Whether some replica has another number of micro-batches than another one in a step."""
+        return self.counts is not None and any(len({*row}) > 1 for row in self.counts)
 
     @property
     def memory_engine(self) -> str:
@@ -260,6 +267,28 @@ class Request(Mapping[str, Any]):
         size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
         refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots)
         return self._changed(steps=steps, **changed)
+
+    def with_rounds(self, counts: Ints) -> Self:
+        """Return the request with counts that were found; refuse it if so many tasks do not fit."""
+        shape, most = self.shape, int(counts.sum(axis=1).max())
+        size = shape.n, -(-most // shape.replicas), len(counts), self.memory_engine, self.max_memory
+        refuse_too_large(*size, replicas=shape.replicas, slots=self.in_slots)
+        return self._changed(counts=tuple(map(tuple, counts.tolist())))
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether the time of a task or message is another one each time: by chance, stops, or others on its links."""
+        return self.disorder.is_random or bool(self.disorder.stop) or self.expands
+
+    def fixed(self, steps: int) -> Self:
+        """Return the request of a run of so many steps in which everything takes its mean time, alone on its links."""
+        disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="", stop=())
+        alone = {"contention": "none", "expand_collectives": False, "ignore_memory": True, "engine": "auto"}
+        return self._changed(steps=steps, counts=None, disorder=disorder, seed=0, run=0, **alone)
+
+    def with_run(self, number: int) -> Self:
+        """Return the request of another run by chance, of which no counts of rounds are known."""
+        return self._changed(run=number, counts=None if self.schedule.order.rounds else self.counts)
 
     def without_chance(self) -> Self:
         """Return the request of the run in which everything takes its mean time, whatever memory its devices have."""

@@ -30,6 +30,7 @@ CollectiveName = Literal[
     "hierarchical-rails",
     "best",
 ]
+CountRows = tuple[tuple[int, ...], ...]  # micro-batches of each step and replica
 FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
@@ -47,6 +48,7 @@ class ScheduleOptions(TypedDict, total=False):
     vertical_sync: bool
     prefetch: int | None
     slot_order: SlotOrder | None
+    warm_up: int | None
 
 
 class DataOptions(TypedDict, total=False):

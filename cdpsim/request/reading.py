@@ -16,9 +16,10 @@ from cdpsim.cluster.disorder import Disorder, disorder_of
 from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.runtime import read_runtime
-from cdpsim.program.assembly import check_counts
+from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import (
     BACKWARD_FIRST,
@@ -28,6 +29,7 @@ from cdpsim.request.options import (
     RENDEZVOUS,
     SLOT_ORDERS,
     TRAINING,
+    CountRows,
     InapplicableOption,
 )
 from cdpsim.request.sharing import (
@@ -49,7 +51,7 @@ from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
-_GIVEN = ("shard", "zero", "by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
+_GIVEN = ("counts", "shard", "zero", "by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,8 +68,10 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     cluster = read_cluster(options["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
+    _refuse_whole_tensors(schedule, shape, options)
+    _refuse_meetings(schedule, options)
     _refuse_ineffective(shape, model, cluster, options)
-    options["counts"] = _counts(options["counts"], shape, steps)
+    options["counts"] = _counts(schedule, options["counts"], shape, steps)
     sharing = read_sharing(schedule, shape, model, options)
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots, parts=3)
@@ -153,7 +157,9 @@ def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
     m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
     _, replicas, shard = read_ranks(schedule, replicas, options)
     widths = read_stage_replicas(options.get("stage_replicas"), n)
-    return Shape(n, m, chunks, replicas, widths, schedule.workers(n, m), shard)
+    asked = options.get("warm_up")
+    warm_up = 0 if asked is None else whole_number("warm-up", asked, at_least=0)
+    return Shape(n, m, chunks, replicas, widths, schedule.workers(n, m), shard, warm_up=warm_up)
 
 
 def read_stage_replicas(given: object, n: object) -> Widths:
@@ -189,9 +195,13 @@ def _rule_and_steps(
     given = options["steps"]
     if given is None and isinstance(options["counts"], Sequence | np.ndarray):
         given = len(options["counts"])
+        if schedule.order.rounds:
+            given = (given - 1) // schedule.order.rounds.per_update
     steps = LEAST_STEPS if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
+    if schedule.order.rounds:
+        return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps
     rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
     if options["rule"] is None and rule == schedule.rule:
         rule = schedule.rule_of(shape)
@@ -201,6 +211,17 @@ def _rule_and_steps(
         steps = needed
         _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     return rule, steps
+
+
+def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object) -> Rule:
+    """Return the rule of a schedule with rounds, which no option changes; refuse a run of nothing but warm-up."""
+    if given is not None and find_rule(given) != schedule.rule:
+        problem = f"{schedule.name} goes on with what its communications have brought"
+        raise InapplicableOption("rule", f"{problem}; leave it out, or take another schedule")
+    if shape.warm_up >= steps:
+        problem = f"warm_up={shape.warm_up} leaves none of {steps} updates that workers do not wait for"
+        raise RequestError("warm-up", f"{problem}; give fewer steps of it, or more --steps")
+    return schedule.rule
 
 
 def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
@@ -215,17 +236,23 @@ def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
 def _refuse_too_large(
     schedule: Schedule, shape: Shape, steps: int, options: Mapping[str, Any], *, in_slots: bool, parts: int = 2
 ) -> None:
-    """Refuse a run that will not fit; whether backwards are split is known only when an order is written out."""
-    refuse_too_large(
-        shape.n,
-        None if options["m"] is None and schedule.m is None else shape.m,
-        steps,
-        memory_engine(options["engine"], options["contention"]),
-        options["max_memory"],
-        replicas=shape.replicas,
-        parts=parts,
-        slots=in_slots,
-    )
+    """Refuse a run that will not fit; whether backwards are split is known only when an order is written out.
+
+    Of rounds, whose tasks are not known, those of one update must fit, and the counts of all.
+    """
+    rounds, usual = schedule.order.rounds, options["m"] is None and schedule.m is None
+    sizes = [(shape.n, None if usual else shape.m, rounds.steps(1) if rounds else steps)]
+    for n, m, number in [*sizes, (1, 1, rounds.steps(steps))] if rounds else sizes:
+        refuse_too_large(
+            n,
+            m,
+            number,
+            memory_engine(options["engine"], options["contention"]),
+            options["max_memory"],
+            replicas=shape.replicas,
+            parts=parts,
+            slots=in_slots,
+        )
 
 
 def memory_engine(engine: str, contention: str) -> str:
@@ -243,7 +270,8 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
         "m": shape.m != schedule.micro_batches(shape.parts),
         "chunks": shape.chunks != schedule.order.chunks,
         "shard": (options.get("shard") or 1) > 1,
-        "replicas": shape.replicas > shape.shard,
+        "replicas": shape.replicas > (1 if schedule.order.rounds else shape.shard),
+        "warm-up": shape.warm_up > 0,
         "stage-replicas": bool(shape.widths),
         "zero": options.get("zero"),
         **{name.replace("_", "-"): is_given(options.get(name)) for name in (*SHARING, "by_layer")},
@@ -259,6 +287,9 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
             )
             raise InapplicableOption(option, f"{problem}; leave it out")
         if is_changed and option not in schedule.options:
+            if option == "clip" and schedule.order.rounds:
+                problem = "the norm is a sum over all shares, and takes a message before each update"
+                raise InapplicableOption(option, f"{problem}, which {schedule.name} does not send; leave it out")
             accepted = ", ".join(schedule.options) or "none of its kind"
             problem = f"{schedule.name} does not take this option (it takes {accepted})"
             raise InapplicableOption(option, f"{problem}; {_takers(option)}")
@@ -287,6 +318,23 @@ def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
         raise RequestError("lanes", f"{problem}; leave them out of its file")
 
 
+def _refuse_whole_tensors(schedule: Schedule, shape: Shape, options: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that needs whole tensors where workers update shares between two messages."""
+    if not schedule.order.rounds or shape.replicas == 1:
+        return
+    optimizer = options["optimizer"] or _find_model(options["model"], shape.n).training.optimizer
+    if optimizer and not UPDATE_FACTS[optimizer].is_elementwise:
+        problem = f"{optimizer} needs sums over whole tensors, and each worker of {schedule.name} updates a share"
+        raise RequestError("optimizer", f"{problem}; take one that goes weight by weight, such as adam")
+
+
+def _refuse_meetings(schedule: Schedule, options: Mapping[str, Any]) -> None:
+    """Refuse messages that wait for their ends in a queue with tasks where tasks do not wait for messages."""
+    if schedule.order.rounds and options["rendezvous"]:
+        problem = f"workers of {schedule.name} go on beside their communication, and never wait for its other end"
+        raise InapplicableOption("rendezvous", f"{problem}; leave it out")
+
+
 def _refuse_ineffective(shape: Shape, model: Model, cluster: Cluster, options: Mapping[str, Any]) -> None:
     """Refuse options that change nothing with this model and this cluster."""
     is_free, in_slots = cluster.is_unit, model.is_unit
@@ -304,10 +352,12 @@ def _refuse_ineffective(shape: Shape, model: Model, cluster: Cluster, options: M
             raise InapplicableOption(option, f"{problem}, or leave it out")
 
 
-def _counts(given: object, shape: Shape, steps: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return how many micro-batches each replica has in each step; None where that is always m."""
+def _counts(schedule: Schedule, given: object, shape: Shape, steps: int) -> CountRows | None:
+    """Return how many micro-batches each replica has in each step; None where that is always m, or is to be found."""
     if given is None:
         return None
+    if schedule.order.rounds:
+        return tuple(map(tuple, count_rounds(given, schedule.order.rounds, shape, steps).tolist()))
     counts = check_counts(given, shape, steps)
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 

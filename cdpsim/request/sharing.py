@@ -33,6 +33,9 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
     Where nothing is split, ranks that would share have copies.
     """
     zero, shard = read_zero(options.get("zero")), options.get("shard")
+    if schedule.order.rounds:
+        split = ZERO.index(schedule.state.homes)
+        return split, replicas, replicas if split else 1
     if shard is not None:
         shard = whole_number("shard", shard, at_least=1)
     if zero is None:
@@ -73,6 +76,8 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
+    if schedule.order.rounds:
+        return _state_of_rounds(schedule, shape, model)
     given = [name for name in SHARING if is_given(options[name])]
     in_slots = model is None or model.is_unit
     # Replicas whose steps may differ have no order of messages in common.
@@ -108,6 +113,12 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         clips=_read_clip(schedule, shape, zero, options["clip"]),
         updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
     )
+
+
+def _state_of_rounds(schedule: Schedule, shape: Shape, model: Model | None) -> State:
+    """Return the state policy of rounds: the schedule's, but that nothing is split in slots and on one rank."""
+    in_one_piece = model is None or model.is_unit or shape.replicas == 1
+    return replace(schedule.state, optimizer=Home.COPIED) if in_one_piece else schedule.state
 
 
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:

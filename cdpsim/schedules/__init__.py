@@ -118,9 +118,10 @@ from cdpsim.schedules.placement import (
     SINGLE,
     Placement,
 )
-from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import ALONG, OWNER, REPLICATED, TRAVELLING, Home, State
+from cdpsim.schedules.state import ALONG, BESIDE, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
 _OF_DATA_AXIS = (
@@ -159,24 +160,25 @@ class Schedule:
     def options(self) -> tuple[str, ...]:
         """The options that it accepts beyond those that every schedule accepts."""
         together, replicas = self.order.together, self.placement.replicas
-        owned = self.state.parameters is Home.OWNED
+        owned, rounds = self.state.parameters is Home.OWNED, self.order.rounds
         pipeline = self.order.lists is not None or self.is_line
         flushed = pipeline and together
         accepts = {
             "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
+            "warm-up": rounds is not None and rounds.warms_up,
             "stage-replicas": self.order.lists is not None and self.order.lists.replicated is not None,
-            "shard": pipeline,
-            "zero": pipeline,
+            "shard": pipeline and not rounds,
+            "zero": pipeline and not rounds,
             "buckets": flushed,
             "whole-first-step": flushed,
             "reduce": flushed,
             "reshard": flushed,
             "gather": flushed,
-            "padding": pipeline,
+            "padding": pipeline and not rounds,
             "clip": flushed,
-            "update-in": pipeline,
+            "update-in": pipeline and not rounds,
             "by-layer": flushed and not self.order.one_place,
             "overlap-all-reduce": together and not self.placement.lanes and not owned and not self.order.one_place,
             "vertical-sync": self.vertical_sync is not None,
@@ -332,6 +334,13 @@ def pipeline(
     return Schedule(name, about, order, LISTED, rules.DP if together else newest_rule(order))
 
 
+def _overlapped(name: str, about: str, rule: Rule, per_update: int = 1) -> Schedule:
+    """Return data parallelism that goes on computing while the gradients of the last round are exchanged."""
+    rounds = OverlappedRounds(per_update, warms_up=rule is DPU)
+    order = Order("rounds", False, Lists(alternating.one_place), any_m=True, one_place=True, rounds=rounds)
+    return Schedule(name, about, order, LISTED, rule, BESIDE, usual_m=1)
+
+
 _TABLE_1_SCHEDULES = (
     Schedule("single-dp", "one device runs all micro-batches at once", SIMULTANEOUS, SINGLE, rules.DP),
     Schedule("single-cdp", "one device, micro-batches two slots apart", CYCLIC, SINGLE, rules.CDP_V2),
@@ -388,6 +397,9 @@ _OTHER_SCHEDULES = (
     ),
     Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
     Schedule("pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH),
+    _overlapped("dpu", "ZeRO-1 whose exchanges and updates go beside the next micro-batches, one version back", DPU),
+    _overlapped("wp", "dpu that reads an estimate: the same gradients applied once more (weight prediction)", WP),
+    _overlapped("acco", "dpu whose mini-batches are halves: the first at an estimate by the half before", ACCO, 2),
 )
 # Names of a schedule with a stage of ZeRO.
 ZERO_NAMES = {"ddp": ("dp", 0), "zero-1": ("dp", 1), "zero-2": ("dp", 2), "zero-3": ("dp", 3), "fsdp": ("dp", 3)}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
 
@@ -50,6 +51,7 @@ class Order:
     chunks: int = 1  # stages per device, by default
     any_chunks: bool = False  # whether a request may give another number of them
     one_place: bool = False  # whether one device has all stages
+    rounds: OverlappedRounds | None = None  # of workers that do not wait for updates; m is their block
 
     @property
     def lists(self) -> "Lists | None":

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError, UnknownName, short_repr, suggestion
 from cdpsim.files.writing import read_csv
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.schedules.shape import Shape
 
 Fresh = NDArray[np.bool_]  # u[i, j] of the CDP paper
@@ -37,9 +37,18 @@ class UpdateSources(NamedTuple):
     first: Ints  # the first step whose gradients it takes; the last is its own
 
 
+class MadeVersions(NamedTuple):
+    """The versions of a stage that a run makes, 1, 2, ...: a row for each."""
+
+    step: Ints  # in which it is made
+    base: Ints  # the version from which it starts
+    first: Ints  # the first step whose gradients it takes; the last is its own
+    estimate: Flags  # whether it is read only: no later version starts from it
+
+
 @dataclass(frozen=True)
 class Versions:
-    """The versions of a stage: each step's update makes one; they are numbered 1, 2, ..., and theta_0 is the first.
+    """The versions of a stage: updates make them; they are numbered 1, 2, ..., and theta_0 is the first.
 
     By default every step makes the next version, of the one before it and of its own gradients. A version from which no
     later one starts is an estimate: tasks may read it, but its optimizer state is dropped. Every gradient must be taken
@@ -53,41 +62,84 @@ class Versions:
     # The version from whose parameters and optimizer state a version starts.
     base: IntFunction = field(default=_previous, repr=False)
     sums: IntFunction = field(default=_ones, repr=False)  # how many steps' gradients it takes, up to its own step's
+    step: IntFunction = field(default=_previous, repr=False)  # in which a version is made: one or more in each
+
+    @property
+    def is_line(self) -> bool:
+        """Whether each starts from the one before, and takes its own step's gradients."""
+        return self == Versions()
+
+    def made(self, steps: int) -> MadeVersions:
+        """Return the versions that a run of so many steps makes."""
+        step, base, sums = self._columns(steps + _HORIZON)
+        problem = ""
+        if ((base < 0) | (base > np.arange(len(base)))).any():
+            problem = "a version starts from one that was made before it"
+        elif ((sums < 1) | (sums > step + 1)).any():
+            problem = "a version takes the gradients of one step or more, up to its own"
+        elif (np.diff(step, prepend=-1) > 1).any() or (np.diff(step) < 0).any():
+            problem = "every step makes a version or more, after those of the step before"
+        if problem:
+            raise RequestError("versions", f"{problem}; change base and sums alone, and keep to that")
+        version, first = np.arange(1, len(step) + 1), step + 1 - sums
+        estimate = ~np.isin(version, base)
+        rows = step < steps
+        self._refuse_missed(version[~estimate & rows], step, first)
+        return MadeVersions(step[rows], base[rows], first[rows], estimate[rows])
+
+    def _refuse_missed(self, kept: Ints, step: Ints, first: Ints) -> None:
+        """Refuse versions that are kept and take gradients of other steps than those since the one kept before."""
+        since = np.append(-1, step[kept[:-1] - 1])[: len(kept)] + 1
+        missed = np.flatnonzero(first[kept - 1] != since)
+        if len(missed):
+            late = int(kept[missed[0]])
+            takes, before = step[late - 1] + 1 - first[late - 1], int(kept[missed[0] - 1]) if missed[0] else 0
+            problem = f"version {late} is kept and takes the gradients of {takes} steps"
+            remedy = (
+                f"the one kept before it is version {before}, so let it take {step[late - 1] + 1 - since[missed[0]]}"
+            )
+            raise RequestError("versions", f"{problem}; {remedy}")
+
+    def _columns(self, steps: int) -> tuple[Ints, Ints, Ints]:
+        """Return the step, the base and the number of sums of each version that so many steps make."""
+        count = steps
+        while True:
+            version = np.arange(1, count + 1)
+            columns = [
+                np.broadcast_to(np.asarray(f(version)), version.shape) for f in (self.step, self.base, self.sums)
+            ]
+            if columns[0][-1] >= steps - 1 or count > 4 * steps:
+                rows = columns[0] < steps
+                return columns[0][rows], columns[1][rows], columns[2][rows]
+            count *= 2
 
     def sources(self, steps: int) -> UpdateSources | None:
         """Return the sources of a run's updates; None where each starts from the one before and sums its own step."""
-        if self == Versions():
+        if self.is_line:
             return None
-        version = np.arange(1, steps + _HORIZON + 1)  # as many as it takes to see which of a run's versions are kept
-        base, sums = (np.broadcast_to(np.asarray(f(version)), version.shape) for f in (self.base, self.sums))
-        problem = ""
-        if ((base < 0) | (base >= version)).any():
-            problem = "a version starts from one that was made before it"
-        elif ((sums < 1) | (sums > version)).any():
-            problem = "a version takes the gradients of one step or more, up to its own"
-        if problem:
-            raise RequestError("versions", f"{problem}; change base and sums alone, and keep to that")
-        kept = np.unique(np.append(base[base > 0], 0))
-        kept = kept[kept <= steps]
-        missed = np.flatnonzero(sums[kept[1:] - 1] != np.diff(kept))
-        if len(missed):
-            late = int(kept[missed[0] + 1])
-            problem = f"version {late} is kept and takes the gradients of {sums[late - 1]} steps"
-            remedy = f"the one kept before it is version {kept[missed[0]]}, so let it take {late - kept[missed[0]]}"
-            raise RequestError("versions", f"{problem}; {remedy}")
-        return UpdateSources(base[:steps], (version - sums)[:steps])
+        made = self.made(steps)
+        return UpdateSources(made.base, made.first)
+
+    def equals(self, other: "Versions", version: Ints) -> bool:
+        """Return whether these versions are the same by both."""
+        pairs = ((self.base, other.base), (self.sums, other.sums), (self.step, other.step))
+        return all((one(version) == another(version)).all() for one, another in pairs)
 
     def record(self) -> dict[str, list[int]]:
-        """Return how far back each version starts, and how many steps it sums, for one period of both."""
-        if self == Versions():
+        """Return how far back each version starts, and how many steps it sums, for one period of both.
+
+        Where not every step makes one version, `steps` says how many steps after the one before each version is made.
+        """
+        if self.is_line:
             return {}
-        self.sources(1)
+        self.made(1)
         version = np.arange(1, 4 * _HORIZON + 1)
-        columns = np.stack([version - self.base(version), self.sums(version)])
+        columns = np.stack([version - self.base(version), self.sums(version), np.diff(self.step(version), prepend=-1)])
         for every in range(1, _HORIZON + 1):
-            if (columns[:, every:] == columns[:, :-every]).all():
-                back, sums = columns[:, :every].tolist()
-                return {"back": back, "sums": sums}
+            periods = columns[:, every : 2 * every].tolist()  # the first one may start from theta_0 more often
+            if repeating_versions(*periods).equals(self, version):
+                names = ("back", "sums") if set(periods[2]) == {1} else ("back", "sums", "steps")
+                return dict(zip(names, periods, strict=False))
         problem = f"do not repeat within {_HORIZON}, and cannot be recorded; let them repeat sooner"
         raise RequestError("versions", problem)
 
@@ -96,9 +148,17 @@ _HORIZON = 64
 CUSTOM = "custom"  # the name of a rule that is given as its lags
 
 
-def repeating_versions(back: Sequence[int], sums: Sequence[int]) -> Versions:
+def repeating_versions(back: Sequence[int], sums: Sequence[int], steps: Sequence[int] = (1,)) -> Versions:
     """Return the versions of which `Versions.record` gave the period."""
-    return Versions(base=partial(_go_back, tuple(back)), sums=partial(_cycle_through, tuple(sums)))
+    made = {} if set(steps) == {1} else {"step": partial(_count_steps, tuple(steps))}
+    return Versions(base=partial(_go_back, tuple(back)), sums=partial(_cycle_through, tuple(sums)), **made)
+
+
+def _count_steps(steps: tuple[int, ...], version: Ints) -> Ints:
+    """Return in which step versions are made, by how many steps each is later than the one before it."""
+    periods, number = np.divmod(version - 1, len(steps))
+    step: Ints = periods * sum(steps) + np.cumsum(steps)[number] - 1
+    return step
 
 
 def _cycle_through(values: tuple[int, ...], version: Ints) -> Ints:
@@ -107,7 +167,8 @@ def _cycle_through(values: tuple[int, ...], version: Ints) -> Ints:
 
 
 def _go_back(back: tuple[int, ...], version: Ints) -> Ints:
-    return version - _cycle_through(back, version)
+    base: Ints = np.maximum(version - _cycle_through(back, version), 0)
+    return base
 
 
 @dataclass(frozen=True)
@@ -203,6 +264,28 @@ def _one_step_while_in_flight(i: Ints, j: Ints, shape: Shape) -> Ints:
     return (i % workers + j < workers - 1).astype(np.int32)
 
 
+def _two_versions(i: Ints, j: Ints, shape: Shape) -> Ints:
+    return 0 * i + 2
+
+
+def _back_to_kept(version: Ints) -> Ints:
+    return version - 1 - (version - 1) % 2
+
+
+def _one_or_two(version: Ints) -> Ints:
+    return 1 + (version - 1) % 2
+
+
+def _two_a_step(version: Ints) -> Ints:
+    return (version - 1) // 2
+
+
+def _theta_before(version: Ints) -> Ints:
+    """Return the version before the last one, theta_t, from which theta_t+1 starts; an estimate starts from theta."""
+    before: Ints = np.maximum(version - 1 - version % 2, 0)
+    return before
+
+
 DP = Rule("dp", _none)
 CDP_V1 = Rule("cdp-v1", _one_step, barrier=True)
 CDP_V2 = Rule("cdp-v2", _one_step_while_in_flight)
@@ -210,7 +293,13 @@ RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}  # those that --rule 
 NEWEST = Rule("newest", _newest)
 VERTICAL_SYNC = Rule("vertical-sync", _newest_at_first_stage)
 NEWEST_EACH = Rule("newest-each", _newest, backward=_none)
-ALL_RULES = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH)}
+# Each update is beside the next interval, whose tasks read the version before it.
+DPU = Rule("dpu", _one_step)
+# Each update is made twice: the second time for what the next interval reads, an estimate of the version after it.
+WP = Rule("wp", _two_versions, versions=Versions(step=_two_a_step, base=_theta_before))
+# Every second round makes theta of its own gradients and those of the round before, which made an estimate of them.
+ACCO = Rule("acco", _one_step, versions=Versions(base=_back_to_kept, sums=_one_or_two))
+ALL_RULES = RULES | {rule.name: rule for rule in (NEWEST, VERTICAL_SYNC, NEWEST_EACH, DPU, WP, ACCO)}
 
 
 def matrix_rule(matrix: Fresh, name: str = CUSTOM) -> Rule:
@@ -221,7 +310,7 @@ def matrix_rule(matrix: Fresh, name: str = CUSTOM) -> Rule:
 def lag_rule(lags: object) -> Rule:
     """Return the rule of some lags: rows of them, or a table."""
     table = lags if isinstance(lags, Mapping) else {"lags": lags}
-    if unknown := set(table) - {"lags", "backward", "barrier", "back", "sums"}:
+    if unknown := set(table) - {"lags", "backward", "barrier", "back", "sums", "steps"}:
         raise RequestError("rule", f"unknown field {min(map(str, unknown))!r}; {_FORM}")
     backward = None if table.get("backward") is None else _fixed_lag(_lag_rows(table["backward"]))
     barrier = table.get("barrier", False)
@@ -229,12 +318,13 @@ def lag_rule(lags: object) -> Rule:
         raise RequestError("rule", f"its barrier is {str(barrier)[:40]!r}; write true or false")
     versions = Versions()
     if "back" in table or "sums" in table:
-        versions = repeating_versions(*_lag_rows([table.get("back"), table.get("sums")]).tolist())
-        versions.sources(1)
+        rows = [table.get("back"), table.get("sums"), *([table["steps"]] if "steps" in table else ())]
+        versions = repeating_versions(*_lag_rows(rows).tolist())
+        versions.made(1)
     return Rule(CUSTOM, _fixed_lag(_lag_rows(table.get("lags"))), barrier, backward, versions)
 
 
-_FORM = "write rows of lags, one a micro-batch, or a table of `lags`, `backward`, `barrier`, `back` and `sums`"
+_FORM = "write rows of lags, one a micro-batch, or a table of `lags`, `backward`, `barrier`, `back`, `sums` and `steps`"
 
 
 def _lag_rows(content: Any) -> Ints:

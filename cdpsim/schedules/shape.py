@@ -17,6 +17,7 @@ class Shape:
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
     shard: int = 1  # so many replicas, one after another, share what is split
     layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them
+    warm_up: int = 0  # steps before the rounds of a schedule that does not wait for updates
 
     @property
     def side_by_side(self) -> int:

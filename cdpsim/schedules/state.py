@@ -99,7 +99,7 @@ class State:
     @property
     def splits(self) -> bool:
         """Whether each rank of a sharding group has a share of something."""
-        return Home.SPLIT in self._homes
+        return Home.SPLIT in self.homes
 
     @property
     def joins(self) -> bool:
@@ -119,14 +119,15 @@ class State:
                 raise RequestError("state", f"{problem}; {remedy}")
 
     @property
-    def _homes(self) -> tuple[Home, Home, Home]:
+    def homes(self) -> tuple[Home, Home, Home]:
+        """The homes of parameters, of gradients and of optimizer states."""
         return self.parameters, self.gradients, self.optimizer
 
     def _refusals(self) -> tuple[Refusal, ...]:
-        copied = self._homes == (Home.COPIED,) * 3
+        copied = self.homes == (Home.COPIED,) * 3
         return (
             (
-                self.splits and self._homes not in _SPLIT_HOMES,
+                self.splits and self.homes not in _SPLIT_HOMES,
                 "a share of the optimizer updates a share of the parameters, and takes a share of their gradients",
                 "split optimizer states alone, or gradients with them, or all three",
             ),
@@ -151,7 +152,7 @@ class State:
                 "let these be COPIED, or the optimizer OWNED",
             ),
             (
-                self.owner is not Owner.FIXED and Home.OWNED not in self._homes,
+                self.owner is not Owner.FIXED and Home.OWNED not in self.homes,
                 "nothing is owned",
                 "leave the owner out",
             ),
@@ -228,6 +229,10 @@ _SPLIT_HOMES = (
 # The homes of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
 ZERO = ((Home.COPIED,) * 3, *_SPLIT_HOMES)
 REPLICATED = State()
+# What workers exchange while they go on: all in one message, and updates of shares among these messages.
+BESIDE = State(
+    *ZERO[1], reduce=When.LAST, streams=True, buckets=Buckets((2**62,)), one_step=True, updates_in_stream=True
+)
 ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
 OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)
 TRAVELLING = State(Home.OWNED, Home.OWNED, Home.OWNED, owner=Owner.USER)

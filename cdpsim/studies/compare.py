@@ -138,7 +138,7 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
     passes = int(program.counts[rest.steps].sum()) * program.fold
-    rate = float(Fraction(passes, len(rest.steps)) / rest.period)
+    rate = float(Fraction(passes, rest.updates) / rest.period)
     sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
     return Measured(
         schedule=request.schedule.name,

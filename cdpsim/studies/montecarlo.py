@@ -11,6 +11,7 @@ import numpy as np
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
 from cdpsim.front import run as run_again
+from cdpsim.front import simulate
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.runs import Run
@@ -30,10 +31,13 @@ class SampledRuns:
     steady: Floats  # the ends of steps if nothing were random
     steady_period: float  # the time of a step at rest if nothing were random
     steps: range  # the steps over which the time of a step is averaged
+    in_rounds: Floats | None = None  # the mean time of an update in each run, where runs have rounds
 
     @cached_property
     def period(self) -> Floats:
         """The mean time of a step in each run, as a single run that chance disturbs is measured."""
+        if self.in_rounds is not None:
+            return self.in_rounds
         low = self.ends[:, self.steps.start - 1] if self.steps.start else 0
         period: Floats = (self.ends[:, self.steps.stop - 1] - low) / len(self.steps)
         return period
@@ -61,6 +65,8 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     run = _random_run(trace)
     program, request = run.program, run.request
     _refuse_too_many(runs, program.steps)
+    if program.thrown_away:
+        return _sample_rounds(run, runs)
     steady = steady_costs(program, run.costs.undisturbed or run.costs, request.disorder)
     graph = program.levels
     earliest = np.zeros((program.nodes, 1))
@@ -86,6 +92,30 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
     return SampledRuns(makespan, ends, steady_ends[0], float(rested.steady_state.period), run.steady_state.steps)
+
+
+def _sample_rounds(run: Run, runs: int) -> SampledRuns:
+    """Repeat a run with rounds: in each, workers compute as many micro-batches as its own times ask for."""
+    update, steps = run.program.update_of_step, run.steady_state.steps
+    done, found = ticker(runs, "runs"), []
+    for number in range(runs):
+        each = simulate(run.request.with_run(number))
+        found.append((each.makespan, _ends_of_updates(each), float(each.steady_state.period)))
+        done(1)
+    done(0)
+    rested = simulate(run.request.with_run(0).without_chance())
+    makespan, ends, periods = (np.array(column) for column in zip(*found, strict=True))
+    of_updates = range(int(update[steps.start]), int(update[steps.stop - 1]) + 1)
+    at_rest = _ends_of_updates(rested), float(rested.steady_state.period)
+    return SampledRuns(makespan, ends, *at_rest, of_updates, periods)
+
+
+def _ends_of_updates(run: Run) -> Floats:
+    """Return when all that enters each update of a run with rounds has ended."""
+    tasks, update = run.program.tasks, run.program.update_of_step
+    ends = np.zeros(int(update[-1]) + 1)
+    np.maximum.at(ends, update[tasks.step], run.end[: len(tasks)])
+    return ends[:-1]
 
 
 def _random_run(trace: Trace) -> Run:

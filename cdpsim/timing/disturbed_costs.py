@@ -18,7 +18,7 @@ from cdpsim.numeric.random_factors import DISTRIBUTIONS, uniforms
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 
-_TASK_STREAM, _MESSAGE_STREAM = 0, 1  # of random numbers
+_TASK_STREAM, _MESSAGE_STREAM, _UPDATE_STREAM = 0, 1, 2  # of random numbers
 _DRAWN_AT_ONCE = 2**15  # numbers that stay in a processor's cache while they are made into factors
 
 
@@ -53,6 +53,7 @@ def jittered_durations(program: Program, duration: Times, disorder: Disorder, se
     Tasks are drawn in the order of their numbers, by training step, micro-batch and phase, and messages from another
     stream: so a task's factor depends on no schedule, link or other run. Where steps have
     unlike numbers of micro-batches, factors are drawn as if each had the most, so that no step changes those of others.
+    Where the number of a round's is found in the run, each device has a stream of its own.
     """
     result = np.tile(duration, (len(runs), 1))
     sent = program.message_nodes
@@ -66,11 +67,28 @@ def jittered_durations(program: Program, duration: Times, disorder: Disorder, se
         name, variation = read_jitter("jitter", text)
         step = max(1, _DRAWN_AT_ONCE // width)
         for low in range(0, len(runs), step):
-            drawn = np.concatenate([uniforms(seed, run, stream, count)[rows] for run in runs[low : low + step]])
+            if program.thrown_away and stream == _TASK_STREAM:
+                drawn = np.concatenate([_drawn_by_device(program, seed, run) for run in runs[low : low + step]])
+            else:
+                drawn = np.concatenate([uniforms(seed, run, stream, count)[rows] for run in runs[low : low + step]])
             result[low : low + step, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(-1, width)
     if disorder.link_jitter:
         result[:, sent.stop :] = program.parts.times(result[:, sent].T).T
     return result
+
+
+def _drawn_by_device(program: Program, seed: int, run: int) -> Floats:
+    """Draw a number for each task and update, in their devices' order: none depends on what another device does."""
+    drawn = np.empty(len(program.tasks))
+    for stream, first, after in (
+        (_TASK_STREAM, 0, program.compute),
+        (_UPDATE_STREAM, program.compute, len(program.tasks)),
+    ):
+        device = program.tasks.device[first:after]
+        for number in range(program.devices):
+            rows = first + np.flatnonzero(device == number)
+            drawn[rows] = uniforms(seed, run, stream, len(rows), number)
+    return drawn
 
 
 def _drawn_rows(program: Program, stream: int) -> tuple[int, slice | Ints]:

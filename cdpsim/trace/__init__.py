@@ -18,7 +18,17 @@ from cdpsim.files.units import counted
 from cdpsim.files.writing import read_text, write_folder
 from cdpsim.numeric.columns import Columns
 from cdpsim.program import Category, Content, Kind, Op, Stream
-from cdpsim.trace.table import MemoryRow, MessageRow, StreamedMessageRow, Table, TaskRow, message_row
+from cdpsim.trace.table import (
+    EstimatedTaskRow,
+    MemoryRow,
+    MessageRow,
+    RoundRow,
+    StreamedMessageRow,
+    Table,
+    TaskRow,
+    message_row,
+    task_row,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,18 +37,23 @@ if TYPE_CHECKING:
 
 ROWS: Mapping[str, Any] = {"tasks": TaskRow, "messages": MessageRow, "memory": MemoryRow}
 TABLES: dict[str, tuple[str, ...]] = {name: row._fields for name, row in ROWS.items()}
-STREAMED_TABLES: dict[str, tuple[str, ...]] = {"messages": StreamedMessageRow._fields}  # of runs with streams
+# Of runs with estimates, and of runs with streams.
+WIDER_TABLES: dict[str, tuple[str, ...]] = {"tasks": EstimatedTaskRow._fields, "messages": StreamedMessageRow._fields}
+ROUNDS = "rounds.csv"  # beside them, of a run with rounds
 SEAL = "summary.json"  # is written last: where it is, the other files of its folder are complete
 FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
+ROUNDS_HEADER = ",".join(RoundRow._fields) + "\n"
 RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
 _INTEGER = re.compile("[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _MEMBERS = re.compile(r"[0-9]+(\|[0-9]+)*")
 _WRITE_AGAIN = "write the trace again"
 _LARGEST_FILE = 2**34
-_OPTIONAL = {"micro_batch", "stage", "src"}  # -1 in these columns is an empty cell in their files
+# -1 in these columns is an empty cell in their files.
+_OPTIONAL = {"micro_batch", "stage", "src", "base", "begun", "ended"}
 _ROWS_OF_A_CHUNK = 50_000
-_TIMES = ("start", "end", "time")
+_TIMES = ("start", "end", "time", "posted", "begun", "ended")
+_FLAGS = ("stale", "estimate")
 _MOST_MISSING = 100_000  # pictures and exports give a row to each number up to the highest
 
 
@@ -72,12 +87,14 @@ class Trace:
         messages: Columns | Table[MessageRow],
         memory: Columns | Table[MemoryRow],
         summary: Mapping[str, Any] = MappingProxyType({}),
+        rounds: Columns | Table[RoundRow] | None = None,
     ) -> None:
         self._tasks, self._messages, self._memory = (
-            Table(TaskRow, tasks),
+            Table(task_row(tasks.keys()), tasks),
             Table(message_row(messages.keys()), messages),
             Table(MemoryRow, memory),
         )
+        self._rounds = None if rounds is None else Table(RoundRow, rounds)
         self._summary = dict(summary)
         request = summary.get("request")
         self.request = request if isinstance(request, Mapping) else {}
@@ -99,6 +116,11 @@ class Trace:
     def memory(self) -> Table[MemoryRow]:
         """Memory of each device by category: the size from each time on, one row per change."""
         return self._memory
+
+    @property
+    def rounds(self) -> Table[RoundRow] | None:
+        """One row per round and device, of a run whose workers do not wait for updates; None of others."""
+        return self._rounds
 
     @property
     def in_slots(self) -> bool:
@@ -183,11 +205,18 @@ class Trace:
     ) -> None:
         """Write tasks.csv, messages.csv, memory.csv, summary.json, and the files `more`, into a folder: all or none.
 
-        summary.json comes last, and `load` refuses a folder without it. The runs.csv of an earlier trace is removed.
+        A run of rounds has rounds.csv, too. summary.json comes last, and `load` refuses a folder without it. The
+        runs.csv and rounds.csv of an earlier trace are removed.
         """
-        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": _encode_rows(getattr(self, name)) for name in TABLES}
+        files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": table_text(getattr(self, name)) for name in TABLES}
+        files |= {} if self.rounds is None else {ROUNDS: table_text(self.rounds)}
         files |= {**more, SEAL: [summary_text(self.summary())]}
-        obsolete = [RUNS] if RUNS not in more and _is_runs_file(Path(directory) / RUNS) else []
+        written_before = {RUNS: RUNS_HEADER, ROUNDS: ROUNDS_HEADER}
+        obsolete = [
+            name
+            for name, header in written_before.items()
+            if name not in files and _has_header(Path(directory) / name, header)
+        ]
         write_folder(directory, files, force=force, obsolete=obsolete)
 
 
@@ -203,8 +232,10 @@ def load(directory: str | Path) -> Trace:
     if not path.exists() and any((folder / name).exists() for name in FILES):
         raise RequestError(str(path), f"is missing, so the trace was not written to its end; {_WRITE_AGAIN} (--force)")
     tables = {
-        name: _read_table(folder / f"{name}.csv", header, STREAMED_TABLES.get(name)) for name, header in TABLES.items()
+        name: _read_table(folder / f"{name}.csv", header, WIDER_TABLES.get(name)) for name, header in TABLES.items()
     }
+    if _has_header(folder / ROUNDS, ROUNDS_HEADER):
+        tables["rounds"] = _read_table(folder / ROUNDS, RoundRow._fields)
     rows = sum(len(next(iter(table.values()))) for table in tables.values())
     for name, table in tables.items():
         _check(folder / f"{name}.csv", table, rows)
@@ -215,10 +246,10 @@ def load(directory: str | Path) -> Trace:
     return Trace(**_by_one_clock(tables), summary=summary)
 
 
-def _is_runs_file(path: Path) -> bool:
-    """Tell a runs.csv that this package wrote from a user's file of that name."""
+def _has_header(path: Path, header: str) -> bool:
+    """Tell a file that this package wrote from a user's file of that name, by its first line."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as opened:
-        return opened.readline(len(RUNS_HEADER)) == RUNS_HEADER
+        return opened.readline(len(header)) == header
     return False
 
 
@@ -242,7 +273,7 @@ def _by_one_clock(tables: Mapping[str, Columns]) -> dict[str, Columns]:
     }
 
 
-def _encode_rows(table: Table[Any]) -> Iterator[bytes]:
+def table_text(table: Table[Any]) -> Iterator[bytes]:
     """Yield the text of a CSV file, some rows at a time.
 
     Encoding rows as JSON and removing its punctuation is twice as fast as writing cell by cell; no text in these
@@ -303,7 +334,7 @@ def _parse_cell(name: str, cell: str) -> int | float | str | None:
     """Return the value of a cell, of a word its number; None if it cannot belong into that column."""
     if name in _WORDS:
         return _NUMBER_OF_WORD[name].get(cell)
-    if _INTEGER.fullmatch(cell) and (name != "stale" or cell in ("0", "1")):
+    if _INTEGER.fullmatch(cell) and (name not in _FLAGS or cell in ("0", "1")):
         return int(cell)
     if (name in _OPTIONAL and not cell) or (name == "step" and cell == "-1"):
         return -1

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, Times
+from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
+from cdpsim.timing.rounds import as_rows, rounds_of
 from cdpsim.trace import STREAM_WORDS, names_of
 from cdpsim.trace.metrics import memory, staleness
-from cdpsim.trace.table import MemoryRow, MessageRow, Table, TaskRow, message_row
+from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow, message_row, task_row
 
 
 def sort_tasks(program: Program, start: Times) -> Ints:
@@ -20,9 +21,37 @@ def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Tabl
     """Return the columns of tasks.csv."""
     tasks = program.tasks
     columns = {name: getattr(tasks, name)[node] for name in TaskRow._fields if hasattr(tasks, name)}
+    if program.estimates is not None:
+        columns |= _columns_of_estimates(program, columns, node)
     columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": staleness.stale_flags(program, start, end)[node]}
     columns |= {"start": start[node], "end": end[node]}
-    return Table(TaskRow, {name: columns[name] for name in TaskRow._fields})
+    row = task_row(columns)
+    return Table(row, {name: columns[name] for name in row._fields})
+
+
+def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Columns:
+    """Return the columns of tasks whose steps are halves: the update and the age of what is read stand there instead.
+
+    Micro-batches are numbered through all that enter an update.
+    """
+    step, version, tasks = columns["step"], columns["version"], program.tasks
+    age, first = staleness.version_ages(program), group_starts(program.update_of_step)
+    passes_before = program.first_pass[:-1] - program.first_pass[first[program.update_of_step]]
+    micro_batch = columns["micro_batch"] + np.where(columns["micro_batch"] >= 0, passes_before[step], 0)
+    base = np.full(len(tasks), -1)
+    base[program.compute :] = age[program.base]
+    return {
+        "step": program.update_of_step[step],
+        "micro_batch": micro_batch,
+        "version": age[version].astype(np.int32),
+        "base": base[node].astype(np.int32),
+        "estimate": program.is_estimate(version).astype(np.int8),
+    }
+
+
+def round_columns(program: Program, start: Times, end: Times) -> Table[RoundRow]:
+    """Return the columns of rounds.csv."""
+    return Table(RoundRow, as_rows(rounds_of(program, start, end)))
 
 
 def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> Ints:
@@ -46,6 +75,9 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
     is_single = messages.op[order] == Op.P2P
     columns = {name: getattr(messages, name)[order] for name in MessageRow._fields if hasattr(messages, name)}
     columns["stage"] = np.maximum(columns["stage"], -1)
+    if program.estimates is not None:
+        made = columns["step"] >= 0
+        columns["step"] = np.where(made, program.update_of_step[columns["step"]], -1)
     columns |= {"op": names_of(Op)[columns["op"]], "content": names_of(Content)[columns["content"]]}
     if not is_single.all():
         groups = ["|".join(map(str, members.tolist())) for members in program.groups]

@@ -29,6 +29,33 @@ class TaskRow(NamedTuple):
     stale: int
 
 
+class EstimatedTaskRow(NamedTuple):
+    """A task of a run with estimates, which count as the versions in whose place they are read."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    step: int
+    device: int
+    start: int | float
+    end: int | float
+    version: int
+    stale: int
+    base: int  # of an update, the version from which it starts; else -1
+    estimate: int  # whether what it reads, or makes, is an estimate
+
+
+class RoundRow(NamedTuple):
+    """What a device hands over in a round; in the last one, which has no communication, what is thrown away."""
+
+    round: int
+    device: int
+    micro_batches: int
+    posted: int | float
+    begun: int | float  # of the communication; -1 if there is none
+    ended: int | float
+
+
 class MessageRow(NamedTuple):
     """A message; -1 where it is of no single stage or micro-batch, or has no root."""
 
@@ -73,6 +100,12 @@ class MemoryRow(NamedTuple):
 
 
 Row = TypeVar("Row", bound=NamedTuple)
+
+
+def task_row(columns: Collection[str]) -> type[TaskRow]:
+    """Return the kind of the rows of tasks with these columns."""
+    kind: Any = EstimatedTaskRow if "estimate" in columns else TaskRow
+    return kind  # type: ignore[no-any-return]
 
 
 def message_row(columns: Collection[str]) -> type[MessageRow]:

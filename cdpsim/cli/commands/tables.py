@@ -1,6 +1,9 @@
-"""Commands that print tables: the schedules, Table 1, the pyramid."""
+"""Commands that print tables: the schedules, Table 1, the pyramid, rounds."""
 
 import argparse
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -9,17 +12,25 @@ from cdpsim.cli.commands.options import (
     STAGES,
     format_of,
     option_arguments,
+    output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import given_options, options_of, run_of
+from cdpsim.cli.commands.requests import check_output, given_options, options_of, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
+from cdpsim.files.units import short_text
+from cdpsim.files.writing import check_writable, write_file
+from cdpsim.front import rounds
+from cdpsim.request import Request
 from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.pyramid import pyramid
+from cdpsim.studies.rounds import HEADER, in_short
 from cdpsim.studies.table1 import compute_table1
+from cdpsim.trace import table_text
+from cdpsim.trace.table import RoundRow, Table
 
 _NAMES_TEXT = """\
 names of dp with --zero: ddp 0, zero-1 1, zero-2 2, zero-3 and fsdp 3
@@ -95,3 +106,35 @@ def pyramid_command(args: argparse.Namespace) -> int:
     header = [key.replace("_", " ") for key in keys]
     write_stdout(format_table(form, result, header, [*rows, ["all", *sums]]))
     return 0
+
+
+@command(
+    "rounds",
+    argument("schedule", metavar="NAME|FILE", choices=NAMES, help="a schedule whose workers go on: dpu, wp or acco"),
+    STAGES,
+    *output_arguments("write each round and worker into a CSV file", required=False),
+    option_arguments(RUN_OPTIONS),
+    request_arguments(),
+    FORMAT,
+)
+def rounds_command(args: argparse.Namespace) -> int:
+    """Count the micro-batches that workers compute while they communicate."""
+    form, options = format_of(args), options_of(args, args.schedule)
+    check = partial(check_writable, args.output, force=args.force)
+    check_output(args.output, check, [partial(_rounds_of, options)])
+    found = _rounds_of(options)
+    if args.output is not None:
+        write_file(args.output, table_text(found), force=args.force)
+    unit = "s" if found.posted.dtype.kind == "f" else ""
+    rows = in_short(found)
+    cells = [(*row[:4], *(each if each is None else short_text(each, unit) for each in row[4:])) for row in rows]
+    records = [dict(zip(HEADER, row, strict=True)) for row in rows]
+    write_stdout(
+        format_table(form, records, [name.replace("_", " ") for name in HEADER], cells if form == "text" else rows)
+    )
+    return 0
+
+
+def _rounds_of(options: Mapping[str, Any]) -> Table[RoundRow]:
+    """Return the rounds of the request of these options."""
+    return rounds(Request.from_builtins(options))

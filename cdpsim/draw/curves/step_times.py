@@ -61,7 +61,7 @@ def durations_of_steps(trace: Trace) -> Floats:
     tasks = trace.tasks
     ends = np.zeros(int(tasks["step"].max()) + 1)
     np.maximum.at(ends, tasks["step"], tasks["end"])
-    return _between(ends)
+    return _between(ends[:-1] if trace.rounds else ends)  # the last round of those is thrown away
 
 
 def _between(ends: Floats) -> Floats:

@@ -15,7 +15,7 @@ from cdpsim.draw.curves.panels import titles
 from cdpsim.draw.gantt.bars import BUBBLE, Drawing, draw_bars, draw_messages, fitted_names, idle_boxes
 from cdpsim.draw.gantt.blocks import Blocks, Panel, read_blocks
 from cdpsim.draw.gantt.key import key_entries
-from cdpsim.draw.gantt.rows import LINK, arrange_rows, idle_times, link_names, shows_streams
+from cdpsim.draw.gantt.rows import COMMUNICATION, LINK, arrange_rows, idle_times, link_names, shows_streams
 from cdpsim.draw.gantt.waits import draw_waits
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, KIND_COLOURS
@@ -105,7 +105,9 @@ def _clock_of(
     """Return the clock of a picture that is as wide as asked, or as its short tasks need."""
     span, short = max(each.until for each in blocks), min(each.short for each in blocks)
     names = [f"device {views.devices}" for views in every] + [name for own in links for name in own]
-    names += [STREAM_NAMES[Stream(k)] for views in every for k in np.unique(views.stream).tolist() if k >= 0]
+    for views in every:
+        streams = [STREAM_NAMES[Stream(k)] for k in np.unique(views.stream).tolist() if k >= 0]
+        names += [COMMUNICATION] * bool(streams) if views.has_rounds else streams
     left = 0.15 + 0.062 * max(map(len, names))
     width = min(max(span / short * TASK, NARROW), WIDE)
     if axes is not None:

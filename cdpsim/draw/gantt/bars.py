@@ -15,7 +15,7 @@ from cdpsim.draw.gantt.blocks import Blocks
 from cdpsim.draw.gantt.rows import LANE, LINK, Rows
 from cdpsim.draw.palette import ink_on
 from cdpsim.draw.views import KIND_WORDS, Views
-from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.numeric.columns import Columns, Floats, Ints
 from cdpsim.program import Content
 from cdpsim.trace.metrics.waiting import IdleReason
 
@@ -34,6 +34,8 @@ IDLE = {
 BUBBLE, IDLE_INK, NOTHING_FILL = "#d4d4d4", "#9a9a9a", "#efefef"
 NAME_SIZES = (5.5, 6.0, 6.5, 7.0, 7.5, 8.0)  # of names in bars
 SLASH = 4.5  # points: its width
+STRIP = 0.04  # inches: along the top of what reads an estimate
+PAPER = "#ffffff"
 LEAST_SEEN = 0.8  # points: the width of the narrowest message
 
 
@@ -51,16 +53,26 @@ def draw_bars(drawing: Drawing, views: Views, rows: Rows, blocks: Blocks) -> Non
     """Draw the blocks with their names, and a mark where updates take no time."""
     tasks, lane = blocks.tasks, rows.lane[blocks.chosen]
     top = rows.lane_top[lane]
+    estimate = views.estimate[views.bars[blocks.chosen]]
     for kind in KIND_WORDS:
-        chosen = tasks["kind"] == kind
+        chosen = (tasks["kind"] == kind) & ~((kind == "U") & estimate)
         columns = tasks["start"][chosen], tasks["end"][chosen], blocks.colours[chosen], tasks["stale"][chosen]
         _task_bars(drawing, kind, top[chosen], *columns, hatched=blocks.colour != "kind")
+    _estimate_bars(drawing, tasks, top, estimate)
     _write_names(drawing, blocks, top)
+    if views.has_rounds:
+        _hand_overs(drawing, views, rows, blocks.until)
     free = np.setdiff1d(np.arange(len(views.kind)), views.bars)
     free = free[views.tasks["start"][free] <= blocks.until]
-    device, time = np.unique(np.stack([views.tasks[name][free] for name in ("device", "start")]), axis=1)
+    places = np.stack([views.tasks[name][free] for name in ("device", "start")])
+    (device, time), of = np.unique(places, axis=1, return_inverse=True)
+    kept = np.bincount(of.ravel(), weights=~views.estimate[free], minlength=len(time)) > 0
     first, last = (rows.device_lane[device.astype(int) + k] - k for k in (0, 1))
-    _update_marks(drawing, time, rows.lane_top[first], rows.lane_top[last] + LANE)
+    top, bottom = rows.lane_top[first], rows.lane_top[last] + LANE
+    if views.has_rounds and len(rows.message):  # they are in the stream
+        top, bottom = bottom + 0.03, bottom + LINK
+    for chosen, makes_estimate in ((kept, False), (~kept, True)):
+        _update_marks(drawing, time[chosen], top[chosen], bottom[chosen], makes_estimate=makes_estimate)
 
 
 def draw_messages(drawing: Drawing, views: Views, rows: Rows, until: float) -> None:
@@ -172,12 +184,50 @@ def _write_names(drawing: Drawing, blocks: Blocks, top: Floats) -> None:
             text.set(va="center_baseline", gid=drawing.prefix + gid, clip_on=True)
 
 
-def _update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats) -> None:
+def _estimate_bars(drawing: Drawing, tasks: Columns, top: Floats, estimate: np.ndarray) -> None:
+    """Draw a frame where a device makes an estimate, and a strip along the top of what reads one."""
+    makes, reads = (np.flatnonzero(estimate & ((tasks["kind"] == "U") == made)) for made in (True, False))
+    if len(makes):  # the updates of all stages that make one are one frame
+        keys = np.stack([tasks[name][makes] for name in ("device", "step", "base")])
+        _, first, of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        begin, end = np.full(len(first), np.inf), np.zeros(len(first))
+        np.minimum.at(begin, of.ravel(), tasks["start"][makes])
+        np.maximum.at(end, of.ravel(), tasks["end"][makes])
+        line = np.clip(0.25 * (end - begin) * drawing.scale, 0.3, 1.0)  # points
+        gap, high = line / 2 / drawing.scale, top[makes[first]] + 0.015
+        gid, style = f"{drawing.prefix}estimate", {"facecolor": PAPER, "edgecolor": INK, "linewidth": line}
+        boxes(drawing.axes, begin + gap, np.maximum(end - gap, begin + gap), high, high + LANE - 0.03, gid, **style)
+    high, gid = top[reads] + 0.01, f"{drawing.prefix}reads-estimate"
+    columns = tasks["start"][reads], tasks["end"][reads], high, high + STRIP
+    boxes(drawing.axes, *columns, gid, facecolor=INK, linewidth=0)
+
+
+def _hand_overs(drawing: Drawing, views: Views, rows: Rows, until: float) -> None:
+    """Draw a dotted line where a device hands over what it has and goes on."""
+    rounds: Any = views.trace.rounds
+    chosen = (rounds["ended"] >= 0) & (rounds["posted"] <= until)
+    device, time = rounds["device"][chosen], rounds["posted"][chosen]
+    first, last = rows.device_lane[device], rows.device_lane[device + 1] - 1
+    top, bottom = rows.lane_top[first], rows.lane_top[last] + LANE
+    bottom += LINK * ((first == last) & (len(rows.message) > 0))
+    style: dict[str, Any] = {
+        "colors": INK,
+        "linewidths": 0.8 * drawing.fine,
+        "linestyles": (0, (1.5, 1.5)),
+        "zorder": 2,
+    }
+    straight_lines(drawing.axes, (time, time), (top, bottom), f"{drawing.prefix}hands-over", **style)
+
+
+def _update_marks(drawing: Drawing, time: Floats, top: Floats, bottom: Floats, *, makes_estimate: bool) -> None:
     """Draw an upright line and a mark on it where a device updates."""
     style: dict[str, Any] = {"colors": INK, "linewidths": drawing.fine, "clip_on": False}
-    straight_lines(drawing.axes, (time, time), (top - 0.02, bottom), f"{drawing.prefix}update-free", **style)
-    gid = f"{drawing.prefix}update-mark"
-    marks(drawing.axes, "v", time, top - 0.02, gid, color=INK, s=9 * drawing.fine**2)
+    gid = f"{drawing.prefix}{'estimate' if makes_estimate else 'update'}"
+    straight_lines(drawing.axes, (time, time), (top - 0.02, bottom), f"{gid}-free", **style)
+    look: dict[str, Any] = {"color": INK}
+    if makes_estimate:
+        look = {"facecolor": PAPER, "edgecolor": INK, "linewidths": 0.6 * drawing.fine}
+    marks(drawing.axes, "v", time, top - 0.02, f"{gid}-mark", s=9 * drawing.fine**2, **look)
 
 
 def _message_bars(drawing: Drawing, content: Content, top: Floats, start: Floats, end: Floats) -> None:

@@ -83,7 +83,7 @@ def read_blocks(views: Views, colour: str, steps: int | None) -> Blocks:
 def _end_of_picture(views: Views, steps: int | None) -> tuple[float, int]:
     """Return the time until which a run is drawn, and how many steps that is."""
     tasks = views.tasks
-    every = int(tasks["step"].max()) + 1
+    every = int(tasks["step"].max()) + (not views.has_rounds)  # what is thrown away is of no step
     wanted = (1 if _flushes(views) else every) if steps is None else whole_number("steps", steps, at_least=1)
     if wanted > every:
         raise RequestError("steps", f"are {wanted}, but the run has {every}; simulate more, or draw fewer")
@@ -96,7 +96,7 @@ def _end_of_picture(views: Views, steps: int | None) -> tuple[float, int]:
 def _flushes(views: Views) -> bool:
     """Return whether every task reads what the step before it made, so that all steps are alike."""
     reads = views.kind != Kind.U
-    return bool((views.tasks["version"] == views.tasks["step"])[reads].all())
+    return not views.has_rounds and bool((views.tasks["version"] == views.tasks["step"])[reads].all())
 
 
 def _steps_overlap(tasks: Columns) -> bool:

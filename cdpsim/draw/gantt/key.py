@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from cdpsim.draw.canvas import GREY, INK
-from cdpsim.draw.gantt.bars import IDLE, MARKS, MESSAGE_GREYS, idle_style
+from cdpsim.draw.gantt.bars import IDLE, MARKS, MESSAGE_GREYS, PAPER, idle_style
 from cdpsim.draw.gantt.blocks import Panel
 from cdpsim.draw.palette import COLOURS, KIND_COLOURS, ink_on, tint
 from cdpsim.draw.sheet import KeyEntry, corners_of, draw_lines, fill_polygon, write_words
@@ -35,8 +36,7 @@ def key_entries(panels: Sequence[Panel], reasons: set[int], example: str, *, dep
     entries += _name_entries(panels, example)
     if any(panel.blocks.tasks["stale"].any() for panel in panels):
         entries.append(KeyEntry(partial(_swatch, _NEUTRAL, stale=True), 2 * _HALF, "reads an older version"))
-    if any(len(panel.views.bars) < len(panel.views.kind) for panel in panels):
-        entries.append(KeyEntry(_update, 4, "update"))
+    entries += _update_entries(panels)
     entries += _idle_entries(reasons, known=any(panel.views.run for panel in panels))
     sent = {content for panel in panels for content in panel.views.content[panel.rows.message].tolist()}
     takes_time = any((panel.views.messages["end"] > panel.views.messages["start"]).any() for panel in panels)
@@ -44,6 +44,28 @@ def key_entries(panels: Sequence[Panel], reasons: set[int], example: str, *, dep
         entries.append(KeyEntry(partial(_message, content, takes_time), 2 * _HALF, word_of(content)))
     waits = {"idle until its end": 1.2, "needed": 0.4} if dependencies else {}
     return entries + [KeyEntry(partial(_wait_line, width), 12, words) for words, width in waits.items()]
+
+
+def _update_entries(panels: Sequence[Panel]) -> list[KeyEntry]:
+    """Return what updates that take no time look like, what is of estimates, and when devices hand over."""
+    free, made, read, rounds = False, False, False, False
+    for views in (panel.views for panel in panels):
+        is_free = np.ones(len(views.kind), dtype=bool)
+        is_free[views.bars] = False
+        free = free or bool((is_free & ~views.estimate).any())
+        made = made or bool(((views.kind == Kind.U) & views.estimate).any())
+        read = read or bool(((views.kind != Kind.U) & views.estimate).any())
+        rounds = rounds or views.has_rounds
+    entries = [KeyEntry(_update, 4, "update")] * free
+    if made:
+        bars = any((panel.views.estimate & (panel.views.kind == Kind.U))[panel.views.bars].any() for panel in panels)
+        entries.append(
+            KeyEntry(_estimate_bar, 2 * _HALF, "makes an estimate")
+            if bars
+            else KeyEntry(partial(_update, fill=PAPER), 4, "makes an estimate")
+        )
+    entries += [KeyEntry(_strip, 2 * _HALF, "reads an estimate")] * read
+    return entries + [KeyEntry(_hand_over_line, 4, "hands over, goes on")] * rounds
 
 
 def _kind_entries(kinds: set[str], colour: str, *, split: bool, full: bool) -> list[KeyEntry]:
@@ -88,7 +110,9 @@ def _name_entries(panels: Sequence[Panel], example: str) -> list[KeyEntry]:
     meanings = {"1F3": "stage 1, forward, micro-batch 3", "3": "micro-batch 3", "": ""}
     names = [KeyEntry(partial(_example, example), 5 * len(example) - 1, meanings[example] + through)] * bool(example)
     later = any(panel.blocks.later.any() for panel in panels)
-    return names + [KeyEntry(partial(_swatch, tint(_NEUTRAL, 0.6)), 2 * _HALF, "next step")] * later
+    thrown_away = all(panel.views.has_rounds for panel in panels)
+    words = "next step, or in no update" if thrown_away else "next step"
+    return names + [KeyEntry(partial(_swatch, tint(_NEUTRAL, 0.6)), 2 * _HALF, words)] * later
 
 
 def _box(x: float, y: float) -> list[tuple[float, float]]:
@@ -119,9 +143,22 @@ def _example(words: str, axes: Axes, x: float, y: float) -> None:
     write_words(axes, x, y, words, 7, ha="center", weight="bold")
 
 
-def _update(axes: Axes, x: float, y: float) -> None:
+def _update(axes: Axes, x: float, y: float, *, fill: str = INK) -> None:
     draw_lines(axes, [(x, y - _HIGH), (x, y + _HIGH)], lw=1.0)
-    axes.scatter([x], [y + _HIGH], marker="v", s=9, color=INK, linewidths=0)
+    axes.scatter([x], [y + _HIGH], marker="v", s=9, facecolor=fill, edgecolor=INK, linewidths=0.6 * (fill != INK))
+
+
+def _estimate_bar(axes: Axes, x: float, y: float) -> None:
+    fill_polygon(axes, _box(x, y), PAPER, edgecolor=INK, linewidth=1.0)
+
+
+def _strip(axes: Axes, x: float, y: float) -> None:
+    fill_polygon(axes, _box(x, y), _NEUTRAL)
+    fill_polygon(axes, corners_of((x - _HALF, x + _HALF, y + 0.6 * _HIGH, y + _HIGH)), INK)
+
+
+def _hand_over_line(axes: Axes, x: float, y: float) -> None:
+    draw_lines(axes, [(x, y - _HIGH), (x, y + _HIGH)], lw=0.8, linestyle=(0, (1.5, 1.5)))
 
 
 def _idle(reason: IdleReason, axes: Axes, x: float, y: float) -> None:

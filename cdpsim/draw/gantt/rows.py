@@ -15,6 +15,7 @@ from cdpsim.runs import Run
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
+COMMUNICATION = "communication"  # the one stream of rounds
 LANE, LINK, GAP = 0.26, 0.16, 0.06  # inches: a lane of a device, one of a link, and the space between them
 MOST_ROWS = 160
 FEW_LINKS, FEW_DEVICES = 4, 8  # links, and devices with streams, that are shown without being asked for
@@ -72,17 +73,25 @@ def arrange_rows(views: Views, mark: float, links: Sequence[str], *, streams: bo
     device, lane = views.tasks["device"][views.bars], _lane_on_device(views)
     below = _stream_rows(views) if streams else _NO_STREAMS
     refuse_rows(devices + len(links) + len(below.device))
-    message, link, beside = _link_bars(views, mark) if links else (_NO_ROWS, _NO_ROWS, _NO_ROWS)
-    counts, link_counts = lane_counts(device, lane, devices, least=1), lane_counts(link, beside, max(len(links), 1))
-    under = np.bincount(below.device, minlength=devices)
+    message, link, link_lane = _link_bars(views, mark) if links else (_NO_ROWS, _NO_ROWS, _NO_ROWS)
+    counts, link_counts = lane_counts(device, lane, devices, least=1), lane_counts(link, link_lane, max(len(links), 1))
+    # Updates that take time have a lane, which is that of their stream, too, where a device has one.
+    shared = views.has_rounds and int(counts.min()) > 1
+    under = np.bincount(below.device, minlength=devices) * (not shared)
     refuse_rows(int(counts.sum() + under.sum() + link_counts.sum() * bool(links)))
     device_lane = np.append(0, np.cumsum(counts))
     device_top = GAP + np.append(0, np.cumsum(counts * LANE + under * LINK + GAP))
     link_top = device_top[-1] + 0.5 * GAP + np.append(0, np.cumsum(link_counts * LINK + 0.5 * GAP))
     place = np.arange(len(below.device)) - (np.cumsum(under) - under)[below.device]
     stream_top = (device_top[:-1] + counts * LANE)[below.device] + place * LINK
-    middles = (device_top[:-1] + counts * LANE / 2, stream_top + LINK / 2, link_top[:-1] + link_counts * LINK / 2)
-    names = [f"device {number}" for number in range(devices)], [STREAM_NAMES[stream] for stream in below.stream], links
+    middle = device_top[:-1] + counts * LANE / 2
+    beside, beside_names = stream_top + LINK / 2, below.names
+    if shared:
+        stream_top = device_top[below.device] + LANE + (LANE - LINK) / 2
+        middle, beside = (device_top[:-1] + (k + 0.5) * LANE for k in (0, 1))
+        beside_names = [COMMUNICATION] * devices
+    middles = (middle, beside, link_top[:-1] + link_counts * LINK / 2)
+    names = [f"device {number}" for number in range(devices)], beside_names, links
     return Rows(
         names=[
             row for each in zip(middles, names, strict=True) for row in zip(each[0].tolist(), each[1], strict=False)
@@ -91,7 +100,7 @@ def arrange_rows(views: Views, mark: float, links: Sequence[str], *, streams: bo
         lane_top=np.repeat(device_top[:-1] - device_lane[:-1] * LANE, counts) + np.arange(counts.sum()) * LANE,
         device_lane=device_lane,
         message=np.append(message, below.message),
-        message_top=np.append(link_top[link] + beside * LINK, stream_top[below.row]),
+        message_top=np.append(link_top[link] + link_lane * LINK, stream_top[below.row]),
         height=float(link_top[-1]) if links else float(device_top[-1]),
     )
 
@@ -100,7 +109,7 @@ class StreamRows(NamedTuple):
     """The rows of streams, by devices, and what stands in them."""
 
     device: Ints
-    stream: Sequence[Stream]
+    names: Sequence[str]
     message: Ints  # of each bar
     row: Ints  # of each bar
 
@@ -116,8 +125,11 @@ def _stream_rows(views: Views) -> StreamRows:
     many = np.array([len(members) for (members,) in groups], dtype=np.int64)[group[rows]]
     message = np.repeat(rows, many)
     device = np.array([member for k in group[rows].tolist() for member in groups[k][0]], dtype=np.int64)
+    if views.has_rounds:
+        own, row = np.unique(device, return_inverse=True)
+        return StreamRows(own, [COMMUNICATION] * len(own), message, row)
     key, row = np.unique(device * len(Stream) + views.stream[message], return_inverse=True)
-    return StreamRows(key // len(Stream), [Stream(k) for k in (key % len(Stream)).tolist()], message, row)
+    return StreamRows(key // len(Stream), [STREAM_NAMES[Stream(k)] for k in (key % len(Stream)).tolist()], message, row)
 
 
 def _link_bars(views: Views, mark: float) -> tuple[Ints, Ints, Ints]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from cdpsim.program.assembly.data_axis import data_axis
 from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.passes import pass_through_stages
 from cdpsim.program.assembly.runtime import Keeping, habits_of
-from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, releases
+from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, count_rounds, releases
 from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first, shared_rows
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.schedules import Schedule
@@ -28,7 +29,7 @@ from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Holding, Home
 
-__all__ = ["check_causal", "check_counts", "counted_once", "derive", "pyramid_of"]
+__all__ = ["check_causal", "check_counts", "count_rounds", "counted_once", "derive", "pyramid_of"]
 
 
 def derive(
@@ -47,7 +48,8 @@ def derive(
 ) -> Program:
     """Derive the program of a schedule.
 
-    Its `shape` is the schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied
+    `steps` counts updates of theta; with rounds, the program has more steps. Its `shape` is the schedule's own, where
+    not given; `lanes` is what a device does side by side. `once` are tied
     tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each
     replica has in each step (rows are steps): the first so many of its m. `runtime` says what is held
     beyond what the schedule needs.
@@ -55,7 +57,12 @@ def derive(
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
         shape = replace(shape, widths=pyramid_of(model, shape.side_by_side))
-    passes = Passes(schedule, rule or schedule.rule, shape, check_counts(counts, shape, steps))
+    if schedule.order.rounds:
+        table = count_rounds(counts, schedule.order.rounds, shape, steps)
+        shape = replace(shape, m=int(table.max()))
+    else:
+        table = check_counts(counts, shape, steps)
+    passes = Passes(schedule, rule or schedule.rule, shape, table)
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.side_by_side), forward_first))
     _check_homes(tables)
@@ -100,8 +107,8 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         shard=passes.shape.shard if schedule.state.splits else 1,
         barrier=passes.rule.barrier,
         habits=habits,
-        base=passes.base[updates.step],
-        first_step=passes.first_step[updates.step],
+        thrown_away=passes.steps - passes.updated,
+        **_sources(updates),
         untied=() if can_share_tensors(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.undivided) if passes.listing and passes.splits else None,
     )
@@ -124,13 +131,29 @@ def _check_homes(tables: Tables) -> None:
     once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
     ends = passes.schedule.order.together
     stays = not state.streams or tables.holders.stay
-    state.check(Holding(together, ends, alone, once, passes.lagging, stays, passes.even))
-    if passes.sources and not (together and state.optimizer is Home.COPIED):
+    rounds = passes.schedule.order.rounds is not None  # of which each is one exchange, however long it is
+    state.check(Holding(together, ends, alone, once, passes.lagging, stays, passes.even or rounds))
+    if rounds and passes.replica_devices > 1:
+        problem = "end when the communication before is through, on which a pipeline's devices would have to agree"
+        raise RequestError("rounds", f"{problem}; take a pipeline of steps of a given length, and the rule alone")
+    if not rounds and len(passes.made.step) > passes.steps:
+        problem = "makes more versions than one a step, which only workers do that go on beside a communication"
+        raise RequestError("rule", f"{passes.rule.name!r} {problem}; take a schedule of rounds")
+    if passes.sources and not rounds and not (together and state.optimizer is Home.COPIED):
         problem = "start from one another in a line, where a stage's holders do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")
     if together and not passes.even and not tables.holders.stay:
         problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"
         raise RequestError("counts", f"{problem}; give it one")
+
+
+def _sources(updates: Updates) -> dict[str, Any]:
+    """Return what updates start from and take, and which versions are estimates, as fields of the program."""
+    passes = updates.tables.passes
+    if passes.rule.versions.is_line:
+        return {"base": updates.step, "first_step": updates.step}
+    made, row = passes.made, updates.version - 1
+    return {"base": made.base[row], "first_step": made.first[row], "estimates": np.append(False, made.estimate)}
 
 
 def _tasks(tables: Tables, updates: Updates) -> Tasks:
@@ -147,13 +170,15 @@ def _tasks(tables: Tables, updates: Updates) -> Tasks:
         step=column(np.repeat(passes.step, passes.phases), updates.step),
         device=column(passes.task_device, updates.device),
         lane=column(tables.lanes.lane, updates.lane),
-        version=column(passes.by_task(passes.version, passes.backward_version), updates.step + 1),
+        version=column(passes.by_task(passes.version, passes.backward_version), updates.version),
     )
 
 
 def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
     """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
     timing = schedule.order
+    if timing.rounds:  # which go on with what communications have brought
+        return
     if timing.together and rule != schedule.rule:  # an option that the schedule does not take, even if it is causal
         if rule.fill(shape):
             raise RequestError(

@@ -5,6 +5,7 @@ from cdpsim.model.runtime import Habits
 from cdpsim.model.stage import Tie
 from cdpsim.program.assembly.axis import Axis
 from cdpsim.program.assembly.build import Builder
+from cdpsim.program.assembly.rounds import RoundsAxis
 from cdpsim.program.assembly.shares import SharedAxis
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules.state import Home
@@ -19,6 +20,9 @@ def data_axis(
     """
     state = updates.tables.passes.schedule.state
     of = updates, model, habits, build
+    if updates.tables.passes.schedule.order.rounds:
+        RoundsAxis(*of, once).derive()
+        return
     axis = SharedAxis(*of, once) if state.streams else Axis(*of)
     copied = state.parameters is Home.COPIED
     stays = copied or not (axis.several.any() or axis.is_hosted)

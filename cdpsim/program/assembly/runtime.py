@@ -10,7 +10,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.runtime import PAPER, PAPER_HABITS, Habits, Runtime, torch_habits
+from cdpsim.model.runtime import HELD, HELD_HABITS, PAPER, PAPER_HABITS, Habits, Runtime, torch_habits
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -26,6 +26,8 @@ def usual_habits(runtime: str, schedule: Schedule) -> Habits:
     """Return the habits of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
     if runtime == PAPER.like:
         return PAPER_HABITS
+    if schedule.order.rounds or runtime == HELD:
+        return HELD_HABITS
     order, state = schedule.order, schedule.state
     is_pipeline = order.together and order.lists is not None and not order.one_place
     sharded = state.parameters is not Home.COPIED
@@ -41,7 +43,7 @@ def habits_of(runtime: Runtime, schedule: Schedule) -> Habits:
     if habits.gradients == "kept":
         problem = f"'kept' needs steps that do not overlap, unlike those of {schedule.name}; take 'zeroed' or 'fresh'"
         raise RequestError("gradients", problem)
-    return Habits(gradients=habits.gradients)
+    return Habits(gradients=habits.gradients, wide_shares=habits.wide_shares, saved_states=habits.saved_states)
 
 
 class Keeping:

@@ -16,7 +16,8 @@ from cdpsim.program import Kind
 from cdpsim.program.assembly.build import Location
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
-from cdpsim.schedules.rule import Rule, UpdateSources
+from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.rule import MadeVersions, Rule, UpdateSources
 from cdpsim.schedules.shape import Shape
 
 
@@ -52,6 +53,16 @@ class Passes:
     def sources(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
         return self.rule.versions.sources(self.steps)
+
+    @property
+    def updated(self) -> int:
+        """The number of steps with updates: all, but for the last round that a run throws away."""
+        return self.steps - (self.schedule.order.rounds is not None)
+
+    @cached_property
+    def made(self) -> MadeVersions:
+        """The versions that the run makes of each stage."""
+        return self.rule.versions.made(self.updated)
 
     @property
     def base(self) -> Ints:
@@ -143,7 +154,8 @@ class Passes:
     @property
     def together(self) -> bool:
         """Whether all that hold a stage come to its update at one moment, so that they exchange by collectives."""
-        return self.schedule.order.together or self.shape.replicas > 1
+        order = self.schedule.order
+        return order.together or self.shape.replicas > 1 or order.rounds is not None
 
     @cached_property
     def lagging(self) -> bool:
@@ -214,7 +226,11 @@ class Passes:
         return self.version if self.rule.backward is None else self._version(self.rule.backward_lags(self.shape))
 
     def _version(self, lags: Ints) -> Ints:
-        version: Ints = np.maximum(self.step[:, None] - self.of_micro_batch(lags), 0)
+        newest = self.step
+        if not self.rule.versions.is_line:
+            newest = np.searchsorted(self.made.step, self.step).astype(np.int32)
+        lag = self.of_micro_batch(lags) * (self.step > self.shape.warm_up)[:, None]
+        version: Ints = np.maximum(newest[:, None] - lag, 0)
         return version
 
     def by_task(self, forward: Ints, backward: Ints | None = None) -> Ints:
@@ -417,19 +433,37 @@ def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
     """Return the number of passes of each step and replica, m by default; refuse a table that has no such numbers."""
     if counts is None:
         return np.full((steps, shape.simulated), shape.m, dtype=np.int32)
+    remedy = f"give each replica from 1 to m={shape.m} passes in each step"
+    table = _table_of(counts, (steps, shape.simulated), remedy)
+    if ((table < 1) | (table > shape.m)).any():
+        raise RequestError("counts", f"go from {table.min()} to {table.max()}; {remedy}")
+    return table.astype(np.int32)
+
+
+def count_rounds(counts: object, rounds: OverlappedRounds, shape: Shape, updates: int) -> Ints:
+    """Return the number of passes of each round and replica, by default the fewest; refuse what is no whole block."""
+    least = rounds.least(updates, shape)[:, None]
+    if counts is None:
+        return np.broadcast_to(least, (len(least), shape.simulated))
+    remedy = f"give each replica blocks of m={shape.m} in each round, and {least[0, 0]} in the first"
+    table = _table_of(counts, (len(least), shape.simulated), remedy)
+    wrong = (table[0] != least[0]).any() or ((table[1:] < 1) | (table[1:] % shape.m > 0)).any()
+    if wrong:
+        raise RequestError("counts", f"are no rounds of {updates} updates; {remedy}")
+    return table.astype(np.int32)
+
+
+def _table_of(counts: object, shape: tuple[int, int], remedy: str) -> Ints:
+    """Return numbers as a table of that shape; refuse what is none."""
     try:
         table = np.asarray(counts)
     except ValueError:  # numpy has no table whose rows are of unlike lengths
         table = np.array(None)
-    if table.shape != (steps, shape.simulated):
-        problem = f"have shape {table.shape} instead of {(steps, shape.simulated)}, steps by replicas"
-    elif table.dtype.kind not in "iu":
-        problem = f"are of type {table.dtype}, which are no whole numbers"
-    elif ((table < 1) | (table > shape.m)).any():
-        problem = f"go from {table.min()} to {table.max()}"
-    else:
-        return table.astype(np.int32)
-    raise RequestError("counts", f"{problem}; give each replica from 1 to m={shape.m} passes in each step")
+    if table.shape != shape:
+        raise RequestError("counts", f"have shape {table.shape} instead of {shape}, steps by replicas; {remedy}")
+    if table.dtype.kind not in "iu":
+        raise RequestError("counts", f"are of type {table.dtype}, which are no whole numbers; {remedy}")
+    return table
 
 
 def releases(passes: Passes) -> Iterable[tuple[int, Fraction]]:

@@ -30,14 +30,20 @@ class Updates:
     after: Ints
     barrier: Ints | None = None
     in_lanes: bool = False  # they take their devices' time
+    made: Ints | None = None  # the version that each makes; None: the one after its step's number
 
     def __len__(self) -> int:
         return len(self.step)
 
     @property
+    def version(self) -> Ints:
+        """The version that each makes."""
+        return self.step + 1 if self.made is None else self.made
+
+    @property
     def in_step(self) -> int:
-        """The number of updates of each step."""
-        return len(self) // self.tables.passes.steps
+        """The number of updates that make a version."""
+        return len(self) // (self.tables.passes.steps if self.made is None else int(self.made[-1]))
 
     @cached_property
     def node(self) -> Ints:
@@ -69,6 +75,8 @@ class Updates:
 def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     """Let those that have optimizer states make updates, when they have all of a stage's gradients."""
     passes, state = tables.passes, tables.passes.schedule.state
+    if passes.schedule.order.rounds:
+        return _place_version_by_version(tables)
     if passes.together:
         holders = tables.holders
         rows = holders.owners if state.optimizer is Home.OWNED else slice(None)
@@ -88,6 +96,16 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
             after = _last_use_until(passes, stage, passes.position[barrier])
             device = passes.task_device[after]
     return Updates(tables, step, stage, device, after, barrier, in_lanes)
+
+
+def _place_version_by_version(tables: Tables) -> Updates:
+    """Let all holders make each version of a run in its step."""
+    holders, step = tables.holders, tables.passes.made.step
+    row = (step[:, None] * holders.in_step + np.arange(holders.in_step)).ravel()
+    made = np.repeat(np.arange(1, len(step) + 1, dtype=np.int32), holders.in_step)
+    return Updates(
+        tables, holders.step[row], holders.stage[row], holders.device[row], holders.last_task[row], made=made
+    )
 
 
 def pull(lanes: DeviceLanes, build: Builder, message: Ints, place: Ints, ahead: Ints | int) -> None:

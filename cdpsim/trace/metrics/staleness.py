@@ -24,15 +24,17 @@ def mismatched(program: Program) -> int:
     return int((version[program.tasks_of_kind(Kind.F)] != version[program.tasks_of_kind(Kind.B)]).sum())
 
 
-def mean_staleness(program: Program, step: int) -> float:
-    """Return the mean number of updates between the version that a step's forwards read and the one that it updates."""
-    tasks = program.tasks
-    forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step == step))
-    age = version_ages(program)
-    takes = (program.first_step <= step) & (step <= tasks.step[program.compute :])
-    takes &= ~program.estimates[tasks.version[program.compute :]]
-    applied_to = age[program.base[takes].min(initial=program.versions - 1)]
-    return float((applied_to - age[tasks.version[forward]]).mean())
+def mean_staleness(program: Program, steps: range) -> float:
+    """Return the mean lag of what forwards of some steps read: how many updates before the base of their own."""
+    tasks, age = program.tasks, version_ages(program)
+    kept = np.flatnonzero(~program.is_estimate(tasks.version[program.compute :]))
+    bases = np.full(program.steps, program.versions - 1)
+    np.minimum.at(bases, tasks.step[program.compute :][kept], program.base[kept])
+    ends = np.unique(tasks.step[program.compute :][kept])
+    base = bases[ends[program.update_of_step[steps.start : steps.stop]]]
+    forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step >= steps.start) & (tasks.step < steps.stop))
+    lag = age[base[tasks.step[forward] - steps.start]] - age[tasks.version[forward]]
+    return float(lag.mean())
 
 
 def version_ages(program: Program) -> Ints:

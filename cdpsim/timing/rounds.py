@@ -1,0 +1,185 @@
+"""Rounds found in their run: how many micro-batches workers compute while a communication is on its way.
+
+    post_i(r + 1) = the first end of a block of worker i after post_i(r) at which communication r is through
+    S_r = max_i post_i(r), when communication r begins; E_r, when it ends
+
+A communication that ends at the very moment of a block's end is through. Where times are fixed, the recurrence says
+all; else a run is repeated until its own times give the counts that it was made with. Those of the first rounds depend
+on nothing later, so each repetition has at least one round more that is right.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Columns, Ints, Times, group_numbers
+from cdpsim.program import Kind, Op, Program
+from cdpsim.timing.costs import Costs
+
+MOST_BLOCKS = 10**6  # of a worker in a round
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """The times of what rounds are made of."""
+
+    tasks: Times  # of a micro-batch, in their order: a row for each worker
+    reduce: Times  # of the sum of gradients
+    updates: Times  # in their order: a row for each worker
+    gather: Times  # of the parameters with which workers go on
+
+    def through(self, begun: Times) -> Times:
+        """Return when a communication is through."""
+        ends = np.add.accumulate(np.column_stack([np.full(len(self.tasks), begun + self.reduce), self.updates]), axis=1)
+        end: Times = ends[:, -1].max() + self.gather
+        return end
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTimes:
+    """Rounds of a run: a row for each communication and one for the interval that is thrown away."""
+
+    counts: Ints  # micro-batches that each worker hands over
+    posted: Times  # when it does so; at last when it ends
+    begun: Times  # when the communication begins
+    ended: Times  # when it is through
+
+
+def pace_of(program: Program, costs: Costs) -> Pace:
+    """Return the pace of a program of rounds whose times are fixed."""
+    tasks, duration, compute = program.tasks, costs.duration, program.compute
+    device = tasks.device[: compute : program.phases]
+    _, first = np.unique(device, return_index=True)
+    by_pass = duration[:compute].reshape(-1, program.phases)
+    update = np.flatnonzero(tasks.step[compute:] == 0)
+    updates = duration[compute:][update].reshape(-1, len(first)).T
+    of_first = program.messages.step == 0
+    gathers = of_first & (program.messages.op == Op.ALL_GATHER)
+    sent = duration[program.message_nodes]
+    return Pace(
+        by_pass[first],
+        _longest(sent[of_first & ~gathers], duration),
+        updates,
+        _longest(sent[gathers], duration),
+    )
+
+
+def _longest(times: Times, like: Times) -> Times:
+    longest: Times = times.max(initial=like.dtype.type(0))
+    return longest
+
+
+def play_rounds(pace: Pace, block: int, communications: int, warm_up: int = 0) -> RoundTimes:
+    """Return the rounds of workers that compute blocks of micro-batches, by the recurrence.
+
+    >>> alike = Pace(np.full((2, 1), 3), np.int64(2), np.full((2, 1), 1), np.int64(2))
+    >>> found = play_rounds(alike, 1, 2)
+    >>> found.counts.tolist(), found.ended.tolist(), found.posted[-1].tolist()
+    ([[1, 1], [2, 2], [2, 2]], [8, 14], [15, 15])
+    """
+    workers = len(pace.tasks)
+    of_block = np.tile(pace.tasks, block)
+    longest = of_block.sum(axis=1)
+    counts = np.zeros((communications + 1, workers), dtype=np.int64)
+    posted = np.zeros((communications + 1, workers), dtype=pace.tasks.dtype)
+    begun, ended = (np.zeros(communications, dtype=pace.tasks.dtype) for _ in range(2))
+    counts[0] = block if warm_up else 1
+    posted[0] = _advance(posted[0], of_block if warm_up else pace.tasks)
+    for r in range(communications):
+        begun[r] = posted[r].max()
+        ended[r] = pace.through(begun[r])
+        if r < warm_up:
+            counts[r + 1], posted[r + 1] = block, _advance(np.full(workers, ended[r]), of_block)
+            continue
+        now, on = posted[r].copy(), np.arange(workers)
+        while len(on):
+            blocks = _blocks_until(ended[r] - now[on], longest[on])
+            now[on] = _advance(now[on], np.tile(of_block[on], blocks))
+            counts[r + 1, on] += block * blocks
+            on = on[now[on] < ended[r]]
+        posted[r + 1] = now
+    return RoundTimes(counts, posted, begun, ended)
+
+
+def _advance(now: Times, durations: Times) -> Times:
+    """Return the time after tasks that follow each other, added up as they come."""
+    after: Times = np.add.accumulate(np.column_stack([now, durations]), axis=1)[:, -1]
+    return after
+
+
+def _blocks_until(left: Times, longest: Times) -> int:
+    """Return a number of blocks after which no worker that needs one more is through too late; at least one."""
+    blocks = np.divide(left, longest, out=np.where(left > 0, np.inf, 0.0), where=longest > 0).min()
+    if not blocks <= MOST_BLOCKS:
+        problem = f"a communication takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
+        raise RequestError("rounds", f"{problem}; take faster links, or larger blocks (-m)")
+    return max(1, int(blocks) - 1)
+
+
+def rounds_of(program: Program, start: Times, end: Times) -> RoundTimes:
+    """Return the rounds of a run, from the times of its nodes."""
+    tasks, compute, phases = program.tasks, program.compute, program.phases
+    step, device = tasks.step[:compute], tasks.device[:compute]
+    shape = program.steps, program.devices
+    counts = np.zeros(shape, dtype=np.int64)
+    np.add.at(counts, (step[::phases], device[::phases]), 1)
+    posted = np.zeros(shape, dtype=end.dtype)
+    np.maximum.at(posted, (step, device), end[:compute])
+    begun = posted[: program.updated].max(axis=1)
+    ended = begun.copy()
+    update = slice(compute, len(tasks))
+    np.maximum.at(ended, tasks.step[update], end[update])
+    last = np.flatnonzero(program.messages.op == Op.ALL_GATHER)
+    of_step = np.full(program.updated, -1)
+    goes_on = last[np.argsort(-start[program.message_nodes][last], kind="stable")]
+    of_step[program.messages.step[goes_on]] = goes_on
+    brought = of_step >= 0
+    ended[brought] = end[program.message_nodes][of_step[brought]]
+    return RoundTimes(counts, posted, begun, ended)
+
+
+def block_ends(program: Program, end: Times, block: int) -> tuple[Ints, Ints, Times]:
+    """Return the step, the device and the end of each block of micro-batches of a run, in the order of devices."""
+    task = program.lane_tasks[program.tasks.kind[program.lane_tasks] != Kind.U]
+    last = task[program.phases - 1 :: program.phases]
+    step, device = program.tasks.step[last], program.tasks.device[last]
+    head = np.flatnonzero(np.append(True, (np.diff(step) != 0) | (np.diff(device) != 0)))
+    number = np.arange(len(last)) - head[group_numbers(head, len(last))]
+    whole = np.flatnonzero(number % block == block - 1)
+    return step[whole], device[whole], end[last[whole]]
+
+
+def counts_by_times(program: Program, start: Times, end: Times, block: int, warm_up: int) -> Ints:
+    """Return the counts that a run's own times ask for: as many blocks of each interval as its communication takes.
+
+    Where an interval ends too early, more blocks are taken as long as the longest of its worker.
+    """
+    found = rounds_of(program, start, end)
+    counts = found.counts.copy()
+    step, device, ends = block_ends(program, end, block)
+    order = np.lexsort((ends, device, step))
+    step, device, ends = step[order], device[order], ends[order]
+    for r in range(warm_up, program.updated):
+        rows = slice(*np.searchsorted(step, [r + 1, r + 2]))
+        through = ends[rows] >= found.ended[r]
+        for worker in range(program.devices):
+            mine = np.flatnonzero(device[rows] == worker)
+            enough = mine[through[mine]]
+            if len(enough):
+                counts[r + 1, worker] = block * (int(enough[0] - mine[0]) + 1)
+                continue
+            times = np.diff(ends[rows][mine], prepend=found.posted[r, worker])
+            missing = (found.ended[r] - ends[rows][mine[-1]]) / times.max()
+            if not np.isfinite(missing) or missing > MOST_BLOCKS:
+                raise RequestError("rounds", f"communication {r} never ends; let every device go on")
+            counts[r + 1, worker] += block * max(1, int(missing))
+    return counts
+
+
+def as_rows(found: RoundTimes) -> Columns:
+    """Return the columns of rounds.csv: a row for each round and device; -1 where a round has no communication."""
+    number, device = (index.ravel() for index in np.indices(found.counts.shape, dtype=np.int32))
+    counts, posted = found.counts.ravel(), found.posted.ravel()
+    columns = {"round": number, "device": device, "micro_batches": counts, "posted": posted}
+    return columns | {name: np.append(getattr(found, name), -1)[number] for name in ("begun", "ended")}
