@@ -24,7 +24,7 @@ from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
-from cdpsim.trace import RUNS_HEADER, STREAMED_TABLES, TABLES, names_of
+from cdpsim.trace import RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
 
@@ -131,7 +131,7 @@ def test_a_csv_file_has_the_columns_of_the_page(table: str) -> None:
 
 def test_messages_in_streams_have_the_columns_of_the_page() -> None:
     plain, more = tables("trace-files.md")["`messages.csv`"]
-    assert tuple(row[0].strip("`") for row in (*plain, *more)) == STREAMED_TABLES["messages"]
+    assert tuple(row[0].strip("`") for row in (*plain, *more)) == WIDER_TABLES["messages"]
     assert re.findall("`(.*?)`", more[-1][1]) == names_of(Stream).tolist()
 
 

@@ -67,6 +67,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],
     "slot_order": [({}, "backward-first")],
+    "warm_up": [({"steps": 3}, 1)],
     "rule": [({}, "dp"), ({}, "cdp-v1"), ({}, "cdp-v2")],
     "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling")],
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
@@ -116,7 +117,8 @@ ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
 ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
 ALREADY |= {("gather", "step"): {"dp", "gpipe", "1f1b", "zb-h1", "zb-h2"}}  # one gather a device
-ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"), ("collective", "ring"))}
+ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"))}
+ALREADY |= {("collective", "ring"): {"dp", "dpu", "wp", "acco"}}
 
 
 @cache

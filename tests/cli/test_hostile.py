@@ -35,6 +35,7 @@ SERVED = {
     "table1": "-n 2",
     "simulate": "mp-cdp -n 2 -o out",
     "pyramid": "-n 2",
+    "rounds": "acco -n 1 --replicas 2",
     "compare": "multi-dp 1f1b -n 2",
     "import-schedule": "order.csv",
     "breakeven": "multi-dp -n 2 --model toy.toml --cluster box.toml",

@@ -47,7 +47,7 @@ class Picture:
     """A figure's SVG: its elements by their ids, and the positions of rows and times."""
 
     def __init__(self, trace: Trace, *, links: bool | None = None, **options: Any) -> None:
-        steps = int(trace.tasks["step"].max()) + 1
+        steps = int(trace.tasks["step"][trace.tasks["kind"] == "U"].max()) + 1  # what is thrown away has no update
         asked: dict[str, Any] = {"colour": "micro-batch", "steps": steps, "links": links} | options
         self.text = canvas.rendered(gantt(trace, **asked), "picture.svg").decode()
         root = ElementTree.fromstring(self.text)
@@ -490,6 +490,75 @@ def test_streams_have_rows_below_each_device() -> None:
     many = simulate("ddp", 2, replicas=9, model=TWO, cluster=BOX, steps=1)
     assert "reductions" not in words(gantt(many))
     assert "reductions" in words(gantt(many, links=True))
+
+
+ROUNDS = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=4, update=0.5),))
+
+
+def test_rounds_have_one_communication_row_below_each_device() -> None:
+    """By hand: a micro-batch of 3 s, a sum of 2 s, half of an update of 0.5 s, a gather of 2 s: two in each round."""
+    trace = simulate("acco", replicas=2, model=ROUNDS, cluster=Cluster(link=Link(bandwidth=1.0)), steps=2)
+    figure = gantt(trace)
+    names = [tick.get_text() for tick in figure.axes[-1].get_yticklabels()]
+    assert names == ["device 0", "device 1", "communication", "communication"]
+    parts = [
+        sorted((box.x0, box.x1) for path in one(figure, name).get_paths() for box in [path.get_extents()])[::2]
+        for name in ("message-gradient", "estimate", "update", "message-parameters")
+    ]
+    found = [[tuple(round(time, 1) for time in each) for each in part] for part in parts]
+    rounds = [3, 9, 15, 21]
+    assert found[0] == [(each, each + 2) for each in rounds]
+    assert found[3] == [(each + 2.2, each + 4.2) for each in rounds]
+    assert [round(sum(each) / 2, 1) for part in found[1:3] for each in part] == [5.1, 17.1, 11.1, 23.1]
+    middles = [
+        one(figure, name).get_paths()[0].get_extents().intervaly.mean() for name in ("message-gradient", "update")
+    ]
+    assert middles[0] == pytest.approx(middles[1], abs=0.01)
+    assert {"makes an estimate", "reads an estimate", "hands over, goes on", "next step, or in no update"} <= {
+        *words(figure)
+    }
+
+
+def test_estimates_and_hand_overs_are_marked() -> None:
+    """Rounds of ACCO read theta and its estimate by turns; DPU makes none. What is thrown away has no names."""
+    asked: dict[str, Any] = {"replicas": 2, "cluster": Cluster(link=Link(bandwidth=1.0)), "steps": 2}
+    trace = simulate("acco", model=ROUNDS, **asked)
+    figure = gantt(trace)
+    strips = {round(path.get_extents().x0) for path in one(figure, "reads-estimate").get_paths()}
+    tasks = trace.tasks[(trace.tasks.estimate == 1) & (trace.tasks.kind != "U")]
+    assert strips == {round(start) for start in tasks.start.tolist()}
+    lines = sorted({round(path.vertices[0, 0]) for path in one(figure, "hands-over").get_paths()})
+    assert lines == [3, 9, 15, 21]
+    named = sum(word.isdigit() for word in blocks(figure))
+    assert named == int(((trace.tasks.step < 2) & (trace.tasks.kind != "U")).sum())
+    late = gantt(simulate("dpu", model=ROUNDS, **asked))
+    assert not {"makes an estimate", "reads an estimate"} & {*words(late)}
+    assert "hands over, goes on" in words(late)
+
+
+def test_an_estimate_of_several_stages_is_one_frame() -> None:
+    """Of each device, from its first update to its last; updates that are kept are bars of their own."""
+    stages = Model(stages=(ROUNDS.stages[0],) * 3)
+    trace = simulate("acco", replicas=2, model=stages, cluster=Cluster(link=Link(bandwidth=1.0)), steps=1)
+    figure = gantt(trace)
+    made = trace.tasks[(trace.tasks.kind == "U") & (trace.tasks.estimate == 1)]
+    frames = [path.get_extents().intervalx for path in one(figure, "estimate").get_paths()]
+    assert np.allclose(frames, [[made.start.min(), made.end.max()]] * 2, atol=0.1)
+    assert len(one(figure, "update").get_paths()) == 3 * 2
+
+
+def test_free_updates_of_rounds_stand_in_their_stream() -> None:
+    """In slots, where messages take no time, on the lane; an estimate's mark is hollow."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=4)
+    figure = gantt(
+        simulate("acco", replicas=2, model=Model(stages=(stage,)), cluster=Cluster(link=Link(bandwidth=1.0)), steps=2)
+    )
+    lane = max(path.get_extents().y1 for path in one(figure, "forward").get_paths()[:1])
+    assert min(path.vertices[:, 1].min() for path in one(figure, "update-free").get_paths()) > lane
+    slots = gantt(simulate("acco", n=1, replicas=2, steps=2))
+    assert [tick.get_text() for tick in slots.axes[-1].get_yticklabels()] == ["device 0", "device 1"]
+    assert to_hex(one(slots, "estimate-mark").get_facecolor()[0]) == "#ffffff"
+    assert to_hex(one(slots, "update-mark").get_facecolor()[0]) == INK
 
 
 def test_several_schedules_share_a_clock() -> None:

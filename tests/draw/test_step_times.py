@@ -125,3 +125,10 @@ def test_a_disturbed_run_says_so_in_its_title(tmp_path: Path) -> None:
         loaded.summary()["request"] |= {"slow": said, "jitter": None}
         title = words(step_durations([loaded]))
         assert any("disturbed" in text for text in title) == expected
+
+
+def test_what_is_thrown_away_is_no_step() -> None:
+    """Two updates of ACCO in 16 slots; what workers compute until they take over the last one ends at 20."""
+    trace = simulate("acco", n=1, replicas=2, slow=["1:2"], steps=2)
+    assert times_of(trace) == [8, 8, 4]
+    assert line(step_durations([trace]), "step-times-0") == [8, 8]

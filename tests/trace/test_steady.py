@@ -54,9 +54,9 @@ def check_period(name: str, **asked: Any) -> None:
     for k in (1, 3, 7):  # before the last steps, which nothing follows
         took = later[last + k * every] - later[last]
         if isinstance(took, int):
-            assert Fraction(took, k * every) == rest.period
+            assert Fraction(took, k * rest.updates) == rest.period
         else:
-            assert took / (k * every) == pytest.approx(rest.period, rel=1e-11)
+            assert took / (k * rest.updates) == pytest.approx(rest.period, rel=1e-11)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -321,6 +321,9 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     model = uneven(asked.pop("n"))
     run = run_of(**asked, model=model, cluster=BOX)
     rest, lanes = run.steady_state, len(run.program.lane_start) - 1
+    if run.rounds is not None:  # whose workers are never idle
+        assert rest.bubble == 0
+        return
     work = int(run.program.counts[0]) * sum(stage.forward + stage.backward for stage in model.stages)
     assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 

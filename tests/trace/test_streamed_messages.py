@@ -7,7 +7,7 @@ import pytest
 from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
 from cdpsim.cluster import Link
 from cdpsim.front import reopen
-from cdpsim.trace import STREAMED_TABLES, TABLES
+from cdpsim.trace import TABLES, WIDER_TABLES
 
 LAYER = Stage(forward=1.0, backward=2.0, parameters=1000, activation=10, boundary=10)
 MODEL = Model(stages=(LAYER,) * 4, precision="fp32")
@@ -17,7 +17,7 @@ CLUSTER = Cluster(link=Link(latency=0.01, bandwidth=1e4))
 def test_gathers_and_sums_have_their_streams(tmp_path: Path) -> None:
     """Two groups of two ranks: parameters are gathered and gradients summed inside a group, then across."""
     run = simulate("fsdp", shard=2, replicas=2, model=MODEL, cluster=CLUSTER, steps=2)
-    assert tuple(run.messages.keys()) == STREAMED_TABLES["messages"]
+    assert tuple(run.messages.keys()) == WIDER_TABLES["messages"]
     streams = zip(*(run.messages[name].tolist() for name in ("op", "content", "stream")), strict=True)
     assert set(streams) == {
         ("all_gather", "parameters", "gather"),

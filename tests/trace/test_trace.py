@@ -57,8 +57,8 @@ def assert_same(one: Trace, other: Trace) -> None:
     """Equal columns of equal kinds, and equal summaries."""
     for table in TABLES:
         left, right = getattr(one, table), getattr(other, table)
-        streams = STREAM_COLUMNS if table == "messages" and "stream" in left else ""
-        assert list(left.keys()) == list(right.keys()) == (HEADERS[table] + streams).split(",")
+        more = STREAM_COLUMNS if "stream" in left else ",base,estimate" if "estimate" in left else ""
+        assert list(left.keys()) == list(right.keys()) == (HEADERS[table] + more).split(",")
         for name in left.keys():  # noqa: SIM118 - a loop over a table goes over its rows
             assert left[name].tolist() == right[name].tolist(), (table, name)
             # Whether an empty column has integers or floats is nothing that a file can say.

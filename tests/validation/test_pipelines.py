@@ -1,6 +1,6 @@
 """Pipelines, replayed: they end where the equation does, and hold what their programs say, slot by slot to the byte."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +12,15 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from cdpsim.program import Op, Program
 from cdpsim.schedules import SCHEDULES, TABLE_1, pipeline
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import NEWEST_EACH
 from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.known import known
-from validation.comparison import memory
+from tests.validation.replayed import check_replay
 from validation.ranks.launcher import Ranks
-from validation.replay.case import Case, Outcome, expected_parameters, largest_difference, play_in_process, prepare
+from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten
 from validation.training.stages import Architecture, Draw, cut, mean_square
@@ -49,28 +48,12 @@ def cases(schedule: str) -> list[Case]:
 every_pipeline = pytest.mark.parametrize("schedule", [*PIPELINES, "pp-cdp"])
 
 
-def tolerance(program: Program) -> float:
-    """Point to point additions have an order; torch chooses its own inside collectives."""
-    return 1e-12 if (program.messages.op != Op.P2P).any() else 0
-
-
-def check(case: Case, run: Callable[[Case], list[Outcome]] = lambda case: play_in_process(prepare(case))) -> None:
-    """Parameters as the equation has them, the program's calls, and every device, slot and category to the byte."""
-    case = replace(known(case), watch="storages")
-    prepared, outcomes = prepare(case), run(case)
-    plan = prepared.plan
-    assert largest_difference(outcomes, expected_parameters(prepared)) <= tolerance(plan.program), case
-    assert [outcome.calls for outcome in outcomes] == [plan.calls(d) for d in range(plan.program.devices)]
-    held = memory.measured_memory(plan, [outcome.readings for outcome in outcomes])
-    assert np.array_equal(memory.simulated_memory(plan), held), case
-
-
 @pytest.mark.parametrize("devices", [(2, 1), (1, 3), (2, 1, 2)])
 def test_stages_of_several_devices_end_where_the_equation_does(devices: tuple[int, ...]) -> None:
     """Also where these have unlike numbers of micro-batches, and with whole pipelines side by side."""
     case = Case("1f1b", len(devices), 3, 5, optimizer=MOMENTUM, stage_replicas=devices)
-    check(case)
-    check(replace(case, replicas=2))
+    check_replay(case)
+    check_replay(replace(case, replicas=2))
 
 
 @pytest.mark.parametrize(("name", "n", "m"), [("chimera", 2, 2), ("gems", 2, 2), ("dualpipe", 2, 4), ("gpipe", 2, 2)])
@@ -85,14 +68,14 @@ def test_replicas_are_added_device_by_device(name: str, n: int, m: int) -> None:
 def test_a_pipeline_ends_where_the_equation_does_and_holds_what_its_program_says(schedule: str, model: str) -> None:
     """Bit for bit where nothing is summed by a collective; every device, slot and category to the byte."""
     for case in cases(schedule)[: None if model == "mlp" else 1]:  # transformers take longer
-        check(replace(case, model=model))
+        check_replay(replace(case, model=model))
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zbv"])
 @every_model
 def test_so_it_does_where_split_backwards_go_through_stages_twice(schedule: str, model: str) -> None:
     """Everything a forward kept is then there until the weights' part, and the gradient of its output."""
-    check(replace(cases(schedule)[0], model=model, split="twice"))
+    check_replay(replace(cases(schedule)[0], model=model, split="twice"))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +88,7 @@ def ranks() -> Iterator[Ranks]:
 def test_so_do_ranks(schedule: str, ranks: Ranks) -> None:
     """Parameters, calls and memory, by two processes, or by two for each of two replicas."""
     for case in cases(schedule)[:2]:
-        check(case, ranks.run)
+        check_replay(case, ranks.run)
 
 
 # Backwards in two parts
@@ -125,7 +108,7 @@ def alternating(devices: int, m: int, chunks: int) -> Actions:
 def test_whole_backwards_go_with_split_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole backward is both parts in turn; the gradient from the first part is sent at the end of the second."""
     monkeypatch.setitem(SCHEDULES, "by-turns", pipeline("by-turns", "whole and split backwards", alternating))
-    check(Case("by-turns", 3, m=4, model=model))
+    check_replay(Case("by-turns", 3, m=4, model=model))
 
 
 @every_model
@@ -143,7 +126,7 @@ def test_an_order_from_a_file_is_replayed(tmp_path: Path) -> None:
     """The file may give a device any stages, and may split any backwards."""
     path = tmp_path / "order.csv"
     path.write_text("0F0,2F0,2I0,2W0,0F1,0B0,2F1,2B1,0B1\n1F0,1I0,1F1,1B1,1W0\n")
-    check(Case(str(path), 3))
+    check_replay(Case(str(path), 3))
 
 
 # Lags

@@ -31,6 +31,8 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`allocator`": schema.AllocatorComparison,
     "`allocator.processes`": schema.Account,
     "`allocator.processes.remainders`": schema.Remainder,
+    "Rounds that ranks find: `replay --live -o FILE.json`": schema.LiveReport,
+    "`rounds`": schema.LiveRound,
     "A battery: `battery -o FILE.json`": schema.Battery,
     "`trials`": schema.TrialResult,
     "A calibration: `calibrate -o FILE.toml`": results.Calibration,

@@ -129,8 +129,8 @@ def test_sums_are_made_in_groups_and_pass_by_pass() -> None:
     }
     for reduce, expected in orders.items():
         program = prepare(case_of(zero=2, shard=2, replicas=2, reduce=reduce)).plan.program
-        assert grouping_of(program)(0, 0) == expected
-    assert grouping_of(prepare(case_of(replicas=2, reduce="each")).plan.program)(0, 0) == [0, 2, 1, 3]
+        assert grouping_of(program)(range(1), 0) == expected
+    assert grouping_of(prepare(case_of(replicas=2, reduce="each")).plan.program)(range(1), 0) == [0, 2, 1, 3]
 
 
 def test_what_cannot_be_replayed_is_refused() -> None:

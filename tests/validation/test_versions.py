@@ -22,7 +22,7 @@ from validation.training.models import make_training
 # ACCO (Nabli et al. 2024): each step reads the version before the newest; the first of two steps makes an estimate of
 # its own gradients, the second the next version of both steps' gradients, both from the same parameters.
 ACCO = Rule(
-    "acco",
+    "halves",
     lambda i, j, shape: 0 * i + 1,
     versions=Versions(base=lambda v: v - 1 - (v - 1) % 2, sums=lambda v: 1 + (v - 1) % 2),
 )
@@ -49,8 +49,7 @@ def test_the_equation_of_acco_is_its_recurrence() -> None:
         first, second = gradient(estimate if step else before, step), gradient(theta, step + 1)
         estimate, theta = theta - 0.1 * first, theta - 0.1 * (first + second) / 2
     torch.nn.utils.vector_to_parameters(before, parameters)
-    line = ACCO.versions.sources(6)
-    (found,) = evaluate(training, OPTIMIZERS["sgd"], ACCO.lags(Shape(1, 1)), 6, line=line)
+    (found,) = evaluate(training, OPTIMIZERS["sgd"], ACCO.lags(Shape(1, 1)), 6, versions=ACCO.versions)
     assert torch.allclose(found, theta, rtol=0, atol=1e-14)
 
 
@@ -58,8 +57,8 @@ def test_the_equation_of_acco_is_its_recurrence() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_acco_is_replayed(schedule: str, optimizer, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """After six steps; and the same steps without estimates end elsewhere."""
-    monkeypatch.setitem(SCHEDULES, "acco", replace(SCHEDULES[schedule], name="acco", rule=ACCO))
-    prepared = prepare(Case("acco", 3, steps=6, optimizer=optimizer))
+    monkeypatch.setitem(SCHEDULES, "halves", replace(SCHEDULES[schedule], name="halves", rule=ACCO))
+    prepared = prepare(Case("halves", 3, steps=6, optimizer=optimizer))
     outcomes = play_in_process(prepared)
     assert largest_difference(outcomes, expected_parameters(prepared)) <= 1e-12
     late = replace(ACCO, name="late", versions=Versions())

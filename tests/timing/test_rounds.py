@@ -1,0 +1,141 @@
+"""Rounds without tasks say what runs say; requests that have none, or none that end, are refused."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, rounds, simulate
+from cdpsim.cluster import Link
+from cdpsim.invariants import violations
+from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.rule import ACCO
+from cdpsim.schedules.state import BESIDE
+from tests.conftest import Command, examples
+from tests.helpers.command_line import assert_refused
+
+NAMES = ("dpu", "wp", "acco")
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Workers of whole numbers of seconds, alike or not, on links of whole bytes a second."""
+    replicas = draw(st.integers(1, 4))
+    stages = [
+        Stage(
+            forward=draw(st.integers(1, 4)),
+            backward=draw(st.integers(1, 4)),
+            update=draw(st.sampled_from([None, 1, 4])),
+            parameters=size,
+        )
+        for size in draw(st.lists(st.sampled_from([0, 12, 24, 60]), min_size=1, max_size=2))
+    ]
+    schedule = draw(st.sampled_from(NAMES))
+    slow = {worker: draw(st.integers(2, 5)) for worker in draw(st.sets(st.integers(0, replicas - 1)))}
+    warm_up = {"warm_up": draw(st.integers(0, 1))} if schedule == "dpu" else {}
+    link = Link(bandwidth=float(draw(st.integers(1, 60))))
+    return {
+        "schedule": schedule,
+        "replicas": replicas,
+        "m": draw(st.integers(1, 3)),
+        "steps": draw(st.integers(2, 4)),
+        "model": Model(stages=tuple(stages)),
+        "cluster": Cluster(link=link),
+        **({"slow": slow} if slow else {}),
+        **warm_up,
+    }
+
+
+@given(requests())
+@settings(max_examples=examples(100), deadline=None)
+def test_rounds_without_tasks_are_those_of_the_run(request: dict[str, Any]) -> None:
+    """Every column to the bit."""
+    found, ran = rounds(**request), simulate(**request).rounds
+    assert ran is not None
+    for name, column in ran.items():
+        assert np.array_equal(found[name], column), name
+
+
+def test_the_command_says_them_in_short(command: Command, tmp_path: Path) -> None:
+    """Workers of one micro-batch in eight slots, and three that compute four in that time."""
+    file = tmp_path / "rounds.csv"
+    line = "rounds acco -n 1 --replicas 4 --slow 3:4 --steps 3 --format csv"
+    out = command(*line.split(), "-o", str(file)).out
+    assert list(csv.reader(out.splitlines())) == [
+        ["rounds", "micro batches", "least", "most", "length", "communication"],
+        ["0", "4", "1", "1", "8.0", "0.0"],
+        ["1", "10", "1", "3", "8.0", "0.0"],
+        ["2-5", "13", "1", "4", "8.0", "0.0"],
+        ["6", "13", "1", "4", "", ""],
+    ]
+    command("simulate", *line.split()[1:-2], "-o", str(tmp_path / "run"))
+    assert file.read_bytes() == (tmp_path / "run" / "rounds.csv").read_bytes()
+
+
+NEVER = 'name = "w"\n[[stages]]\nforward = "1 us"\nbackward = "1 us"\nparameters = "100 GB"\n'
+
+
+OPTIMIZER = "simulate acco --replicas 2 --model gpt2 --cluster a100-nodes --optimizer"
+REFUSED = {
+    "rounds 1f1b -n 2": "schedule: 1f1b has no rounds",
+    "rounds acco -n 1 --replicas 2 --jitter lognormal:0.1": "rounds: follow from times that vary",
+    "simulate acco -n 1 --replicas 2 -m 0": "m: m=0 must be at least 1",
+    "rounds acco --replicas 2 --model w.toml --cluster box.toml": "rounds: a communication takes as long as",
+    "simulate dpu -n 1 --replicas 2 --warm-up 3 --steps 3": "warm-up: warm_up=3 leaves none of 3 updates",
+    "simulate acco -n 1 --replicas 2 --warm-up 1": "warm-up: acco does not take",
+    "simulate acco --replicas 2 --model gpt2 --cluster met.toml --rendezvous torch": "rendezvous: workers of acco",
+    "simulate acco -n 1 --replicas 2 --clip": "clip: the norm is a sum over all shares",
+    "simulate wp -n 1 --replicas 2 --rule cdp-v1": "rule: wp goes on with what its communications have brought",
+    "simulate pipedream-2bw -n 2 --replicas 2 --rule wp": "rule: 'wp' makes more versions than one a step",
+    **{f"{OPTIMIZER} {name}": f"optimizer: {name} needs" for name in ("adafactor", "sm3", "lamb", "lars")},
+}
+
+
+@pytest.mark.parametrize(("line", "fragment"), REFUSED.items())
+def test_what_cannot_be_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, fragment: str
+) -> None:
+    """In one line that says what to do."""
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_text(NEVER)
+    Path("met.toml").write_text('name = "met"\n[[devices]]\noverlap = "none"\n')
+    Path("box.toml").write_text('name = "box"\n[link]\nbandwidth = "1 B/s"\n')
+    assert_refused(command(*line.split()), fragment)
+
+
+@pytest.mark.parametrize("jitter", ["", "lognormal:0.2"])
+def test_counts_that_are_not_those_of_their_times_are_refused(jitter: str) -> None:
+    """The first one that differs is named."""
+    model = Model(stages=(Stage(forward=1, backward=2),))
+    options: dict[str, Any] = {"model": model, "replicas": 2, "slow": {1: 3}, "steps": 2}
+    options |= {"jitter": jitter} if jitter else {}
+    counts = [list(row) for row in simulate("acco", **options).request.counts or ()]
+    assert simulate("acco", **options, counts=counts).request.counts == tuple(map(tuple, counts))
+    counts[2][0] += 1
+    with pytest.raises(
+        RequestError, match=f"say {counts[2][0]} micro-batches for device 0 in round 2, whose times ask for"
+    ):
+        simulate("acco", **options, counts=counts)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zbv", "pipedream-2bw"])
+def test_workers_that_are_pipelines_are_refused(name: str) -> None:
+    """Their devices would have to agree when a round ends; a rule alone asks for no rounds."""
+    order = replace(SCHEDULES[name].order, rounds=OverlappedRounds(2), together=False)
+    schedule = replace(SCHEDULES[name], name="mine", order=order, rule=ACCO, state=BESIDE)
+    with pytest.raises(RequestError, match="rounds: end when the communication before is through"):
+        simulate(schedule, 4, m=4, replicas=2)
+
+
+def test_pipelines_that_overlap_their_sums_take_the_rule() -> None:
+    """Every second version of theirs is an estimate, and none of their gradients is late."""
+    run = simulate("pipedream-2bw", 3, m=3, replicas=2, steps=6, rule="acco")
+    assert not violations(run)
+    assert run.summary()["mean_staleness"] == 0
+    made = run.tasks[(run.tasks.kind == "U") & (run.tasks.device == 0)]
+    assert made.estimate.tolist() == [1, 0] * 3
