@@ -38,6 +38,7 @@ from ..report.schema import Account, ParameterComparison, Report
 from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
 from .forecast import Forecast
+from .live import check_live, compare_live, live_summary
 from .replays import SingleProcess, compare_replay, count_runs
 
 MOST_LINES = 5  # of one kind in a summary; the report has all
@@ -76,6 +77,19 @@ _DATA_RANKS = argument_group(
         "--by-layer",
         action=argparse.BooleanOptionalAction,
         help="messages of a pipeline are of layers (default: where all is split, and with buckets)",
+    ),
+)
+
+_ROUNDS = argument_group(
+    "rounds of workers that do not wait for updates",
+    argument("--live", action="store_true", help="ranks find their lengths: the equation takes what came out"),
+    argument("--warm-up", metavar="W", help="steps before them, with updates that workers wait for"),
+    argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="DEVICE:FACTOR",
+        help="as for `cdpsim simulate`; live, its rank waits",
     ),
 )
 
@@ -124,6 +138,7 @@ _MACHINE = argument_group(
         help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
     ),
     _DATA_RANKS,
+    _ROUNDS,
     _TRAINING,
     _MACHINE,
 )
@@ -131,6 +146,8 @@ def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
     from ..profile.command import refuse_unfit_layers
 
+    if options.live:
+        check_live(find_schedule(options.schedule), options.offload, alone=options.single_process)
     with refuse_unfit_layers(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
@@ -138,11 +155,24 @@ def replay_command(options: argparse.Namespace) -> int:
     if options.single_process:
         _refuse_ranks(options, case)
     files.check_writable(options.output, force=options.force)
+    if options.live:
+        return _play_live(options, case, waits[0])
     report = _played(options, case, forecast, *waits)
     if report is None:  # another rank reports
         return 0
     reportform.write_report(options.output, report, force=options.force)
     write_stdout(report_summary(report))
+    return 0 if report.ok else 1
+
+
+def _play_live(options: argparse.Namespace, case: Case, timeout: float) -> int:
+    """Run rounds without counts, and compare with the equation for what came out."""
+    with find_ranks(prepare(case).plan.program.devices, device=case.device, backend=case.backend) as ranks:
+        report = compare_live(case, ranks, timeout=timeout)
+    if report is None:  # another rank reports
+        return 0
+    reportform.write_report(options.output, report, force=options.force)
+    write_stdout(live_summary(report))
     return 0 if report.ok else 1
 
 
@@ -164,6 +194,8 @@ def case_of(options: argparse.Namespace) -> Case:
     shape = shape_of(schedule, n, given)
     refuse_inapplicable(schedule, shape, given)
     zero, _, _ = read_ranks(schedule, shape.replicas, given)
+    if schedule.order.rounds:  # whose replicas share as they always do
+        shape, zero = replace(shape, shard=1), 0
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
     by_layer = wanted and "by-layer" in schedule.options and len(layers.layers) > n
@@ -198,6 +230,8 @@ def case_of(options: argparse.Namespace) -> Case:
         recompute=choose("recompute", options.recompute, SEGMENTED),
         offload=choose("offload", options.offload, ON_HOSTS),
         split=_split(options.split, schedule, shape),
+        slow=tuple(options.slow),
+        warm_up=shape.warm_up or None,
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )

@@ -141,8 +141,8 @@ def _shifted(prepared: Prepared) -> Iterator[Rule]:
     if sum(training.parameters(j).shape[0] for j in range(training.n)) > SMALL:
         changed = {}
     for name, shifted in changed.items():
-        yield replace(lag_rule(shifted.tolist()), name=name)
+        yield replace(lag_rule(shifted.tolist()), name=name, versions=own.versions)
     for stage in range(shape.n if changed else 0):
         older = lags.copy()
         older[:, stage] += 1
-        yield replace(lag_rule(older.tolist()), name=f"stage {stage} one step older")
+        yield replace(lag_rule(older.tolist()), name=f"stage {stage} one step older", versions=own.versions)

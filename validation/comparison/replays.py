@@ -127,9 +127,13 @@ def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     """Return the request of a replay in one process or by ranks."""
     rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
     shape = case.shape
+    if find_schedule(case.schedule).order.rounds:  # whose replicas share as they always do
+        shape = replace(shape, shard=1)
     asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.parts, "m": shape.m, "chunks": shape.chunks}
     asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "rule": rule}
     asked |= {"slot_order": case.slot_order}
+    asked |= {"slow": " ".join(case.slow)} if case.slow else {}
+    asked |= {"warm_up": shape.warm_up} if shape.warm_up else {}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
     asked |= {"shard": shape.shard if shape.shard > 1 else case.shard}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}

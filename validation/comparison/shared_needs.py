@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+import numpy as np
+
 from cdpsim.program import Content, Kind, Op
 from cdpsim.schedules.state import When
 
@@ -21,6 +23,9 @@ def gather_needs(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
     keep it.
     """
     program, tasks = plan.program, plan.program.tasks
+    if program.thrown_away:
+        yield from _needs_of_rounds(plan)
+        return
     kept = program.state.parameters is not program.state.optimizer
     reshard, whole = str(program.state.reshard), range(program.n)
     stays = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(reshard, ())
@@ -34,6 +39,21 @@ def gather_needs(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
         if kept or stage in stays:
             has.add(key)
         yield (Content.PARAMETERS, version - 1, -1, stage), device, node
+
+
+def _needs_of_rounds(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
+    """Yield the versions that devices go on with, and all that the last communication makes, with which they end."""
+    program, tasks = plan.program, plan.program.tasks
+    updates = range(program.compute, len(tasks))
+    made = {int(tasks.version[node]): int(tasks.step[node]) for node in updates}
+    last = {version for version, step in made.items() if step == program.updated - 1}
+    for device in range(program.devices):
+        own = np.flatnonzero(tasks.device[: program.compute] == device)
+        for stage in range(program.n):
+            nodes = own[tasks.stage[own] == stage].tolist()
+            readers = {int(tasks.version[node]): node for node in reversed(nodes)}
+            for version in sorted((readers.keys() | last) - {0}):
+                yield (Content.PARAMETERS, made[version], -1, stage), device, readers.get(version, nodes[-1])
 
 
 def early_gathers(plan: Plan) -> Iterator[MessageDifference]:
@@ -61,8 +81,10 @@ def follow_shares(plan: Plan) -> Iterator[MessageDifference]:
     gives = Kind.W if program.splits else Kind.B
     events: dict[tuple[int, int], list[tuple[int, int | Message]]] = defaultdict(list)  # step, stage -> place, event
     for node, kind in enumerate(tasks.kind.tolist()):
-        if kind in (gives, Kind.U):
-            events[int(tasks.step[node]), int(tasks.stage[node])].append((plan.place_of(node), node))
+        step, stage = int(tasks.step[node]), int(tasks.stage[node])
+        first = int(program.first_step[node - program.compute]) if kind == Kind.U else step
+        for each in range(first, step + 1) if kind in (gives, Kind.U) else ():
+            events[each, stage].append((plan.place_of(node), node))
     for message in plan.messages:
         for stage in message.covers if message.content == Content.GRADIENT else ():
             events[message.step, stage].append((plan.place_of(message.node), message))

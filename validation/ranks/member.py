@@ -14,6 +14,7 @@ from cdpsim.errors import RequestError, choose
 
 from ..replay.case import Case, DeviceRun, Outcome, parts_of, prepare, watching
 from ..replay.contents import Kinds, ReplayError
+from ..replay.live import LiveOutcome, LiveWorker
 from ..replay.transport import Distributed, first_line, meet_ranks
 
 BACKENDS = ("gloo", "nccl")
@@ -125,3 +126,13 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
             seat.device.play(node)
         seat.device.finish()
     return seat.outcome()
+
+
+def play_live(member: Member, case: Case) -> LiveOutcome | None:
+    """Run the rounds of a case without counts; a rank without a device only helps to make groups."""
+    prepared = prepare(case)
+    program = prepared.plan.program
+    member.transport.make_groups([tuple(group.tolist()) for group in program.groups])
+    if member.rank >= program.devices:
+        return None
+    return LiveWorker(prepared, member.rank, member.transport).run()

@@ -19,7 +19,7 @@ from cdpsim.model import Model, Runtime
 from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.reading import shape_of
-from cdpsim.schedules import find_schedule
+from cdpsim.schedules import SCHEDULES, find_schedule
 from cdpsim.schedules.rule import Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
@@ -37,6 +37,8 @@ from .equation import evaluate, grouping_of
 from .interpreter import Device
 from .plan import Part, Plan
 from .policy import split_of
+from .round_lives import last_kept
+from .rounds import RoundsDevice
 from .shares import Shares, check_shares, in_whole_numbers
 from .transport import InProcess, Mailboxes, Transport
 from .watch import (
@@ -108,6 +110,14 @@ class Case:
     watch: Watched = "nothing"
     split: Split = "once"  # how often the parts of a split backward go through their stage
     stage_replicas: tuple[int, ...] = ()  # devices of each stage; (): one of each
+    slow: tuple[str, ...] = ()  # devices whose tasks take longer, as for `cdpsim simulate`
+    warm_up: int | None = None  # steps before rounds
+
+    def __post_init__(self) -> None:
+        """Let the optimizer keep what its updates start from, where tasks read something else."""
+        declared = SCHEDULES.get(self.schedule)
+        apart = declared is not None and bool(declared.order.rounds) and not declared.rule.versions.is_line
+        object.__setattr__(self, "optimizer", replace(self.optimizer, keeps_base=apart))
 
     @property
     def shape(self) -> Shape:
@@ -143,6 +153,8 @@ class Case:
             prefetch=self.prefetch,
             overlap_all_reduce=self.overlap_all_reduce,
             vertical_sync=self.vertical_sync,
+            slow=self.slow,
+            warm_up=self.warm_up,
             model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
             cluster=Cluster(host=Link()),  # whose devices do one task at a time
         )
@@ -196,12 +208,13 @@ def prepare(case: Case) -> Prepared:
 
 def planned(case: Case) -> Plan:
     """Return the planned program of a case whose stages are profiled."""
-    program = assemble(case.request)
+    request = case.request
+    program = assemble(request)
     if program.shard == 1:
-        return Plan(program)
+        return Plan(program, request.disorder)
     training = build_training(case)
     check_shares(program, case.optimizer, training.parameters(0).dtype.itemsize)
-    return Plan(in_whole_numbers(program, training, case.optimizer))
+    return Plan(in_whole_numbers(program, training, case.optimizer), request.disorder)
 
 
 def profiled(case: Case) -> Case:
@@ -234,13 +247,13 @@ def _parts_of_backwards(training: Training) -> Mapping[int, Parts]:
 class Collector:
     """A collector of the parameters that the last updates make, which the program itself does not use."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, last: int) -> None:
         self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
-        self._steps = steps
+        self._last = last
 
     def __call__(self, stage: int, version: int, theta: Tensor) -> None:
         """Keep the parameters of an update."""
-        if version == self._steps:
+        if version == self._last:
             self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
 
     @property
@@ -263,14 +276,16 @@ class DeviceRun:
     ) -> None:
         case, device = prepared.case, torch.device(prepared.case.device)
         self._places = places_of(prepared, part.device)
-        self._collector, self._transport, self._number = Collector(case.steps), transport, part.device
+        program = prepared.plan.program
+        self._collector, self._transport, self._number = Collector(last_kept(program)), transport, part.device
         self._ledger = allocator if isinstance(allocator, Ledger) else None
         counts = allocator if isinstance(allocator, Allocator) else None
-        self._meter = Meter(device, counts) if case.watch in METERED else None
+        self._meter = Meter(device, counts, prepared.plan.slots[1]) if case.watch in METERED else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
         accountant = Accountant(part.device, self._ledger) if self._ledger else None
         watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
-        self.device = Device(
+        played = RoundsDevice if program.thrown_away else Device
+        self.device = played(
             prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
         )
 
@@ -334,14 +349,24 @@ def play_in_process(prepared: Prepared) -> list[Outcome]:
 def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
     """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
 
-    Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions.
+    Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions. Of
+    rounds, all that a program throws away is left out, and steps have the program's counts.
     """
     program, case = prepared.plan.program, prepared.case
     rule, shape = rule or prepared.rule, case.shape
     lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
-    line = rule.versions.sources(case.steps)
     with one_thread():
-        return evaluate(prepared.training, case.optimizer, lags, case.steps, grouping_of(program), backward_lags, line)
+        return evaluate(
+            prepared.training,
+            case.optimizer,
+            lags,
+            program.updated,
+            grouping_of(program),
+            backward_lags,
+            versions=rule.versions,
+            counts=program.counts.tolist() if program.thrown_away else None,
+            waits=shape.warm_up,
+        )
 
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

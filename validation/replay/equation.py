@@ -1,11 +1,13 @@
-"""The update equation, evaluated step by step in one process: theta_{t+1} = OPT(theta_t, mean of gradients).
+"""The update equation, evaluated version by version in one process: OPT(theta_base, mean of gradients).
 
-Micro-batch i takes its gradient at theta_{t-lag} of stage j, with the lag of its rule: in the CDP paper 0 where u[i, j]
-is true and 1 elsewhere. Nothing here knows devices, messages or buffers; only the order in which gradients are added
-is the caller's, because that decides the last bits.
+Micro-batch i of step t takes its gradient at the version of stage j that is as old as the lag of its rule: 0 for the
+newest that the steps before t make. A version is made from its base, with the parameters and the optimizer state that
+the base has, and takes the gradients of the last of some steps up to its own. By default each step makes the next
+version, of the one before it: theta_{t+1} of theta_t. Of an estimate, from which no version starts, only the parameters
+are kept. Nothing here knows devices, messages or buffers; only the order in which gradients are added is the caller's,
+because that decides the last bits.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -20,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Op, Program
-from cdpsim.schedules.rule import UpdateSources
+from cdpsim.schedules.rule import MadeVersions, Versions
 from cdpsim.schedules.state import When
 
 from ..training.forms import flatten
@@ -28,7 +30,7 @@ from ..training.optimizer import Optimizer
 from ..training.stages import Training
 
 Sums = Sequence["int | Sums"]  # micro-batches, and sums of some that are made first
-Grouping = Callable[[int, int], Sums]  # of a step and a stage
+Grouping = Callable[[range, int], Sums]  # of steps, whose micro-batches are numbered one after another, and a stage
 StageParameters = list[dict[str, Tensor]]  # of each stage, by name
 
 
@@ -39,68 +41,126 @@ def evaluate(
     steps: int,
     grouping: Grouping | None = None,
     backward_lags: Ints | None = None,
-    line: UpdateSources | None = None,
+    *,
+    versions: Versions = Versions(),  # noqa: B008 - it is frozen
+    counts: Sequence[int] | None = None,
+    waits: int = 0,
 ) -> list[Tensor]:
     """Return each stage's parameters after some steps as one vector; by default gradients are added one by one.
 
     Lags have a row for each micro-batch and a column for each stage. Backwards may have other lags: a backward then
-    uses other parameters than the forward whose graph it goes through. By a `line` of versions, each update starts from
-    the parameters and the optimizer state of its base, and takes the mean of several steps' gradients.
+    uses other parameters than the forward whose graph it goes through. With `counts`, steps have so many micro-batches,
+    and a version takes the mean over all micro-batches of its steps; else it takes the mean of its steps' means. The
+    first `waits` steps, and step 0, read the newest version.
     """
-    m, back = len(lags), lags if backward_lags is None else backward_lags
-    grouping = grouping or (lambda step, stage: [[i] for i in range(m)])
-    stages, dtype = deepcopy(training.stages), training.parameters(0).dtype
-    for stage in stages:
-        stage.to(training.device, optimizer.dtype(dtype))
-    optimizers = [optimizer.over(list(stage.parameters())) for stage in stages]
-    versions = deque([_snapshot(stages, dtype)], maxlen=None if line else 1 + int(max(lags.max(), back.max())))
-    states = [_states(stages, optimizers)]
-    taken: dict[
-        int, list[StageParameters]
-    ] = {}  # the gradients of a step's micro-batches, while an update is to take them
-
-    def read(step: int, lag: list[int]) -> StageParameters:
-        return [versions[-1 - min(own, step)][j] for j, own in enumerate(lag)]
-
+    back = lags if backward_lags is None else backward_lags
+    walk, oldest = _Walk(training, optimizer, versions.made(steps), counts), int(max(lags.max(), back.max()))
+    grouping = grouping or (lambda of, stage: [[i] for t in of for i in range(walk.count(t, len(lags)))])
     for t in range(steps):
-        read_by = [(read(t, there), read(t, again)) for there, again in zip(lags.tolist(), back.tolist(), strict=True)]
-        taken[t] = [_gradients(training, *own, t, i, m) for i, own in enumerate(read_by)]
-        first = t if line is None else int(line.first[t])
-        for j, stage in enumerate(stages):
-            if line is not None:
-                _go_back(stage, optimizers[j], states[int(line.base[t])][j])
+        rows = [i % len(lags) for i in range(walk.count(t, len(lags)))]
+        late = int(t > waits)
+        walk.pass_through(t, [(late * lags[i], late * back[i]) for i in rows])
+        walk.make_versions(t, grouping)
+        walk.forget(walk.newest(t + 1) - oldest)
+    return [flatten(own.values()) for own in walk.last_kept]
+
+
+class _Walk:
+    """A walk over the versions of a run, from theta_0 on."""
+
+    def __init__(
+        self, training: Training, optimizer: Optimizer, made: MadeVersions, counts: Sequence[int] | None
+    ) -> None:
+        self._training, self._made, self._counts = training, made, counts
+        self._dtype, self._stages = training.parameters(0).dtype, deepcopy(training.stages)
+        for stage in self._stages:
+            stage.to(training.device, optimizer.dtype(self._dtype))
+        self._optimizers = [optimizer.over(list(stage.parameters())) for stage in self._stages]
+        self._versions = {0: _snapshot(self._stages, self._dtype)}  # what passes read, and the last that is kept
+        self._last_kept = 0
+        self._at = 0  # the version of which stages and optimizers have all that an update starts from
+        self._taken: dict[int, list[StageParameters]] = {}  # gradients of steps, while a version is to take them
+        # Versions from which a later one starts, when another one has been made since.
+        self._again = {int(base) for v, base in enumerate(made.base, start=1) if base != v - 1}
+        self._states = {0: self._state()} if 0 in self._again else {}
+
+    @property
+    def last_kept(self) -> StageParameters:
+        """The parameters of the last version that is no estimate."""
+        return self._versions[self._last_kept]
+
+    def newest(self, step: int) -> int:
+        """Return the newest version that the steps before one make."""
+        return int(np.searchsorted(self._made.step, step))
+
+    def count(self, step: int, usual: int) -> int:
+        """Return the number of micro-batches of a step."""
+        return usual if self._counts is None else int(self._counts[step])
+
+    def pass_through(self, step: int, lags: Sequence[tuple[Ints, Ints]]) -> None:
+        """Take the gradients of a step's micro-batches, by the lags of their forwards and backwards at each stage."""
+        newest = self.newest(step)
+        parts = len(lags) if self._counts is None else 1
+
+        def read(lag: Ints) -> StageParameters:
+            return [self._versions[max(newest - int(own), 0)][j] for j, own in enumerate(lag)]
+
+        self._taken[step] = [
+            _gradients(self._training, read(there), read(again), step, i, parts)
+            for i, (there, again) in enumerate(lags)
+        ]
+
+    def make_versions(self, step: int, grouping: Grouping) -> None:
+        """Make the versions of a step, and let go of gradients that no later one takes."""
+        for row in np.flatnonzero(self._made.step == step).tolist():
+            self._make(row + 1, range(int(self._made.first[row]), step + 1), grouping)
+        later = self._made.first[self._made.step > step]
+        for each in [t for t in self._taken if t < later.min(initial=step + 1)]:
+            del self._taken[each]
+
+    def forget(self, version: int) -> None:
+        """Let go of parameters that are older than a version."""
+        for each in [own for own in self._versions if own < version and own != self._last_kept]:
+            del self._versions[each]
+
+    def _make(self, version: int, steps: range, grouping: Grouping) -> None:
+        base = int(self._made.base[version - 1])
+        if base != self._at:
+            self._go_back(base)
+        for j, stage in enumerate(self._stages):
             for name, parameter in stage.named_parameters():
-                sums = [_add_up(grouping(s, j), [own[j][name] for own in taken[s]]) for s in range(first, t + 1)]
-                mean = sums[0] if len(sums) == 1 else reduce(add, sums) / len(sums)
-                parameter.grad = mean.to(parameter.dtype)
-            optimizers[j].step()
-        versions.append(_snapshot(stages, dtype))
-        if line is None:
-            del taken[t]
-        else:
-            states.append(_states(stages, optimizers))
-    return [flatten(version.values()) for version in versions[-1]]
+                parameter.grad = self._mean(steps, j, name, grouping).to(parameter.dtype)
+            self._optimizers[j].step()
+        self._at = version
+        self._last_kept = self._last_kept if self._made.estimate[version - 1] else version
+        self._versions[version] = _snapshot(self._stages, self._dtype)
+        if version in self._again:
+            self._states[version] = self._state()
+
+    def _mean(self, steps: range, stage: int, name: str, grouping: Grouping) -> Tensor:
+        """Return the mean of some steps' gradients of a parameter."""
+        if self._counts is not None:
+            gradients = [own[stage][name] for t in steps for own in self._taken[t]]
+            return _add_up(grouping(steps, stage), gradients) / len(gradients)
+        of = [range(t, t + 1) for t in steps]
+        means = [_add_up(grouping(one, stage), [own[stage][name] for own in self._taken[one[0]]]) for one in of]
+        return means[0] if len(means) == 1 else reduce(add, means) / len(means)
+
+    def _state(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return what each stage's next update starts from: parameters as they are updated, and the optimizer's."""
+        pairs = zip(self._stages, self._optimizers, strict=True)
+        return [deepcopy((stage.state_dict(), own.state_dict())) for stage, own in pairs]
+
+    def _go_back(self, version: int) -> None:
+        """Set stages and optimizers back to what they had."""
+        for stage, own, (parameters, state) in zip(self._stages, self._optimizers, self._states[version], strict=True):
+            stage.load_state_dict(parameters)
+            own.load_state_dict(deepcopy(state))
 
 
 def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
     """Return the sum of micro-batches' gradients, added in the order of the sums."""
     return reduce(add, (gradients[each] if isinstance(each, int) else _add_up(each, gradients) for each in sums))
-
-
-def _states(
-    stages: tuple[torch.nn.Module, ...], optimizers: list[torch.optim.Optimizer]
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return what each stage's next update starts from: parameters as they are updated, and the optimizer's state."""
-    return [deepcopy((stage.state_dict(), own.state_dict())) for stage, own in zip(stages, optimizers, strict=True)]
-
-
-def _go_back(
-    stage: torch.nn.Module, optimizer: torch.optim.Optimizer, state: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
-    """Set a stage and its optimizer back to what they had."""
-    parameters, of_optimizer = state
-    stage.load_state_dict(parameters)
-    optimizer.load_state_dict(deepcopy(of_optimizer))
 
 
 def _snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageParameters:
@@ -157,8 +217,8 @@ def grouping_of(program: Program) -> Grouping:
     inside, messages = _groups_of(program), program.messages
     in_turn = bool(((messages.content == Content.GRADIENT) & (messages.op == Op.P2P)).any())
 
-    def grouping(step: int, stage: int) -> Sums:
-        tasks = gives[first[step] : first[step + 1], stage]
+    def grouping(steps: range, stage: int) -> Sums:
+        tasks = gives[first[steps.start] : first[steps.stop], stage]
         groups: dict[int, list[int]] = {}
         for micro_batch in np.argsort(rank[tasks]).tolist():
             group = micro_batch if program.state.travels else int(program.tasks.device[tasks[micro_batch]])

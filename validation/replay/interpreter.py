@@ -28,6 +28,11 @@ from .watch import Watch
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
 
 
+def copy_state(state: OptimizerState) -> OptimizerState:
+    """Return a copy of a state, for an update after which it is to be as it was."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
 class Device:
     """A device that runs its nodes, one after another."""
 
@@ -132,7 +137,7 @@ class Device:
                 theta,
                 self._training.input(t, i) if x is None else x,
                 target,
-                int(self._program.counts[t]),
+                self._parts(t),
             )
         if y is not None:
             self._passing[Content.ACTIVATION, t, i, j] = y
@@ -141,6 +146,10 @@ class Device:
             if holding.split > 1:  # a share of what the backward gathers from fewer ranks than the forward
                 rank = self._shares.rank(self._part.device, holding.split)
                 self._keep(holding, self._shares.of(theta, j, holding.split, rank).clone())
+
+    def _parts(self, step: int) -> int:
+        """Return by how much the loss of a micro-batch is divided, so that those of a step add up to the mean."""
+        return int(self._program.counts[step])
 
     def _backward(self, node: int) -> None:
         t, i, j = self._place(node)
@@ -213,7 +222,10 @@ class Device:
         if first < t:
             gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
         split = self._splits[Category.PARAMETERS]
-        before, keep = self._parameters.get(parameters(j, base, split)), not program.estimates[version]
+        before, keep = (
+            self._parameters.get(parameters(j, base, split)),
+            not program.is_estimate(program.tasks.version[node]),
+        )
         if split == self._splits[Category.OPTIMIZER]:
             theta = self._updated(j, before, gradient, keep=keep)
             self._keep(parameters(j, version, split), theta)
@@ -234,7 +246,7 @@ class Device:
             return self._hosts.update(key, theta, gradient, parts, keep=keep)
         state = self._states.get(optimizer_state(stage, split)) if self._optimizer.forms(parts) else {}
         if not keep:
-            state = {name: tensor.clone() for name, tensor in state.items()}
+            state = copy_state(state)
         return self._optimizer.update(theta, gradient, state, parts)
 
     @property

@@ -8,15 +8,18 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from cdpsim.cluster import Cluster
+from cdpsim.cluster.disorder import Disorder
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
 from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
 from cdpsim.timing.costs import node_costs
+from cdpsim.timing.disturbed_costs import steady_costs
 from cdpsim.timing.engine import fast
 
 from .contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
 from .policy import Policy
+from .round_lives import RoundsPolicy
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,20 @@ class Part:
 class Plan:
     """A program in one order that keeps every dependency, the same on every device."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, disorder: Disorder = Disorder()) -> None:  # noqa: B008 - it is frozen
         self.program = program
+        self._disorder = disorder
         self._first = len(program.tasks)
 
     @cached_property
     def slots(self) -> tuple[Ints, Ints]:
-        """The slots in which all nodes start and end, where every task takes one slot and every message no time."""
+        """The slots in which all nodes start and end, where every task takes one slot and every message no time.
+
+        Tasks of slow devices take more.
+        """
         program = self.program
-        return fast.run_by_longest_paths(
-            program, node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
-        )
+        costs = node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
+        return fast.run_by_longest_paths(program, steady_costs(program, costs, self._disorder))
 
     @cached_property
     def order(self) -> list[int]:
@@ -113,8 +119,10 @@ class Plan:
         return tuple(sorted(message.members, key=lambda member: member != message.src))
 
     @cached_property
-    def policy(self) -> Policy:
+    def policy(self) -> Policy | RoundsPolicy:
         """Contents of every device, and for how long it keeps them, by the replay's own policy of freeing."""
+        if self.program.thrown_away:
+            return RoundsPolicy(self.program, self.order)
         return Policy(self.program, self.order, self.messages)
 
     def cargo(self, node: int) -> list[Holding]:
@@ -200,11 +208,11 @@ class Plan:
                     del waiting[message]
             if self.is_message(node):
                 readers = self._readers[node]
-                if not readers:
+                if not readers and not self.program.thrown_away:
                     raise ReplayError(f"no task needs what {self.message(node)} brings")
                 here = [reader for reader in readers if device in self.devices_of(reader)]
                 behind = [after for after in self._followers[node] if device in self.devices_of(after)]
-                waiting[node] = min(place[after] for after in [*(here or readers), *behind])
+                waiting[node] = min((place[after] for after in [*(here or readers), *behind]), default=len(place))
         return due
 
     @cached_property

@@ -10,6 +10,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 
 from ..profile.allocations import allocation_windows, without_collections
@@ -102,8 +103,9 @@ class Meter(NoWatch):
     With an allocator, activations are its bytes less those of other categories and devices.
     """
 
-    def __init__(self, device: torch.device, allocator: Allocator | None = None) -> None:
+    def __init__(self, device: torch.device, allocator: Allocator | None = None, ends: Ints | None = None) -> None:
         self.readings: list[Reading] = []
+        self._ends = ends  # the slots in which tasks end; None: each takes one
         self._tracker = Tracker(granularity(device.type), device.type)
         self._slot = 0
         self._allocator = allocator
@@ -127,7 +129,8 @@ class Meter(NoWatch):
         if self._allocator:
             self._allocator.reset_peak()
         yield
-        self._read(self._slot + 1, self._tracker.peaks(), self._allocator.peak() if self._allocator else None)
+        until = self._slot + 1 if self._ends is None else int(self._ends[node])
+        self._read(until, self._tracker.peaks(), self._allocator.peak() if self._allocator else None)
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """Count the tensor under the category."""

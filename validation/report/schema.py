@@ -251,6 +251,22 @@ class Report(_Form, frozen=True, kw_only=True):
         msgspec.convert(self.request, ReplayRequest)  # refused when a report is read, not when it is drawn
 
 
+class LiveRound(_Form, frozen=True, kw_only=True):
+    """The micro-batches that each rank had in a round."""
+
+    micro_batches: list[Count]
+
+
+class LiveReport(_Form, frozen=True, kw_only=True):
+    """A run of rounds whose lengths ranks found, compared with the equation for them."""
+
+    request: dict[str, Scalar]
+    environment: dict[str, object]
+    rounds: list[LiveRound]
+    parameters: ParameterComparison
+    ok: bool
+
+
 class TrialResult(_Form, frozen=True, kw_only=True):
     """One trial of a battery: how it ended, and why if it failed."""
 
@@ -334,12 +350,12 @@ def relative_error(simulated: float, measured: float) -> float:
     return (simulated - measured) / measured if measured else 1.0
 
 
-def write_report(path: str | Path, report: Report | Battery, *, force: bool = False) -> None:
+def write_report(path: str | Path, report: Report | Battery | LiveReport, *, force: bool = False) -> None:
     """Write a report or a battery into a file that appears whole or not at all."""
     files.write_file(path, [encode_report(report)], force=force)
 
 
-def encode_report(report: Report | Battery) -> bytes:
+def encode_report(report: Report | Battery | LiveReport) -> bytes:
     """Return the bytes of a report's file."""
     if isinstance(report, Battery):  # of which programs are the readers
         return msgspec.json.encode(report) + b"\n"

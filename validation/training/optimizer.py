@@ -29,16 +29,23 @@ class Optimizer:
     """One of torch's optimizers and its options.
 
     In mixed precision it keeps a master copy of the parameters in float32, which it updates, and its state in float32.
+    So it does, in their own type, where updates start from other parameters than those that passes read (`keeps_base`).
     Parameters are one vector; its `parts` are the forms of the tensors in it, whose rows and columns Adafactor sums.
     """
 
     kind: str = "sgd"
     options: dict[str, float] = field(default_factory=lambda: {"lr": 0.1})
     mixed_precision: bool = False
+    keeps_base: bool = False
     on_host: bool = False  # whether its state is there, and updates are made there
 
     def __post_init__(self) -> None:
         choose("optimizer", self.kind, _KINDS)
+
+    @property
+    def has_master(self) -> bool:
+        """Whether what it updates is a copy of the parameters in its state."""
+        return self.mixed_precision or self.keeps_base
 
     @property
     def is_elementwise(self) -> bool:
@@ -61,7 +68,7 @@ class Optimizer:
         wide = [Form(part.shape, self.dtype(part.dtype)) for part in parts]
         vector = Form((sum(part.numel for part in parts),), wide[0].dtype)
         forms = {} if self.kind == "sgd" else {_STEP: Form((), torch.float32)}
-        if self.mixed_precision:
+        if self.has_master:
             forms[_MASTER] = vector
         if self.kind == "adafactor":
             factors = [(f"{k}.{name}", form) for k, part in enumerate(wide) for name, form in _factors(part).items()]
@@ -76,7 +83,7 @@ class Optimizer:
         The count of steps is on the device, too, as the state travels as one tensor.
         """
         state = {name: make(form, theta.device) for name, form in self._state_forms(parts).items()}
-        if self.mixed_precision:
+        if self.has_master:
             state[_MASTER].copy_(theta)
         return state
 
@@ -90,7 +97,7 @@ class Optimizer:
         Adafactor has to know the tensors in the vector. In types of two bytes torch rounds the last numbers of a tensor
         otherwise than those before, which its kernels take several at a time: so there each tensor is by itself, too.
         """
-        vector = state[_MASTER] if self.mixed_precision else theta.clone()
+        vector = state[_MASTER] if self.has_master else theta.clone()
         gradient = gradient.to(vector.dtype)
         kept = {name: tensor for name, tensor in state.items() if name != _MASTER}
         if self.kind == "adafactor" or vector.dtype.itemsize < torch.float32.itemsize:
