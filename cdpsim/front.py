@@ -152,9 +152,9 @@ def with_counts(request: Request) -> Request:
     if request.schedule.order.rounds is None:
         return request
     given = request.counts
-    if given is None or not request.may_vary:
+    if given is None or not request.counts_vary:
         request = request.with_rounds(_play(request).counts)
-    if request.may_vary:
+    if request.counts_vary:
         request = _settled(request, given)
     _refuse_other_counts(given, request.counts)
     return request
@@ -181,8 +181,8 @@ def rounds(schedule: str | Schedule | Request, n: int | None = None, **options: 
     request = schedule if isinstance(schedule, Request) else Request(schedule, n, **options)
     if request.schedule.order.rounds is None:
         raise RequestError("schedule", f"{request.schedule.name} has no rounds: its number of micro-batches is given")
-    if request.may_vary:
-        raise RequestError("rounds", "follow from times that vary; simulate them, and the trace's rounds.csv has them")
+    if request.counts_vary:
+        raise RequestError("rounds", "follow from a run alone here; simulate it, and the trace's rounds.csv has them")
     return Table(RoundRow, as_rows(_play(request)))
 
 

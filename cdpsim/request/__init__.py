@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from cdpsim.cluster import Cluster
+from cdpsim.cluster.devices import NONE
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
 from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
 from cdpsim.files import config
@@ -279,6 +280,11 @@ class Request(Mapping[str, Any]):
     def may_vary(self) -> bool:
         """Whether the time of a task or message is another one each time: by chance, stops, or others on its links."""
         return self.disorder.is_random or bool(self.disorder.stop) or self.expands
+
+    @property
+    def counts_vary(self) -> bool:
+        """Whether counts of rounds follow from no recurrence: times vary, or messages wait for tasks."""
+        return self.may_vary or any(group.overlap == NONE for group in self.cluster.devices)
 
     def fixed(self, steps: int) -> Self:
         """Return the request of a run of so many steps in which everything takes its mean time, alone on its links."""

@@ -50,7 +50,8 @@ def trained(draw: st.DrawFn) -> dict[str, Any]:
     """Keywords for `simulate`: a shipped model, trained in some way on devices with hosts, joined in some way."""
     asked = draw(schedules(5))
     asked |= {"model": GPT2, "recompute": draw(st.sampled_from([*RECOMPUTE, "layers:2"]))}
-    asked["optimizer"] = draw(st.sampled_from(["momentum", "adam", "adafactor", "adam-8bit"]))
+    of_shares, of_tensors = ["momentum", "adam", "adam-8bit"], ["adafactor"]
+    asked["optimizer"] = draw(st.sampled_from(of_shares if asked["schedule"].order.rounds else of_shares + of_tensors))
     asked["mixed_precision"] = draw(st.booleans())
     asked["gradients"] = draw(st.sampled_from([None, "fp32", *["bf16"] * asked["mixed_precision"]]))
     asked["offload"] = draw(st.sampled_from(["none", "optimizer", "activations", "all"]))

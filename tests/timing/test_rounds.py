@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, rounds, simulate
-from cdpsim.cluster import Link
+from cdpsim.cluster import Devices, Link
+from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.invariants import violations
 from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
+from cdpsim.timing.rounds import counts_by_times
 from tests.conftest import Command, examples
 from tests.helpers.command_line import assert_refused
 
@@ -83,7 +85,7 @@ NEVER = 'name = "w"\n[[stages]]\nforward = "1 us"\nbackward = "1 us"\nparameters
 OPTIMIZER = "simulate acco --replicas 2 --model gpt2 --cluster a100-nodes --optimizer"
 REFUSED = {
     "rounds 1f1b -n 2": "schedule: 1f1b has no rounds",
-    "rounds acco -n 1 --replicas 2 --jitter lognormal:0.1": "rounds: follow from times that vary",
+    "rounds acco -n 1 --replicas 2 --jitter lognormal:0.1": "rounds: follow from a run alone",
     "simulate acco -n 1 --replicas 2 -m 0": "m: m=0 must be at least 1",
     "rounds acco --replicas 2 --model w.toml --cluster box.toml": "rounds: a communication takes as long as",
     "simulate dpu -n 1 --replicas 2 --warm-up 3 --steps 3": "warm-up: warm_up=3 leaves none of 3 updates",
@@ -139,3 +141,27 @@ def test_pipelines_that_overlap_their_sums_take_the_rule() -> None:
     assert run.summary()["mean_staleness"] == 0
     made = run.tasks[(run.tasks.kind == "U") & (run.tasks.device == 0)]
     assert made.estimate.tolist() == [1, 0] * 3
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    overlap=st.sampled_from(OVERLAPS),
+    replicas=st.integers(1, 4),
+    m=st.integers(1, 3),
+    times=st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 60)),
+    slow=st.integers(1, 4),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_rounds_are_those_that_a_run_asks_for_however_messages_overlap(
+    name: str, overlap: str, replicas: int, m: int, times: tuple[int, int, int], slow: int
+) -> None:
+    """Where tasks wait for messages, too, which no recurrence says."""
+    forward, update, size = times
+    work: dict[str, Any] = {"update": float(update)} if update else {}
+    stage = Stage(forward=float(forward), backward=2.0 * forward, parameters=size, **work)
+    cluster = Cluster(devices=(Devices(overlap=overlap),), link=Link(latency=1.0, bandwidth=7.0))
+    more: dict[str, Any] = {"slow": {replicas - 1: slow}} if slow > 1 else {}
+    run = simulate(name, 1, m=m, replicas=replicas, model=Model(stages=(stage,)), cluster=cluster, steps=4, **more)
+    assert violations(run) == {}
+    counts = counts_by_times(run.program, run.start, run.end, m, 0)
+    assert tuple(map(tuple, counts.tolist())) == run.request.counts

@@ -81,7 +81,9 @@ def test_what_is_certified_goes_on(request: dict[str, Any]) -> None:
     if rest.certified:
         every, last = len(rest.steps), rest.steps[-1]
         later = ends(run_of(**request | {"steps": rest.run.program.steps + 6 * every}))
-        assert (later[last + 3 * every] - later[last]) / (3 * every) == pytest.approx(float(rest.period), rel=1e-11)
+        assert (later[last + 3 * every] - later[last]) / (3 * rest.updates) == pytest.approx(
+            float(rest.period), rel=1e-11
+        )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -36,10 +36,10 @@ class RoundsAxis(SharedAxis):
     def derive(self) -> None:
         """Derive all messages, dependencies and buffers of what data ranks exchange and hold."""
         self.sum_gradients()
-        self.bring_versions()
+        provider = self.bring_versions()
         self.start_from_bases()
         self.hold_sums()
-        self.hold_communication()
+        self.hold_communication(provider[self._final[0]])
         self.hold_versions()
         self.hold_states()
         self.hold_beside_states()
@@ -55,21 +55,23 @@ class RoundsAxis(SharedAxis):
         handed_over = self.tables.lanes.step_ends[: passes.updated, self._device[alone]].ravel()
         self.build.link(handed_over, self.node[row])
 
-    def bring_versions(self) -> None:
+    def bring_versions(self) -> Ints:
         """Bring the versions that tasks read, and those of the last communication, to all holders, and so to readers.
+
+        Return what brings each version to each holder.
 
         Of several of these, the worker goes on with the last one made, which comes first. It goes on with all stages at
         once; alone, when the last of them is updated.
         """
-        passes, made, build = self.passes, self.passes.made, self.build
+        passes, step, build = self.passes, self.passes.made.step, self.build
         size = np.zeros(passes.n, dtype=np.int64)
         np.maximum.at(size, self.holders.stage, self.whole.parameters)
         plan, provider = self._plan(self._units(size, self.state.buckets)), self.maker.copy()
-        final = np.flatnonzero(made.step == passes.updated - 1) + 1
+        final = self._final
         version = np.union1d(passes.version[passes.version > 0], final)
         if self.state.splits and len(plan.unit):
             each, number = (index.ravel() for index in np.indices((len(version), len(plan.unit))))
-            message = self._gather(plan, made.step[version[each] - 1], number).reshape(len(version), -1)
+            message = self._gather(plan, step[version[each] - 1], number).reshape(len(version), -1)
             build.link(self.maker[version][:, plan.row].ravel(), message[:, plan.inside].ravel())
             provider[version[:, None], plan.row] = message[:, plan.inside]
             for earlier in final[:-1].tolist():
@@ -83,12 +85,19 @@ class RoundsAxis(SharedAxis):
         taken = self.maker[read][:, alone]
         into = np.broadcast_to(self._first_tasks[:, self._device[alone]], taken.shape)
         build.link(taken[taken >= 0], into[taken >= 0])
+        return provider
 
     def start_from_bases(self) -> None:
         """Let each update wait for the one that makes the version from which it starts."""
         base = self.passes.made.base
         later = np.flatnonzero(base > 0)
         self.build.link(self.maker[base[later]].ravel(), self.maker[1 + later].ravel())
+
+    @property
+    def _final(self) -> Ints:
+        """The versions that the last communication makes."""
+        made = self.passes.made
+        return np.flatnonzero(made.step == self.passes.updated - 1) + 1
 
     # Memory
 
@@ -125,15 +134,17 @@ class RoundsAxis(SharedAxis):
         where, size = holders.where.take(rows), self.whole.gradients[rows]
         hold_gradients(self.build, where, size, first_size, holders.first_task[rows], until)
 
-    def hold_communication(self) -> None:
+    def hold_communication(self, last: Ints) -> None:
         """Hold a buffer always for what is on its way: what was handed over, then the parameters that come.
 
-        A worker alone needs it, too: its tasks add to the sums while an update takes what was handed over.
+        A worker alone needs it, too: its tasks add to the sums while an update takes what was handed over. At the
+        end, a version with which nobody goes on may still be on its way, by the node `last` of each holder.
         """
         in_step = self.holders.in_step
         size = np.maximum(self.whole.gradients, self.whole.parameters)[:in_step]
         where = self.holders.where.take(np.arange(in_step))
-        self.build.hold(Category.COMMUNICATION, where, size, np.full(in_step, -1), self._at_the_end)
+        buffers = self.build.hold(Category.COMMUNICATION, where, size, np.full(in_step, -1), end(last))
+        self.build.keep(buffers, self._at_the_end)
 
     def hold_versions(self) -> None:
         """Hold the parameters with which a worker goes on, until it goes on with others."""
