@@ -8,7 +8,7 @@ import pytest
 from cdpsim import compare, rounds
 from cdpsim.trace import table_text
 
-FAMILY = ("ddp", "zero-1", "dpu", "wp", "acco")
+FAMILY = ("ddp", "zero-1", "dpu", "wp", "acco", "local-sgd", "diloco")
 UNLIKE = {worker: 1 + worker / 1000 for worker in range(1000)}
 
 

@@ -428,7 +428,7 @@ def _program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) ->
         "sizes": model.all_sizes,
         "ties": request.local_ties,
         "runtime": request.runtime,
-        "updates": (model.updates_in_lanes, model.updates_take_time),
+        "updates": (model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time),
         "widths": request.widths,
         "lanes": int(cluster.lanes(1)[0]),
         "overlaps": tuple(cluster.overlaps(devices)),

@@ -81,7 +81,7 @@ class Run(Trace):
 
     @cached_property
     def rounds(self) -> Table[RoundRow] | None:
-        """What each device hands over in each round, and when the round's communication goes; None without rounds."""
+        """A row for each round and device: what it hands over, and when that is exchanged; None without rounds."""
         if not self.program.thrown_away:
             return None
         return run_tables.round_columns(self.program, self.start, self.end)
@@ -212,7 +212,8 @@ class Run(Trace):
         """The steady state of the run's steps, by runs of other numbers of steps where that is needed."""
         if self.program.thrown_away:
             return _rounds_at_rest(self)
-        if self.may_repeat and not self._is_irregular and self.request.schedule.order.lists is not None:
+        order = self.request.schedule.order
+        if self.may_repeat and not self._is_irregular and order.lists is not None and not order.local:
             one = self if self.program.steps <= FEW_STEPS else self.of_steps(1)
             period = steady.period_of_separate_steps(one.program, one.start, one.end)
             if period is not None:
@@ -231,14 +232,14 @@ class Run(Trace):
 
     def _numbers_of_steps(self) -> list[int]:
         """Return the numbers of steps to try, one after another."""
-        program = self.program
+        program, steps = self.program, self.request.steps
         if self.rerun is None or self._is_irregular:
-            return [program.steps]
-        least = max(3, program.fill + (2 if program.together else 4))
+            return [steps]
+        least = max(3, program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
         most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
-        room = MOST_STEADY_TASKS * program.steps // program.compute
+        room = MOST_STEADY_TASKS * steps // program.compute
         if not self.may_repeat:
-            least, room = max(MEASURED_STEPS, 2 * least), MOST_MEASURED_NODES * program.steps // program.nodes
+            least, room = max(MEASURED_STEPS, 2 * least), MOST_MEASURED_NODES * steps // program.nodes
         return [*steady.step_counts(least, max(least, min(most, room)))]
 
     @property
@@ -391,7 +392,7 @@ class SteadyState:
     @property
     def updates(self) -> int:
         """The number of updates that these steps make, but for estimates."""
-        return len(np.unique(self.run.program.update_of_step[self.steps.start : self.steps.stop]))
+        return _updates_of(self.run.program, self.steps)
 
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
@@ -403,9 +404,25 @@ def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
         return None
     last = min(repetition.last, steady.last_read_step(program))
     steps = range(last + 1 - repetition.every, last + 1)
-    if steps.start < max(repetition.first, program.fill + 1):
+    if steps.start < max(repetition.first, program.fill + 1, run.request.shape.warm_up):
         return None
-    return SteadyState(run, _exact_quotient(repetition.later, repetition.every), certified, steps, step, *span)
+    return SteadyState(run, _period_of(program, steps, repetition.later), certified, steps, step, *span)
+
+
+def _updates_of(program: Program, steps: range) -> int:
+    """Return the number of updates of theta that take gradients of these steps.
+
+    Of local steps it is that of as many steps from one update to another, wherever these begin.
+    """
+    if program.averaged is None:
+        return len(np.unique(program.update_of_step[steps.start : steps.stop]))
+    before = program.update_of_step[steps.start - 1] if steps.start else -1
+    return int(program.update_of_step[steps.stop - 1] - before)
+
+
+def _period_of(program: Program, steps: range, took: Number) -> Number:
+    """Return the mean time from one step to the next; of local steps, from one update by a mean to the next."""
+    return _exact_quotient(took, len(steps) if program.averaged is None else _updates_of(program, steps))
 
 
 def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
@@ -417,16 +434,27 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
         complete = steady.last_complete_step(program, step, run.start, steady.dependency_reach(program, step)[1])
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
     ends = steady.ends_of_steps(program, run.end)
-    steps = steady.last_half(last)
-    if not ends[last] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
+    steps = _whole_updates(program, steady.last_half(last))
+    if not ends[steps.stop - 1] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
         steps = range(last + 1)
-    low, high = ends[steps.start - 1].item() if steps.start else 0, ends[last].item()
-    period = _exact_quotient(high - low, len(steps))
+    low, high = ends[steps.start - 1].item() if steps.start else 0, ends[steps.stop - 1].item()
+    period = _period_of(program, steps, high - low)
     if irregular and not program.together:
         first, dry = steady.busy_span(program, run.start, run.end)
         if max(low, first) < min(high, dry):
             low, high = max(low, first), min(high, dry)
     return SteadyState(run, period, False, steps, step, low, high)
+
+
+def _whole_updates(program: Program, steps: range) -> range:
+    """Return those of some last steps whose gradients enter the same updates as no other step's; one update's at least.
+
+    Where each update takes one step's gradients, these are all.
+    """
+    first = np.flatnonzero(np.diff(program.update_of_step, prepend=-1, append=program.steps + 1))
+    until = first[np.searchsorted(first, steps.stop, side="right") - 1]
+    since = first[min(np.searchsorted(first, steps.start), np.searchsorted(first, until) - 1)]
+    return range(int(since), int(until)) if until > 0 else steps
 
 
 def _rounds_at_rest(run: Run) -> SteadyState:

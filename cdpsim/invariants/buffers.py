@@ -73,7 +73,9 @@ def senders_hold_what_they_send(run: Recount) -> Iterator[str]:
     """
     messages, first = run.program.messages, len(run.program.tasks)
     handed = (messages.content == Content.PARAMETERS) & (messages.src >= 0)
-    rows = np.flatnonzero(handed if run.shard == 1 else np.zeros_like(handed))
+    collective = run.collapsed.program.messages.op[run.collapsed.part_of[first + np.arange(len(messages))] - first]
+    handed &= (collective != Op.ALL_REDUCE) & (run.shard == 1)  # which makes new ones in their place
+    rows = np.flatnonzero(handed)
     start, end = run.start[first + rows], run.end[first + rows]
     arriving = (Category.COMMUNICATION,) if len(run.collapsed.arrived) else ()
     there = _in_memory(run, messages.src[rows], messages.stage[rows], messages.step[rows] + 1, start, end, *arriving)
@@ -83,8 +85,8 @@ def senders_hold_what_they_send(run: Recount) -> Iterator[str]:
 def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     """While messages are on their way, their receivers have room for all of them together.
 
-    Collectives add what arrives to gradients that are there. Messages that take no time, as in the slot model, take no
-    room.
+    Collectives add what arrives to gradients, or to parameters, that are there. Messages that take no time, as in the
+    slot model, take no room.
     """
     program, messages, first = run.program, run.program.messages, len(run.program.tasks)
     lands = ~(np.isin(messages.content, (Content.GRADIENT, Content.NORM)) & run.together)
@@ -92,6 +94,7 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     rows, device = receivers(program, np.flatnonzero(lands))
     collapsed, of = run.collapsed.program.messages, run.collapsed.part_of[first + rows] - first
     new = (collapsed.op[of] == Op.P2P) | (collapsed.src[of] != device)  # a root has what it hands out
+    new &= collapsed.op[of] != Op.ALL_REDUCE
     rows, device = rows[new], device[new]
     stage = np.zeros_like(messages.stage) if program.state.streams else messages.stage  # a message may have several
     of_version = np.isin(messages.content, (Content.PARAMETERS, Content.FETCHED))
@@ -240,7 +243,7 @@ def runs_end_as_they_began(run: Recount) -> Iterator[str]:
     state, program, buffers, tasks = run.program.state, run.program, run.program.buffers, run.program.tasks
     if not run.together or state.optimizer is Home.OWNED or program.fill or program.versions_differ:
         return
-    last = run.updates[tasks.step[run.updates] == program.steps - 1]
+    last = run.updates[tasks.version[run.updates] == program.versions - 1]
     moment = np.zeros(2 * program.nodes + 2, dtype=np.bool_)
     moment[2 * last + 1] = True
     ends = moment[buffers.end]

@@ -329,12 +329,16 @@ def _strange_members(run: Recount, sums: StreamedSums, label: Ints, holders: tup
 def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
     """Each pass's gradient enters one sum in its group, over all holders there, and its share one across the groups.
 
+    Gradients of a local step enter none.
+
     Of a stage in several buckets these carry all of it together, and no bucket has anything that another one has.
     """
     if not run.program.state.streams:
         return
     sums, program = find_sums(run), run.collapsed.program
     step, stage, device = np.unique(np.stack(run.key_of(run.givers)), axis=1)
+    own = np.zeros(run.program.steps, dtype=bool)
+    own[run.program.tasks.step[run.updates[run.program.is_own(run.program.tasks.version[run.updates])]]] = True
     for level in (0, 1) if run.shard > 1 else (0,):
         mine = sums.take(sums.across == level)
         together = step, stage, _labels(run, device, run.shard, across=level == 1)
@@ -343,7 +347,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         for node in mine.node[odd].tolist():
             yield f"{program.describe(node)} is not over all devices whose gradients it takes"
         ranks = run.request.shape.replicas // (run.shard if level else 1) if level or run.shard == 1 else run.shard
-        alone = _count(together, together) * (ranks if run.program.fold > 1 else 1) == 1
+        alone = own[step] | (_count(together, together) * (ranks if run.program.fold > 1 else 1) == 1)
         turns = np.zeros(len(step), dtype=np.int64)
         if run.program.state.reduce is When.EACH:
             turns = _count(run.key_of(run.givers), (step, stage, device)) - 1

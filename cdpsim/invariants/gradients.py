@@ -111,7 +111,7 @@ def barrier_needs(run: Recount) -> Needs:
     """Return the needs of updates for their barrier, and of sums at the end of a step for their members' last tasks."""
     program, tasks = run.program, run.program.tasks
     needs = Needs(run.barriers, run.updates) if program.barrier else NO_NEEDS
-    if program.thrown_away:  # an update takes what its worker hands over at the end of a round
+    if not run.request.schedule.order.waits:  # an update takes what its worker has at the end of a step
         step, _, device = run.key_of(run.updates)
         return Needs(_last_tasks(run, step, device), run.updates)
     if not program.together or program.state.reduce is not When.END:
@@ -142,7 +142,8 @@ def updates_come_after_all_their_gradients(run: Recount) -> Iterator[str]:
     ready = np.zeros((program.steps, program.n), dtype=run.end.dtype)
     np.maximum.at(ready, (tasks.step[run.givers], tasks.stage[run.givers]), run.end[run.givers])
     row, (step, stage, _) = run.gradients_of_updates
-    update = run.updates[row]
+    common = ~program.is_own(tasks.version[run.updates[row]])
+    update, step, stage = run.updates[row[common]], step[common], stage[common]
     yield from run.report(
         update[run.start[update] < ready[step, stage]], "comes before a gradient that belongs into it"
     )

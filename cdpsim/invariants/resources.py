@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
-from cdpsim.invariants import exchanges, gradients, passes, versions
+from cdpsim.invariants import exchanges, gradients, local, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
 from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_starts, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
@@ -109,7 +109,7 @@ def host_needs(run: Recount) -> Needs:
     if elsewhere or not run.costs.duration[updates].any():
         return NO_NEEDS
     made = program.state.reduce is not When.END and program.state.optimizer is not Home.OWNED and run.together
-    if (program.together or program.barrier) and not made:
+    if program.averaged is not None or ((program.together or program.barrier) and not made):
         follows = tasks.step[updates]
     else:  # of several lanes, places tell no order; a list has one
         follows = (run.lanes.place if run.position is None else run.position)[run.anchors]
@@ -119,14 +119,15 @@ def host_needs(run: Recount) -> Needs:
         first = group_starts(tasks.step[updates[rows]], tasks.device[updates[rows]])
         counted = rows[first][group_numbers(first, len(rows))]
         follows[rows] = np.maximum(follows[rows], follows[counted])
-    order = updates[np.lexsort((tasks.stage[updates], follows, tasks.device[updates]))]
+    order = updates[np.lexsort((tasks.stage[updates], tasks.version[updates], follows, tasks.device[updates]))]
     same = tasks.device[order[1:]] == tasks.device[order[:-1]]
     return Needs(order[:-1][same], order[1:][same])
 
 
 def _value_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
-    of_values = passes.pass_needs, gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
+    of_gradients = gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
+    of_values = passes.pass_needs, *of_gradients, local.average_needs
     of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
     needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs, last_needs)))
     there = needs.before >= 0

@@ -148,7 +148,10 @@ def readings_are_as_old_as_the_rule_says(run: Recount) -> Iterator[str]:
     lags = np.stack([rule.lags(shape), rule.backward_lags(shape)])
     back = (tasks.kind[compute] != Kind.F).astype(np.int64)
     lag = lags[back, np.repeat(run.number_in_replica, program.phases), tasks.stage[compute]]
-    wrong = np.flatnonzero(tasks.version[compute] != np.maximum(tasks.step[compute] - lag, 0))
+    newest = tasks.step[compute]
+    if program.averaged is not None:  # then a step makes several
+        newest = np.maximum.accumulate(np.append(0, run.last_versions))[newest]
+    wrong = np.flatnonzero(tasks.version[compute] != np.maximum(newest - lag, 0))
     yield from run.report(wrong, "reads another version than its rule says")
 
 

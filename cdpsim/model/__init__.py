@@ -302,6 +302,15 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         hosts = [stage.host_update if stage.updated_on_host else 0.0 for stage in self.stages]
         return times + hosts if any(hosts) else times
 
+    def outer_update_time(self, speed: float | None) -> npt.NDArray[Any]:
+        """Return the time of each stage's update by a mean of parameters; 0 where it is not given."""
+        return self._times("outer_update", speed)
+
+    @property
+    def outer_updates_take_time(self) -> bool:
+        """Whether any update by a mean of parameters takes time."""
+        return any(stage.outer_update for stage in self.stages)
+
     @property
     def updates_in_lanes(self) -> bool:
         """Whether updates take their devices' time."""

@@ -73,6 +73,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
+    outer_update: Cost | None = None  # an update by the mean of parameters, behind local steps; None: no time
     # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
     offloaded: Size = 0  # what leaves the device during the forward and comes back during the backward
     transfer: Seconds = 0.0  # the time for that, each way; 0: derived from the cluster's link
@@ -309,6 +310,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     backward = add_costs([layer.backward for layer in layers])
     again = [layer.recomputed for layer in layers if layer.recomputed is not None]
     updates = [layer.update for layer in layers if layer.update is not None]
+    outer_updates = [layer.outer_update for layer in layers if layer.outer_update is not None]
     cores = [layer.attention_forward for layer in layers if layer.attention_forward is not None]
     return Stage(
         name=span_name([layer.name for layer in layers]),
@@ -321,6 +323,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         boundary=last.boundary,
         gradients=None if all(layer.gradients is None for layer in layers) else _sum(layers, "gradient_bytes"),
         update=add_costs(updates) if updates else None,
+        outer_update=add_costs(outer_updates) if outer_updates else None,
         transfer=fsum(layer.transfer for layer in layers),
         host_update=fsum(layer.host_update for layer in layers),
         unused_input=first.unused_input,

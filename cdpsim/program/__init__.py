@@ -209,6 +209,8 @@ class Program:
     base: Ints  # of each update, the version whose parameters and optimizer state it starts from
     first_step: Ints  # of each update, the first step whose gradients it takes; the last is its own
     estimates: Flags | None = None  # of each version from theta_0 on, whether it is read only; None: none is
+    own: Flags | None = None  # of each version, whether each worker makes its own of its own gradients; None: none is
+    averaged: Ints | None = None  # of each version, that of which it is the mean over workers, or -1; None: none is
     thrown_away: int = 0  # the number of steps at its end whose gradients no update takes
     versions_differ: bool = False  # whether backwards may read other versions than their forwards
     fill: int = 0  # the first step that reads versions as old as all later steps do
@@ -281,7 +283,16 @@ class Program:
 
     @cached_property
     def update_of_step(self) -> Ints:
-        """The update that is kept and takes each step's gradients, by its number; of those thrown away, one more."""
+        """The update of theta that takes each step's gradients, by its number; of those thrown away, one more.
+
+        An update by a mean takes those of all local steps since the mean before.
+        """
+        if self.averaged is not None and self.own is not None:
+            made = np.empty(self.versions, dtype=np.int64)
+            made[self.tasks.version[self.compute :]] = self.tasks.step[self.compute :]
+            common = np.flatnonzero(~self.own)[1:]
+            ends = made[np.where(self.averaged[common] >= 0, self.averaged[common], common)]
+            return np.searchsorted(ends, np.arange(self.steps)).astype(np.int32)
         if self.estimates is None:
             return np.arange(self.steps, dtype=np.int32)
         kept = ~self.is_estimate(self.tasks.version[self.compute :])
@@ -323,6 +334,15 @@ class Program:
         """Return whether versions are read only: their optimizer state is dropped, and no update starts from them."""
         flags: Flags = np.zeros(np.shape(version), dtype=bool) if self.estimates is None else self.estimates[version]
         return flags
+
+    def is_own(self, version: Ints) -> Flags:
+        """Return whether each worker makes its own of these versions, of its own gradients alone."""
+        flags: Flags = np.zeros(np.shape(version), dtype=bool) if self.own is None else self.own[version]
+        return flags
+
+    def average_of(self, version: Ints) -> Ints:
+        """Return the versions of which these are the means over all workers; -1 of those that take gradients."""
+        return np.full(np.shape(version), -1) if self.averaged is None else self.averaged[version]
 
     def ranks_of(self, group: int) -> Ints:
         """Return the ranks of the machine that take part in a group's collectives, for costs and bytes."""
@@ -425,6 +445,7 @@ class Program:
             if tasks.micro_batch[node] >= 0:
                 return f"{kind.name}({place})"
             name = "estimate" if self.is_estimate(tasks.version[node]) else kind.name
+            name = "outer" if self.average_of(tasks.version[node]) >= 0 else name
             return f"{name}({place}) on device {tasks.device[node]}"
         op, content = Op(int(messages.op[row])), Content(int(messages.content[row]))
         ends = f" {messages.src[row]}->{messages.dst[row]}" if op == Op.P2P else ""

@@ -132,7 +132,8 @@ def _check_versions(program: Program) -> Iterator[str]:
     for row in missing(program.base, update, tasks.step[update] + in_its_step):
         name = program.describe(program.compute + row)
         yield f"{name} starts from version {program.base[row]}, which does not exist for it"
-    for row in _broken_rows((program.first_step < 0) | (program.first_step > tasks.step[update])):
+    means = program.average_of(tasks.version[update]) >= 0  # which take no gradients
+    for row in _broken_rows((program.first_step < 0) | (program.first_step > tasks.step[update] + means)):
         name = program.describe(program.compute + row)
         yield f"{name} takes gradients from step {program.first_step[row]} on, after its own step"
 

@@ -42,7 +42,8 @@ from cdpsim.timing.costs import reached
 _LEFT_OUT = {
     name: DEFAULTS[name]
     for name in (
-        *("order", "counts", "warm_up", "chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer"),
+        *("order", "counts", "warm_up", "local_steps", "outer"),
+        *("chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer"),
         *("overlap_all_reduce", "expand_collectives"),
         *("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in"),
         *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
@@ -147,7 +148,7 @@ class Request(Mapping[str, Any]):
 
     @cached_property
     def _record(self) -> dict[str, Any]:
-        shape, rounds = self.shape, self.schedule.order.rounds
+        shape, waits = self.shape, self.schedule.order.waits
         record = {
             "schedule": self.schedule.name,
             "order": self.given["order"],
@@ -156,11 +157,13 @@ class Request(Mapping[str, Any]):
             "steps": self.steps,
             "counts": self.counts and [list(row) for row in self.counts],
             "warm_up": shape.warm_up or None,
+            "local_steps": shape.local_steps or None,
+            "outer": self.given["outer"],
             "chunks": shape.chunks if shape.chunks > 1 else None,
-            "replicas": shape.replicas if rounds else shape.replicas // shape.shard,
+            "replicas": shape.replicas // shape.shard if waits else shape.replicas,
             "stage_replicas": list(shape.widths) or None,
-            "shard": shape.shard if self.zero and not rounds else None,
-            "zero": None if rounds else self.zero or None,
+            "shard": shape.shard if self.zero and waits else None,
+            "zero": self.zero or None if waits else None,
             **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
             **{name: self.given[name] for name in ("gather", "padding", "clip", "update_in")},
             "by_layer": list(shape.layers) or self.given["by_layer"],
@@ -265,7 +268,8 @@ class Request(Mapping[str, Any]):
     def with_steps(self, steps: int, **changed: Any) -> Self:
         """Return the request with another number of training steps; refuse it if these do not fit."""
         shape, parts = self.shape, 3 if self.schedule.splits(self.shape) else 2
-        size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
+        many = self.schedule.order.local.steps(steps, shape) if self.schedule.order.local else steps
+        size = shape.n, shape.m, many, self.memory_engine, self.max_memory
         refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots)
         return self._changed(steps=steps, **changed)
 

@@ -49,6 +49,8 @@ class ScheduleOptions(TypedDict, total=False):
     prefetch: int | None
     slot_order: SlotOrder | None
     warm_up: int | None
+    local_steps: int | None
+    outer: str | None
 
 
 class DataOptions(TypedDict, total=False):

@@ -45,13 +45,27 @@ from cdpsim.request.sharing import (
     stage_layers,
 )
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
+from cdpsim.schedules.local import read_outer
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
-_GIVEN = ("counts", "shard", "zero", "by_layer", "order", "model", "cluster", "collective", "runtime", *SHARING)
+LOCAL_STEPS = 8  # of a round, where a request gives no number
+_GIVEN = (
+    "counts",
+    "outer",
+    "shard",
+    "zero",
+    "by_layer",
+    "order",
+    "model",
+    "cluster",
+    "collective",
+    "runtime",
+    *SHARING,
+)
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,9 +146,19 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
         options["by_layer"] = true_or_false("by_layer", options["by_layer"])
     if options["runtime"] is not None:
         options["runtime"] = read_runtime(options["runtime"])
+    if options["outer"] is not None:
+        options |= _with_outer(find_schedule(options["schedule"]), options["outer"])
     if options["collective"] is not None:
         choose("collective", options["collective"], COLLECTIVES)
     return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
+
+
+def _with_outer(schedule: Schedule, given: object) -> dict[str, Any]:
+    """Return an outer optimizer as its text, and the schedule with it if that has one."""
+    outer, local = read_outer(given), schedule.order.local
+    if local is None or local.outer is None:
+        return {"outer": str(outer)}
+    return {"outer": str(outer), "schedule": schedule.with_local(replace(local, outer=outer))}
 
 
 def _rendezvous(given: object, defer_receives: object) -> str | None:
@@ -157,9 +181,19 @@ def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
     m, chunks, replicas = (whole_number(name, value, at_least=1) for name, value in given.items())
     _, replicas, shard = read_ranks(schedule, replicas, options)
     widths = read_stage_replicas(options.get("stage_replicas"), n)
-    asked = options.get("warm_up")
-    warm_up = 0 if asked is None else whole_number("warm-up", asked, at_least=0)
-    return Shape(n, m, chunks, replicas, widths, schedule.workers(n, m), shard, warm_up=warm_up)
+    local = schedule.order.local
+    usual = local.usual_warm_up if local else 0  # without which it would be another schedule
+    warm_up = _asked_number(options, "warm_up", usual, at_least=min(usual, 1))
+    local_steps = _asked_number(options, "local_steps", LOCAL_STEPS if local else 0, at_least=1)
+    return Shape(
+        n, m, chunks, replicas, widths, schedule.workers(n, m), shard, warm_up=warm_up, local_steps=local_steps
+    )
+
+
+def _asked_number(options: Mapping[str, Any], name: str, usual: int, *, at_least: int) -> int:
+    """Return the whole number that an option gives, or the usual one where it gives none."""
+    asked = options.get(name)
+    return usual if asked is None else whole_number(name.replace("_", "-"), asked, at_least=at_least)
 
 
 def read_stage_replicas(given: object, n: object) -> Widths:
@@ -200,7 +234,7 @@ def _rule_and_steps(
     steps = LEAST_STEPS if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
-    if schedule.order.rounds:
+    if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps
     rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
     if options["rule"] is None and rule == schedule.rule:
@@ -216,10 +250,11 @@ def _rule_and_steps(
 def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object) -> Rule:
     """Return the rule of a schedule with rounds, which no option changes; refuse a run of nothing but warm-up."""
     if given is not None and find_rule(given) != schedule.rule:
-        problem = f"{schedule.name} goes on with what its communications have brought"
+        brought = "what its communications have brought" if schedule.order.rounds else "each worker's newest parameters"
+        problem = f"{schedule.name} goes on with {brought}"
         raise InapplicableOption("rule", f"{problem}; leave it out, or take another schedule")
-    if shape.warm_up >= steps:
-        problem = f"warm_up={shape.warm_up} leaves none of {steps} updates that workers do not wait for"
+    if schedule.order.rounds and shape.warm_up >= steps:
+        problem = f"warm_up={shape.warm_up} leaves none of {steps} updates behind it"
         raise RequestError("warm-up", f"{problem}; give fewer steps of it, or more --steps")
     return schedule.rule
 
@@ -241,7 +276,8 @@ def _refuse_too_large(
     Of rounds, whose tasks are not known, those of one update must fit, and the counts of all.
     """
     rounds, usual = schedule.order.rounds, options["m"] is None and schedule.m is None
-    sizes = [(shape.n, None if usual else shape.m, rounds.steps(1) if rounds else steps)]
+    many = rounds.steps(1) if rounds else schedule.order.steps(steps, shape)
+    sizes = [(shape.n, None if usual else shape.m, many)]
     for n, m, number in [*sizes, (1, 1, rounds.steps(steps))] if rounds else sizes:
         refuse_too_large(
             n,
@@ -270,8 +306,10 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
         "m": shape.m != schedule.micro_batches(shape.parts),
         "chunks": shape.chunks != schedule.order.chunks,
         "shard": (options.get("shard") or 1) > 1,
-        "replicas": shape.replicas > (1 if schedule.order.rounds else shape.shard),
+        "replicas": shape.replicas > (shape.shard if schedule.order.waits else 1),
         "warm-up": shape.warm_up > 0,
+        "local-steps": shape.local_steps > 0,
+        "outer": options.get("outer") is not None,
         "stage-replicas": bool(shape.widths),
         "zero": options.get("zero"),
         **{name.replace("_", "-"): is_given(options.get(name)) for name in (*SHARING, "by_layer")},
@@ -358,6 +396,9 @@ def _counts(schedule: Schedule, given: object, shape: Shape, steps: int) -> Coun
         return None
     if schedule.order.rounds:
         return tuple(map(tuple, count_rounds(given, schedule.order.rounds, shape, steps).tolist()))
+    if schedule.order.local:
+        problem = f"each worker of {schedule.name} has m={shape.m} micro-batches in each of its own steps"
+        raise InapplicableOption("counts", f"{problem}; leave them out")
     counts = check_counts(given, shape, steps)
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 

@@ -33,7 +33,7 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
     Where nothing is split, ranks that would share have copies.
     """
     zero, shard = read_zero(options.get("zero")), options.get("shard")
-    if schedule.order.rounds:
+    if not schedule.order.waits:
         split = ZERO.index(schedule.state.homes)
         return split, replicas, replicas if split else 1
     if shard is not None:
@@ -76,7 +76,7 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
-    if schedule.order.rounds:
+    if not schedule.order.waits:
         return _state_of_rounds(schedule, shape, model)
     given = [name for name in SHARING if is_given(options[name])]
     in_slots = model is None or model.is_unit

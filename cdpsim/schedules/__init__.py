@@ -107,6 +107,7 @@ import numpy as np
 from cdpsim.errors import RequestError, choose, is_unicode, one_line, short_repr
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
+from cdpsim.schedules.local import LocalSteps, Outer
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, newest_rule
 from cdpsim.schedules.pipelines import alternating, both_ways, dual, fold, zero_bubble
 from cdpsim.schedules.placement import (
@@ -121,7 +122,7 @@ from cdpsim.schedules.placement import (
 from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import ALONG, BESIDE, OWNER, REPLICATED, TRAVELLING, Home, State
+from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
 _OF_DATA_AXIS = (
@@ -160,25 +161,27 @@ class Schedule:
     def options(self) -> tuple[str, ...]:
         """The options that it accepts beyond those that every schedule accepts."""
         together, replicas = self.order.together, self.placement.replicas
-        owned, rounds = self.state.parameters is Home.OWNED, self.order.rounds
+        owned, rounds, local = self.state.parameters is Home.OWNED, self.order.rounds, self.order.local
         pipeline = self.order.lists is not None or self.is_line
-        flushed = pipeline and together
+        flushed, splits = pipeline and together, pipeline and self.order.waits
         accepts = {
             "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
             "chunks": self.order.any_chunks,
             "replicas": pipeline,
-            "warm-up": rounds is not None and rounds.warms_up,
+            "warm-up": bool(rounds and rounds.warms_up) or bool(local and local.usual_warm_up),
+            "local-steps": local is not None,
+            "outer": bool(local and local.outer),
             "stage-replicas": self.order.lists is not None and self.order.lists.replicated is not None,
-            "shard": pipeline and not rounds,
-            "zero": pipeline and not rounds,
+            "shard": splits,
+            "zero": splits,
             "buckets": flushed,
             "whole-first-step": flushed,
             "reduce": flushed,
             "reshard": flushed,
             "gather": flushed,
-            "padding": pipeline and not rounds,
+            "padding": splits,
             "clip": flushed,
-            "update-in": pipeline and not rounds,
+            "update-in": splits,
             "by-layer": flushed and not self.order.one_place,
             "overlap-all-reduce": together and not self.placement.lanes and not owned and not self.order.one_place,
             "vertical-sync": self.vertical_sync is not None,
@@ -226,6 +229,10 @@ class Schedule:
     def rule_of(self, shape: Shape) -> Rule:
         """Return the rule by default: in a line of more micro-batches than stages the newest that exists for each."""
         return rules.NEWEST if shape.workers and self.is_line and self.rule == rules.CDP_V2 else self.rule
+
+    def with_local(self, local: LocalSteps) -> "Schedule":
+        """Return it with other local steps."""
+        return replace(self, order=replace(self.order, local=local))
 
     def splits(self, shape: Shape) -> bool:
         """Return whether backwards have a part of their own for the weights."""
@@ -341,6 +348,12 @@ def _overlapped(name: str, about: str, rule: Rule, per_update: int = 1) -> Sched
     return Schedule(name, about, order, LISTED, rule, BESIDE, usual_m=1)
 
 
+def _local(name: str, about: str, local: LocalSteps) -> Schedule:
+    """Return data parallelism whose workers make steps alone, and take the mean of their parameters after several."""
+    order = Order("local", False, Lists(alternating.one_place), any_m=True, one_place=True, local=local)
+    return Schedule(name, about, order, LISTED, rules.DP, MEAN, usual_m=1)
+
+
 _TABLE_1_SCHEDULES = (
     Schedule("single-dp", "one device runs all micro-batches at once", SIMULTANEOUS, SINGLE, rules.DP),
     Schedule("single-cdp", "one device, micro-batches two slots apart", CYCLIC, SINGLE, rules.CDP_V2),
@@ -400,6 +413,15 @@ _OTHER_SCHEDULES = (
     _overlapped("dpu", "ZeRO-1 whose exchanges and updates go beside the next micro-batches, one version back", DPU),
     _overlapped("wp", "dpu that reads an estimate: the same gradients applied once more (weight prediction)", WP),
     _overlapped("acco", "dpu whose mini-batches are halves: the first at an estimate by the half before", ACCO, 2),
+    _local("local-sgd", "steps of each worker alone, then the mean of all parameters", LocalSteps()),
+    _local("post-local-sgd", "ddp for some steps (--warm-up), then local-sgd", LocalSteps(usual_warm_up=1)),
+    _local("slowmo", "local-sgd with momentum from mean to mean", LocalSteps(Outer("sgd", 1.0, 0.5))),
+    _local(
+        "diloco",
+        "local-sgd with an outer optimizer: momentum by what rounds have changed",
+        LocalSteps(Outer("nesterov", 0.7, 0.9)),
+    ),
+    _local("co2", "slowmo whose means come during the next round", LocalSteps(Outer("sgd", 1.0, 0.5), late=True)),
 )
 # Names of a schedule with a stage of ZeRO.
 ZERO_NAMES = {"ddp": ("dp", 0), "zero-1": ("dp", 1), "zero-2": ("dp", 2), "zero-3": ("dp", 3), "fsdp": ("dp", 3)}

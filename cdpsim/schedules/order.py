@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
+from cdpsim.schedules.local import LocalSteps
 from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
@@ -52,11 +53,23 @@ class Order:
     any_chunks: bool = False  # whether a request may give another number of them
     one_place: bool = False  # whether one device has all stages
     rounds: OverlappedRounds | None = None  # of workers that do not wait for updates; m is their block
+    local: LocalSteps | None = None  # of workers that update alone, and take the mean after several steps
 
     @property
     def lists(self) -> "Lists | None":
         """The lists of what each device does in a step; None of an order without lists."""
         return self.position if isinstance(self.position, Lists) else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether all workers make the update of every step together, and wait for it."""
+        return self.rounds is None and self.local is None
+
+    def steps(self, updates: int, shape: Shape) -> int:
+        """Return the number of a program's steps in which so many updates of theta are made."""
+        if self.rounds:
+            return self.rounds.steps(updates)
+        return self.local.steps(updates, shape) if self.local else updates
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,14 @@ def _ones(version: Ints) -> Ints:
     return 0 * version + 1
 
 
+def _zeros(version: Ints) -> Ints:
+    return 0 * version
+
+
+def _no_average(version: Ints) -> Ints:
+    return 0 * version - 1
+
+
 class UpdateSources(NamedTuple):
     """The version from which the update of each step of a run starts, and the gradients that it sums."""
 
@@ -44,6 +52,8 @@ class MadeVersions(NamedTuple):
     base: Ints  # the version from which it starts
     first: Ints  # the first step whose gradients it takes; the last is its own
     estimate: Flags  # whether it is read only: no later version starts from it
+    own: Ints  # whether each worker makes its own, of its own gradients
+    averaged: Ints  # the version of each worker that it takes the mean of; -1: it takes gradients
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ class Versions:
     base: IntFunction = field(default=_previous, repr=False)
     sums: IntFunction = field(default=_ones, repr=False)  # how many steps' gradients it takes, up to its own step's
     step: IntFunction = field(default=_previous, repr=False)  # in which a version is made: one or more in each
+    own: IntFunction = field(default=_zeros, repr=False)  # 1 where each worker takes its own gradients alone
+    averaged: IntFunction = field(default=_no_average, repr=False)  # a version, of whose mean it is made; else -1
 
     @property
     def is_line(self) -> bool:
@@ -71,11 +83,11 @@ class Versions:
 
     def made(self, steps: int) -> MadeVersions:
         """Return the versions that a run of so many steps makes."""
-        step, base, sums = self._columns(steps + _HORIZON)
+        step, base, sums, own, averaged = self._columns(steps + _HORIZON)
         problem = ""
         if ((base < 0) | (base > np.arange(len(base)))).any():
             problem = "a version starts from one that was made before it"
-        elif ((sums < 1) | (sums > step + 1)).any():
+        elif ((sums < (averaged < 0)) | (sums > step + 1)).any():
             problem = "a version takes the gradients of one step or more, up to its own"
         elif (np.diff(step, prepend=-1) > 1).any() or (np.diff(step) < 0).any():
             problem = "every step makes a version or more, after those of the step before"
@@ -85,7 +97,7 @@ class Versions:
         estimate = ~np.isin(version, base)
         rows = step < steps
         self._refuse_missed(version[~estimate & rows], step, first)
-        return MadeVersions(step[rows], base[rows], first[rows], estimate[rows])
+        return MadeVersions(step[rows], base[rows], first[rows], estimate[rows], own[rows], averaged[rows])
 
     def _refuse_missed(self, kept: Ints, step: Ints, first: Ints) -> None:
         """Refuse versions that are kept and take gradients of other steps than those since the one kept before."""
@@ -100,17 +112,15 @@ class Versions:
             )
             raise RequestError("versions", f"{problem}; {remedy}")
 
-    def _columns(self, steps: int) -> tuple[Ints, Ints, Ints]:
-        """Return the step, the base and the number of sums of each version that so many steps make."""
+    def _columns(self, steps: int) -> list[Ints]:
+        """Return the columns of each version that so many steps make: step, base, number of sums, own, averaged."""
         count = steps
         while True:
             version = np.arange(1, count + 1)
-            columns = [
-                np.broadcast_to(np.asarray(f(version)), version.shape) for f in (self.step, self.base, self.sums)
-            ]
+            functions = self.step, self.base, self.sums, self.own, self.averaged
+            columns = [np.broadcast_to(np.asarray(f(version)), version.shape) for f in functions]
             if columns[0][-1] >= steps - 1 or count > 4 * steps:
-                rows = columns[0] < steps
-                return columns[0][rows], columns[1][rows], columns[2][rows]
+                return [column[columns[0] < steps] for column in columns]
             count *= 2
 
     def sources(self, steps: int) -> UpdateSources | None:

@@ -17,7 +17,8 @@ class Shape:
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
     shard: int = 1  # so many replicas, one after another, share what is split
     layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them
-    warm_up: int = 0  # steps before the rounds of a schedule that does not wait for updates
+    warm_up: int = 0  # steps before the rounds of a schedule whose workers do not wait for each other in each step
+    local_steps: int = 0  # of each worker alone in a round, where the schedule has such
 
     @property
     def side_by_side(self) -> int:

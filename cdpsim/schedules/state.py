@@ -17,7 +17,7 @@ layout causes an exchange; nothing else causes a message of values.
 What is split is split among the data ranks of a sharding group; sums of shares go on by an all-reduce across groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cdpsim.errors import RequestError
@@ -229,10 +229,10 @@ _SPLIT_HOMES = (
 # The homes of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
 ZERO = ((Home.COPIED,) * 3, *_SPLIT_HOMES)
 REPLICATED = State()
-# What workers exchange while they go on: all in one message, and updates of shares among these messages.
-BESIDE = State(
-    *ZERO[1], reduce=When.LAST, streams=True, buckets=Buckets((2**62,)), one_step=True, updates_in_stream=True
-)
+# All that workers exchange at a time goes in one message, after their last task: of gradients, or of parameters.
+MEAN = State(reduce=When.LAST, streams=True, buckets=Buckets((2**62,)), one_step=True)
+# The same in shares, whose updates are made between a reduce-scatter and an all-gather.
+BESIDE = replace(MEAN, optimizer=Home.SPLIT, updates_in_stream=True)
 ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
 OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)
 TRAVELLING = State(Home.OWNED, Home.OWNED, Home.OWNED, owner=Owner.USER)

@@ -14,6 +14,7 @@ from cdpsim.front import run as run_again
 from cdpsim.front import simulate
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
+from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
 from cdpsim.trace import RUNS_HEADER, Trace
@@ -91,7 +92,17 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _refuse_endless(makespan)
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    return SampledRuns(makespan, ends, steady_ends[0], float(rested.steady_state.period), run.steady_state.steps)
+    ends, steps = _by_update(program, np.append(ends, steady_ends, axis=0), run.steady_state.steps)
+    return SampledRuns(makespan, ends[:-1], ends[-1], float(rested.steady_state.period), steps)
+
+
+def _by_update(program: Program, ends: Floats, steps: range) -> tuple[Floats, range]:
+    """Return the ends of updates in place of those of steps, of which local ones enter a mean together; and a range."""
+    if program.averaged is None:
+        return ends, steps
+    update = program.update_of_step
+    of_updates: Floats = np.maximum.reduceat(ends, group_starts(update), axis=1)
+    return of_updates, range(int(update[steps.start]), int(update[steps.stop - 1]) + 1)
 
 
 def _sample_rounds(run: Run, runs: int) -> SampledRuns:

@@ -13,7 +13,7 @@ from cdpsim.files.units import Work, counted
 from cdpsim.model import Model
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Op, Program, Stream
+from cdpsim.program import Kind, Op, Program, Stream
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import fastest_algorithm
 
@@ -83,7 +83,9 @@ def node_costs(program: Program, model: Model, cluster: Cluster, collective: str
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
     """Return the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
-    costs = (cost for stage in model.stages for cost in (stage.forward, stage.backward, stage.update))
+    costs = (
+        cost for stage in model.stages for cost in (stage.forward, stage.backward, stage.update, stage.outer_update)
+    )
     return cluster.speeds(count, model.precision if any(isinstance(cost, Work) for cost in costs) else None)
 
 
@@ -96,6 +98,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         bandwidths = cluster.memory_bandwidths(program.devices)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
+    kind = np.where(program.average_of(tasks.version) >= 0, tasks.kind + _OUTER * (tasks.kind == Kind.U), tasks.kind)
     for pace in dict.fromkeys(paces):
         speed, bandwidth = pace
         rows: slice | Ints = slice(None)
@@ -106,9 +109,12 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         update = model.update_time(speed, bandwidth)
         if program.shard > 1:
             update = update / program.shard
-        times = np.stack([update, model.forward_time(speed), backward, weights])  # by `Kind`
-        duration[rows] = times[tasks.kind[rows], tasks.stage[rows]]
+        times = np.stack([update, model.forward_time(speed), backward, weights, model.outer_update_time(speed)])
+        duration[rows] = times[kind[rows], tasks.stage[rows]]
     return duration
+
+
+_OUTER = len(Kind)  # the row of updates by means, behind those by `Kind`
 
 
 def _point_to_point_times(program: Program, cluster: Cluster) -> Times:

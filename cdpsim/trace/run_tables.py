@@ -21,6 +21,8 @@ def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Tabl
     """Return the columns of tasks.csv."""
     tasks = program.tasks
     columns = {name: getattr(tasks, name)[node] for name in TaskRow._fields if hasattr(tasks, name)}
+    if program.estimates is not None or program.averaged is not None:
+        columns |= _columns_of_updates(program, columns)
     if program.estimates is not None:
         columns |= _columns_of_estimates(program, columns, node)
     columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": staleness.stale_flags(program, start, end)[node]}
@@ -29,20 +31,22 @@ def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Tabl
     return Table(row, {name: columns[name] for name in row._fields})
 
 
-def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Columns:
-    """Return the columns of tasks whose steps are halves: the update and the age of what is read stand there instead.
+def _columns_of_updates(program: Program, columns: Columns) -> Columns:
+    """Return the columns of tasks of which several steps enter an update: its number is their step.
 
     Micro-batches are numbered through all that enter an update.
     """
-    step, version, tasks = columns["step"], columns["version"], program.tasks
-    age, first = staleness.version_ages(program), group_starts(program.update_of_step)
+    step, first = columns["step"], group_starts(program.update_of_step)
     passes_before = program.first_pass[:-1] - program.first_pass[first[program.update_of_step]]
     micro_batch = columns["micro_batch"] + np.where(columns["micro_batch"] >= 0, passes_before[step], 0)
-    base = np.full(len(tasks), -1)
+    return {"step": program.update_of_step[step], "micro_batch": micro_batch}
+
+
+def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Columns:
+    """Return the columns of tasks that may read estimates: the age of what is read or made stands there as version."""
+    version, age, base = columns["version"], staleness.version_ages(program), np.full(len(program.tasks), -1)
     base[program.compute :] = age[program.base]
     return {
-        "step": program.update_of_step[step],
-        "micro_batch": micro_batch,
         "version": age[version].astype(np.int32),
         "base": base[node].astype(np.int32),
         "estimate": program.is_estimate(version).astype(np.int8),
@@ -75,7 +79,7 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
     is_single = messages.op[order] == Op.P2P
     columns = {name: getattr(messages, name)[order] for name in MessageRow._fields if hasattr(messages, name)}
     columns["stage"] = np.maximum(columns["stage"], -1)
-    if program.estimates is not None:
+    if program.estimates is not None or program.averaged is not None:
         made = columns["step"] >= 0
         columns["step"] = np.where(made, program.update_of_step[columns["step"]], -1)
     columns |= {"op": names_of(Op)[columns["op"]], "content": names_of(Content)[columns["content"]]}

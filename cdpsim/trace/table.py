@@ -46,7 +46,7 @@ class EstimatedTaskRow(NamedTuple):
 
 
 class RoundRow(NamedTuple):
-    """What a device hands over in a round; in the last one, which has no communication, what is thrown away."""
+    """The gradients that a device hands over at the end of a round; those of the last round enter no update."""
 
     round: int
     device: int

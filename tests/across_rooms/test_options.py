@@ -67,7 +67,9 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],
     "slot_order": [({}, "backward-first")],
-    "warm_up": [({"steps": 3}, 1)],
+    "warm_up": [({"steps": 3}, 2)],
+    "local_steps": [({}, 3)],
+    "outer": [({}, "sgd:1")],
     "rule": [({}, "dp"), ({}, "cdp-v1"), ({}, "cdp-v2")],
     "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling")],
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
@@ -118,7 +120,7 @@ PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options
 ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
 ALREADY |= {("gather", "step"): {"dp", "gpipe", "1f1b", "zb-h1", "zb-h2"}}  # one gather a device
 ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"))}
-ALREADY |= {("collective", "ring"): {"dp", "dpu", "wp", "acco"}}
+ALREADY |= {("collective", "ring"): {"dp", *(name for name, each in SCHEDULES.items() if not each.order.waits)}}
 
 
 @cache

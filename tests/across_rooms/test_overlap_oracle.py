@@ -199,7 +199,7 @@ def test_a_warm_up_has_no_lag_and_its_seed_has_none() -> None:
 
 
 def test_every_gradient_enters_one_update_of_theta_or_is_thrown_away() -> None:
-    """Whatever an update starts from is there before, and an update of theta starts from the one before it."""
+    """An update starts from a version that exists; one that makes a theta starts from the theta before it."""
     for _, case, played in unlike():
         there = {Version(0)}
         taken: list[int] = []
@@ -303,7 +303,10 @@ def test_a_longer_communication_halves_the_updates_and_no_gradients(duration: Fr
 
 
 def test_a_boundary_counts_if_the_last_worker_posts_at_that_very_moment() -> None:
-    """With no time between posting and its end, whoever is at a boundary then posts, whoever was looked at first."""
+    """If a communication takes no time, a worker that is at a boundary when it begins posts the next one then.
+
+    The order in which workers are looked at makes no difference.
+    """
     for times in ([1, 2], [2, 1]):
         played = play(Case("dpu", times, 0, [0, 0], 0, updates=3))
         fast = times.index(1)

@@ -93,7 +93,10 @@ def check(run: Run, played: Played[int]) -> None:
 
 
 def read(played: Played[int], r: int) -> tuple[int, bool]:
-    """What a round reads: where WP has no estimate of theta(1) yet, theta(0), which the oracle calls one."""
+    """The version that a round reads.
+
+    The oracle says of WP's first interval that it reads an estimate of theta(1). The run says theta(0), which it is.
+    """
     reads = played.rounds[r].reads
     return (0, False) if played.case.method == "wp" and r == 1 else reads
 

@@ -10,6 +10,7 @@ import pytest
 from cdpsim import SCHEDULES, Model, Run, Stage, Trace, load, simulate
 from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import empty
+from tests.helpers.strategies import fitting
 
 STAGE = Stage(forward=0.01, backward=0.02, weight_backward=0.01, activation=10, boundary=1, parameters=3)
 BAR = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H([\d.]+)z")
@@ -44,7 +45,7 @@ def test_a_bar_is_a_task() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_shown(name: str) -> None:
-    run = simulate(name, 4, m=8 if "m" in SCHEDULES[name].options else None)
+    run = simulate(**fitting(name, 4))
     text = "".join(parsed(run).itertext())
     assert name in text
     assert f"{run.makespan} slots" in text

@@ -203,8 +203,8 @@ def test_every_message_is_from_somewhere_and_for_somebody(request: dict[str, Any
     assert (tasks["start"][made.task] <= messages["start"][made.message]).all()
     relayed = messages["content"] == "parameters"  # perhaps before its sender reads it
     brought = relayed & (messages["step"] == messages["step"].max(initial=0))  # at last, by rounds that no task follows
-    nobody = set(np.flatnonzero(brought).tolist()) if trace.program.thrown_away else set()
-    assert set(range(len(messages["start"]))) - nobody <= set(used.message.tolist())
+    unread = set(np.flatnonzero(brought).tolist()) if trace.program.thrown_away else set()
+    assert set(range(len(messages["start"]))) - unread <= set(used.message.tolist())
     assert set(np.flatnonzero((messages["step"] >= 0) & ~relayed)) <= set(made.message.tolist())
     for pairs, end in ((made, "src"), (used, "dst")):
         alone = (messages["op"] == "p2p")[pairs.message]

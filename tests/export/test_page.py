@@ -197,16 +197,16 @@ def check_waits(run: Trace, said: Read) -> None:
     latest: dict[int, float] = {}
     for before, after in zip(*(nodes.tolist() for nodes in run.program.waits()), strict=True):
         latest[after] = max(latest.get(after, 0), float(run.end[before]))
-    names = ("kind", "stage", "micro_batch", "step", "device")
+    names = ("kind", "stage", "micro_batch", "step", "version", "device")
     tasks = zip(*(run.tasks[name].tolist() for name in names), strict=True)
     node = defaultdict(list)  # an estimate and the update that replaces it have one name
     of_tasks = zip(tasks, run.task_nodes.tolist(), run.tasks["start"].tolist(), strict=True)
     for task, number, _ in sorted(of_tasks, key=itemgetter(2)):
         node[task].append(number)
     if not len(run.program.parts):
-        for k, (kind, stage, micro_batch, step, _, _, device, _, _) in enumerate(said_tasks(said)):
+        for k, (kind, stage, micro_batch, step, version, _, device, _, _) in enumerate(said_tasks(said)):
             ended = [said.end[k + waits[k]]] if waits[k] else [0]
-            assert near(ended, [latest.get(node[kind, stage, micro_batch, step, device].pop(0), 0)], whole)
+            assert near(ended, [latest.get(node[kind, stage, micro_batch, step, version, device].pop(0), 0)], whole)
 
 
 def test_what_a_bar_waited_for_is_what_the_program_says() -> None:

@@ -482,3 +482,48 @@ def played_co2(rounds: int, steps: Sequence[Fraction], exchange: Fraction, outer
         if r:
             compute += outer
     return begun
+
+
+class Means(NamedTuple):
+    """A run of local steps: when its means, or sums of a warm-up, begin and end, and when its last update ends."""
+
+    begun: list[Fraction]
+    ended: list[Fraction]
+    end: Fraction
+
+
+def played_means(
+    steps: Sequence[Fraction],
+    rounds: tuple[int, int],
+    exchange: Fraction,
+    outer: Sequence[Fraction],
+    late: bool = False,
+    warm_up: tuple[int, Sequence[Fraction]] = (0, ()),
+) -> Means:
+    """Play workers whose local steps take so long, so many in each of some rounds.
+
+    A worker gives its parameters to a mean at the end of a round. It waits for that mean, or if means are `late` for
+    the one before, and makes its outer update; then it goes on. A warm-up has a number of steps, and what each
+    worker's update takes in them: each ends with a sum, before the update.
+    """
+    free, begun, ended = [Fraction(0)] * len(steps), list[Fraction](), [Fraction(0)]
+
+    def meet(at: Sequence[Fraction]) -> None:
+        begun.append(max(*at, ended[-1]))
+        ended.append(begun[-1] + exchange)
+
+    many, updates = warm_up
+    for _ in range(many):
+        meet([at + step - update for at, step, update in zip(free, steps, updates, strict=True)])
+        free = [ended[-1] + update for update in updates]
+    count, each_round = rounds
+    for r in range(count + late):
+        free = [at + each_round * step for at, step in zip(free, steps, strict=True)]
+        before = ended[-1]
+        if r < count:
+            meet(free)
+        if late and r == 0:
+            continue
+        through = before if late else ended[-1]
+        free = [max(at, through) + more for at, more in zip(free, outer, strict=True)]
+    return Means(begun, ended[1:], max(free))

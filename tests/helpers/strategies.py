@@ -109,7 +109,9 @@ def fitting(name: str, n: int) -> dict[str, Any]:
         return {"schedule": name, "n": n}
     chunks = 2 if "chunks" in schedule.options else schedule.order.chunks
     n += n % 2
-    return {"schedule": name, "n": n, "m": 2 * n} | ({"chunks": chunks} if "chunks" in schedule.options else {})
+    more = {"local_steps": 2} if schedule.order.local else {}
+    more |= {"chunks": chunks} if "chunks" in schedule.options else {}
+    return {"schedule": name, "n": n, "m": 2 * n} | more
 
 
 @st.composite

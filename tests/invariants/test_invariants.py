@@ -400,6 +400,23 @@ def in_rounds(**options: Any) -> Run:
     return sound("acco", 1, replicas=2, steps=2, model=Model(stages=(stage,)), cluster=cluster, **options)
 
 
+def locally(**options: Any) -> Run:
+    """Two workers, one half as fast, that take the mean after two steps of their own."""
+    stage = Stage(forward=1.0, backward=1.0, parameters=8)
+    options |= {"model": Model(stages=(stage,)), "cluster": Cluster(link=Link(bandwidth=1.0)), "slow": {1: 2}}
+    return sound("local-sgd", 1, replicas=2, steps=2, local_steps=2, **options)
+
+
+def mean_of_an_older_version() -> Run:
+    """A mean does not wait for the last step of the slower worker."""
+    return without(locally(), "U(t=1,j=0) on device 1", "all_reduce parameters(t=1")
+
+
+def mean_of_a_part() -> Run:
+    """A mean is of half of the parameters."""
+    return column(run := locally(), "messages", "size", message(run, "all_reduce parameters(t=3"), 4)
+
+
 def waiting_worker() -> Run:
     """In the round that is thrown away a worker waits for the last communication before its last block."""
     run = in_rounds()
@@ -462,6 +479,8 @@ FAULTS: dict[str, Fault] = {
     "tied_gradients_are_summed_once": lambda: column(
         run := tying(), "messages", "size", message(run, "all_reduce gradient(t=1)"), 3
     ),
+    "means_come_between_local_steps_and_outer_updates": mean_of_an_older_version,
+    "means_are_over_all_workers": mean_of_a_part,
     "gradients_enter_one_sum": summed_twice,
     "parameters_are_gathered_for_uses": gathered_in_part,
     "streams_carry_one_message_at_a_time": two_at_once,

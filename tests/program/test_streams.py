@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Devices, Link
@@ -164,8 +164,10 @@ def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
 def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: dict[str, Any]) -> None:
     """Full overlap, then a stream beside the tasks, then all in the lanes: each only adds waits.
 
-    What is waited for besides data is the time of messages: where that is nothing, nothing is any later.
+    What is waited for besides data is the time of messages: where that is nothing, nothing is any later. Rounds have
+    other numbers of micro-batches then.
     """
+    assume(not request["schedule"].order.rounds)
     request.pop("rendezvous", None)
     cluster = request.get("cluster", Cluster.unit())
     for end in (lambda some: some, free):

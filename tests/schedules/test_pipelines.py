@@ -27,7 +27,7 @@ FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists]
 STREAMED = [
     name
     for name, schedule in SCHEDULES.items()
-    if schedule.order.any_m and not (schedule.order.together or schedule.order.rounds)
+    if schedule.order.any_m and schedule.order.waits and not schedule.order.together
 ]
 
 
@@ -325,7 +325,7 @@ def test_no_schedule_is_named_where_it_is_not_declared() -> None:
 
     names = {f'"{name}"' for name in (*FLUSHED, *STREAMED)} - {'"dp"'}  # which is a rule, too
     for path in Path(cdpsim.__file__).parent.rglob("*.py"):
-        if path.parent.name != "schedules":
+        if path.parent.name != "schedules" and path.name != "acco_table.py":  # whose rows are a paper's
             text = re.sub(r"(?m)^ *(>>>|\.\.\.) .*$", "", path.read_text())  # without examples
             assert not [name for name in names if name in text], path
 

@@ -48,7 +48,8 @@ def test_one_pipeline_lies_on_all_devices() -> None:
     expected = {name: (8 * chunks_of(SCHEDULES[name]), 32, 1, 64) for name in FREE_M}
     expected |= dict.fromkeys(("multi-cdp", "zero-cdp", "pp-cdp"), (8, 32, 1, 64))
     expected |= dict.fromkeys(("multi-dp", "zero-dp"), (8, 8, 1, 16))
-    expected |= dict.fromkeys(("dp", "dpu", "wp", "acco"), (16, 4, 8, 64))  # a data rank on each device, of all layers
+    in_one_place = [name for name, schedule in SCHEDULES.items() if schedule.order.one_place]
+    expected |= dict.fromkeys(in_one_place, (16, 4, 8, 64))  # a data rank on each device, of all layers
     assert rows == expected | {"pipedream": (8, 1, 1, 2), "mp-cdp": (3, 3, 1, 6)}
     assert {row.devices for row in found.measured} == {8}
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "mp-dp"]}

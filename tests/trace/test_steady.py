@@ -326,7 +326,8 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     if run.rounds is not None:  # whose workers are never idle
         assert rest.bubble == 0
         return
-    work = int(run.program.counts[0]) * sum(stage.forward + stage.backward for stage in model.stages)
+    passes = int(run.program.counts[0]) * len(rest.steps) // rest.updates
+    work = passes * sum(stage.forward + stage.backward for stage in model.stages)
     assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 
 

@@ -154,13 +154,14 @@ def test_the_machine_was_calibrated(path: Path) -> None:
 def test_all_schedules_were_replayed(path: Path) -> None:
     """Those of the registry in one process, and those of Table 1 by ranks; no trial is missing.
 
-    A battery without any schedule of rounds is older than these, and has all others: it is made again as a whole.
+    A battery without any schedule of rounds, or of local steps, is older than these, and has all others: it is made
+    again as a whole.
     """
     battery = read(path)
     assert {trial.state for trial in battery.trials} == {"ok"}
     ran = {(r.asked.schedule, r.asked.n, r.asked.single_process) for r in battery.reports}
-    rounds = {schedule for schedule in SCHEDULES if SCHEDULES[schedule].order.rounds}
-    newer = set() if rounds & {schedule for schedule, _, _ in ran} else rounds
+    kinds = [{name for name, each in SCHEDULES.items() if getattr(each.order, kind)} for kind in ("rounds", "local")]
+    newer = set().union(*(kind for kind in kinds if not kind & {schedule for schedule, _, _ in ran}))
     assert {(schedule, 4, True) for schedule in SCHEDULES if schedule not in newer} <= ran
     assert {(schedule, 4, False) for schedule in TABLE_1} <= ran
     trials = list_trials(path.stem.split("-")[1])

@@ -81,9 +81,11 @@ _DATA_RANKS = argument_group(
 )
 
 _ROUNDS = argument_group(
-    "rounds of workers that do not wait for updates",
+    "workers that do not wait for updates, or take means of parameters",
     argument("--live", action="store_true", help="ranks find their lengths: the equation takes what came out"),
-    argument("--warm-up", metavar="W", help="steps before them, with updates that workers wait for"),
+    argument("--warm-up", metavar="W", help="steps before rounds or local steps, with updates that workers wait for"),
+    argument("--local-steps", metavar="H", help="a worker's own steps from one mean of all parameters to the next"),
+    argument("--outer", metavar="OUTER", help="the optimizer that takes means, as for `cdpsim simulate`"),
     argument(
         "--slow",
         action="append",
@@ -232,6 +234,8 @@ def case_of(options: argparse.Namespace) -> Case:
         split=_split(options.split, schedule, shape),
         slow=tuple(options.slow),
         warm_up=shape.warm_up or None,
+        local_steps=shape.local_steps or None,
+        outer=options.outer,
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )

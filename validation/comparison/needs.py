@@ -83,6 +83,8 @@ def _boundary_needs(plan: Plan) -> Iterator[Need]:
 def _version_needs(plan: Plan) -> Iterator[Need]:
     """Yield the versions of parameters that devices read and do not make: once, or for each use where they are lent."""
     program, tasks = plan.program, plan.program.tasks
+    if program.averaged is not None and program.devices > 1:
+        yield from _mean_needs(plan)
     if program.shard > 1:
         yield from (Need(*need) for need in gather_needs(plan))
         return
@@ -100,6 +102,18 @@ def _version_needs(plan: Plan) -> Iterator[Need]:
         if not lent:
             has.add((device, stage, version))
         yield Need((Content.PARAMETERS, version - 1, -1, stage), device, node)
+
+
+def _mean_needs(plan: Plan) -> Iterator[Need]:
+    """Yield the means that updates take, of the step in which workers have made what these are of."""
+    tasks, averaged = plan.program.tasks, plan.program.averaged
+    assert averaged is not None, "there are means"
+    updates = slice(plan.program.compute, None)
+    made = dict(zip(tasks.version[updates].tolist(), tasks.step[updates].tolist(), strict=True))
+    for node in range(plan.program.compute, len(tasks)):
+        if plan.is_mean(int(tasks.version[node])):
+            stage, device = int(tasks.stage[node]), int(tasks.device[node])
+            yield Need((Content.PARAMETERS, made[int(averaged[tasks.version[node]])], -1, stage), device, node)
 
 
 def _state_needs(plan: Plan) -> Iterator[Need]:

@@ -22,7 +22,7 @@ from ..replay.policy import split_of
 from ..replay.shares import Shares
 from ..replay.watch import Event
 from ..training.forms import Form
-from .temporaries import update_bytes
+from .temporaries import mean_update_bytes, update_bytes
 from .workspaces import Workspaces
 
 _Pass = tuple[int, int, int, int]  # device, step, micro-batch, stage
@@ -44,7 +44,8 @@ class EventSequence:
         self._prepared, self._plan, self._events = prepared, prepared.plan, events
         self._granularity = granularity(prepared.case.device)
         self._shares = Shares(self._plan.program, self._plan.messages, prepared.training)
-        self._update_bytes: dict[tuple[Form, ...], int] = {}  # by the forms of a stage's parameters
+        # By the forms of a stage's parameters, and whether a mean makes them.
+        self._update_bytes: dict[tuple[tuple[Form, ...], bool], int] = {}
         self.devices = {event.device for event in events if event.device >= 0}
         self._starts = {(event.device, event.node): k for k, event in enumerate(events) if not event.ends}
         self._ends = self._starts | {(event.device, event.node): k for k, event in enumerate(events) if event.ends}
@@ -130,11 +131,17 @@ class EventSequence:
         if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
             many = 1 + (split > split_of(program, Category.GRADIENTS))
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
-        if parts not in self._update_bytes:
-            found = update_bytes(case.optimizer, parts, training.device, self._granularity)
-            self._update_bytes[parts] = found
+        by_mean = self._plan.is_mean(int(program.tasks.version[self._events[k].node]))
+        if (parts, by_mean) not in self._update_bytes:
+            outer = self._prepared.local.outer if self._prepared.local else None
+            found = (
+                mean_update_bytes(outer, parts, training.device, self._granularity)
+                if by_mean
+                else update_bytes(case.optimizer, parts, training.device, self._granularity)
+            )
+            self._update_bytes[parts, by_mean] = found
         yield Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
-        yield Span("temporaries of the optimizer", self._update_bytes[parts] - size, 2 * k, 2 * k + 1)
+        yield Span("temporaries of the optimizer", self._update_bytes[parts, by_mean] - size, 2 * k, 2 * k + 1)
 
     def _of_kept_share(self, k: int, event: Event) -> Iterator[Span]:
         """Yield a share for the backward beside the parameters of which it is one, when the forward's own has gone."""

@@ -134,6 +134,8 @@ def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     asked |= {"slot_order": case.slot_order}
     asked |= {"slow": " ".join(case.slow)} if case.slow else {}
     asked |= {"warm_up": shape.warm_up} if shape.warm_up else {}
+    asked |= {"local_steps": shape.local_steps} if shape.local_steps else {}
+    asked |= {"outer": case.outer} if case.outer else {}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
     asked |= {"shard": shape.shard if shape.shard > 1 else case.shard}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}

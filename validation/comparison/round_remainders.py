@@ -82,10 +82,10 @@ class RoundsSequence(EventSequence):
         version, split = int(program.tasks.version[node]), split_of(self._plan.program, Category.OPTIMIZER)
         parts, form = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split)
         size, estimate = self._rounded(form.nbytes), bool(program.is_estimate(np.array(version)))
-        if parts not in self._update_bytes:
-            self._update_bytes[parts] = update_bytes(optimizer, parts, training.device, self._granularity)
+        if (parts, False) not in self._update_bytes:
+            self._update_bytes[parts, False] = update_bytes(optimizer, parts, training.device, self._granularity)
         yield Span("means of gradients", size, 2 * k, 2 * k + 1)
-        yield Span("temporaries of updates", self._update_bytes[parts], 2 * k, 2 * k + 1)
+        yield Span("temporaries of updates", self._update_bytes[parts, False], 2 * k, 2 * k + 1)
         if split > 1 and self._is_short(device, stage, split):
             yield Span("padded shares", size, 2 * k, 2 * k + 1)
         if estimate:

@@ -143,9 +143,11 @@ class _Sums:
         device = int(self._plan.program.tasks.device[update])
         self._done.add(device)
         task, name = self._plan.describe(update, device), name_of(gradients(self._stage, self._step))
-        alone = all(maker == device for maker, _ in self._makers)
+        own = self._step in self._plan.own_steps
+        makers = [each for each in self._makers if each[0] == device or not own]
+        alone = all(maker == device for maker, _ in makers)
         taken = self._own[device] if alone else self._sum[device]
-        for maker, number in self._makers:
+        for maker, number in makers:
             of = f"of device {maker}, pass {number}"
             if taken[maker, number] == 0:
                 yield MessageDifference(

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from cdpsim.schedules.local import Outer
+
 from ..profile.tracker import Tracker
+from ..replay.local import OuterState, update_by_mean
 from ..training.forms import Form, zeros
 from ..training.optimizer import Optimizer
 
@@ -17,4 +20,15 @@ def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.devi
     tracker.ignore([theta, gradient, *state.values()])
     with tracker:
         optimizer.update(theta, gradient, state, parts)
+    return tracker.peak
+
+
+def mean_update_bytes(outer: Outer | None, parts: Sequence[Form], device: torch.device, granularity: int = 1) -> int:
+    """Return the most that an update by a mean makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    total, tracker = zeros(vector, device), Tracker(granularity, device.type)
+    state = None if outer is None else OuterState(outer, total)
+    tracker.ignore([total, *(state.vectors if state else ())])
+    with tracker:
+        update_by_mean(total, 2, state)
     return tracker.peak

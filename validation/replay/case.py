@@ -20,6 +20,7 @@ from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
+from cdpsim.schedules.local import LocalSteps
 from cdpsim.schedules.rule import Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
@@ -35,6 +36,8 @@ from ..training.stages import Training
 from .contents import Calls, ReplayError
 from .equation import evaluate, grouping_of
 from .interpreter import Device
+from .local import LocalDevice
+from .local_equation import evaluate_local
 from .plan import Part, Plan
 from .policy import split_of
 from .round_lives import last_kept
@@ -112,6 +115,8 @@ class Case:
     stage_replicas: tuple[int, ...] = ()  # devices of each stage; (): one of each
     slow: tuple[str, ...] = ()  # devices whose tasks take longer, as for `cdpsim simulate`
     warm_up: int | None = None  # steps before rounds
+    local_steps: int | None = None  # of a worker alone
+    outer: str | None = None  # the optimizer that takes means
 
     def __post_init__(self) -> None:
         """Let the optimizer keep what its updates start from, where tasks read something else."""
@@ -155,6 +160,8 @@ class Case:
             vertical_sync=self.vertical_sync,
             slow=self.slow,
             warm_up=self.warm_up,
+            local_steps=self.local_steps,
+            outer=self.outer,
             model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
             cluster=Cluster(host=Link()),  # whose devices do one task at a time
         )
@@ -186,6 +193,11 @@ class Prepared:
     rule: Rule
     plan: Plan
     training: Training
+
+    @property
+    def local(self) -> LocalSteps | None:
+        """The local steps of its workers, if they make such."""
+        return self.case.request.schedule.order.local
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,10 +296,11 @@ class DeviceRun:
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
         accountant = Accountant(part.device, self._ledger) if self._ledger else None
         watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
-        played = RoundsDevice if program.thrown_away else Device
-        self.device = played(
-            prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
-        )
+        given = prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
+        if local := prepared.local:
+            self.device: Device = LocalDevice(*given, local=local)
+        else:
+            self.device = (RoundsDevice if program.thrown_away else Device)(*given)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the device, once it has finished and its allocator's record is closed."""
@@ -346,13 +359,17 @@ def play_in_process(prepared: Prepared) -> list[Outcome]:
     return [seat.outcome() for seat in seats]
 
 
-def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
+def expected_parameters(prepared: Prepared, rule: Rule | None = None, *, together: bool = False) -> list[Tensor]:
     """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
 
     Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions. Of
-    rounds, all that a program throws away is left out, and steps have the program's counts.
+    rounds, all that a program throws away is left out, and steps have the program's counts. If workers with local steps
+    make them `together`, all take the sum of all gradients in each.
     """
     program, case = prepared.plan.program, prepared.case
+    if prepared.local:
+        with one_thread():
+            return evaluate_local(prepared.training, case.optimizer, program, prepared.local, together=together)
     rule, shape = rule or prepared.rule, case.shape
     lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
     with one_thread():

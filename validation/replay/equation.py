@@ -76,7 +76,7 @@ class _Walk:
         for stage in self._stages:
             stage.to(training.device, optimizer.dtype(self._dtype))
         self._optimizers = [optimizer.over(list(stage.parameters())) for stage in self._stages]
-        self._versions = {0: _snapshot(self._stages, self._dtype)}  # what passes read, and the last that is kept
+        self._versions = {0: snapshot(self._stages, self._dtype)}  # what passes read, and the last that is kept
         self._last_kept = 0
         self._at = 0  # the version of which stages and optimizers have all that an update starts from
         self._taken: dict[int, list[StageParameters]] = {}  # gradients of steps, while a version is to take them
@@ -106,7 +106,7 @@ class _Walk:
             return [self._versions[max(newest - int(own), 0)][j] for j, own in enumerate(lag)]
 
         self._taken[step] = [
-            _gradients(self._training, read(there), read(again), step, i, parts)
+            gradients_of(self._training, read(there), read(again), step, i, parts)
             for i, (there, again) in enumerate(lags)
         ]
 
@@ -133,7 +133,7 @@ class _Walk:
             self._optimizers[j].step()
         self._at = version
         self._last_kept = self._last_kept if self._made.estimate[version - 1] else version
-        self._versions[version] = _snapshot(self._stages, self._dtype)
+        self._versions[version] = snapshot(self._stages, self._dtype)
         if version in self._again:
             self._states[version] = self._state()
 
@@ -163,7 +163,7 @@ def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
     return reduce(add, (gradients[each] if isinstance(each, int) else _add_up(each, gradients) for each in sums))
 
 
-def _snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageParameters:
+def snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageParameters:
     """Return each stage's parameters as passes read them, in their type."""
     return [
         {name: own.detach().to(dtype, copy=True).requires_grad_() for name, own in stage.named_parameters()}
@@ -171,7 +171,7 @@ def _snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageP
     ]
 
 
-def _gradients(
+def gradients_of(
     training: Training, forward: StageParameters, backward: StageParameters, step: int, micro_batch: int, m: int
 ) -> StageParameters:
     """Return one micro-batch's gradient through all stages at once, each at the version that it reads."""

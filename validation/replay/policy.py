@@ -172,6 +172,10 @@ class Policy:
             for stage in message.covers:
                 self._follow_gather(message, stage)
             return
+        if message.op == Op.ALL_REDUCE and message.content == Content.PARAMETERS:
+            for stage in message.covers:
+                self._follow_mean(message, stage)
+            return
         stage = message.stage
         if message.content not in (Content.PARAMETERS, Content.STATE):
             return
@@ -194,6 +198,12 @@ class Policy:
                 if share not in self._present[sender]:
                     self._gain(sender, share, message.node)
                 self._use(sender, share, message.node)
+
+    def _follow_mean(self, message: Message, stage: int) -> None:
+        """Let all members use what they have at the end of the step, unless the mean is late: that is of copies."""
+        version, averaged = last_own_version(self._program, message.step), self._program.averaged
+        for member in message.members if averaged is not None and averaged[version + 1] == version else ():
+            self._use(member, parameters(stage, version), message.node)
 
     def _follow_gather(self, message: Message, stage: int) -> None:
         new, split = parameters(stage, message.step + 1), self._splits[Category.PARAMETERS]
@@ -228,6 +238,12 @@ class Policy:
 
     def _use(self, device: int, holding: Holding, node: int) -> None:
         self._uses[device, holding].append(node)
+
+
+def last_own_version(program: Program, step: int) -> int:
+    """Return the version that each worker makes alone in a step."""
+    made = program.tasks.version[program.compute :][program.tasks.step[program.compute :] == step]
+    return int(made[program.is_own(made)].max())
 
 
 def parameters(stage: int, version: int, split: int = 1) -> Holding:

@@ -48,10 +48,10 @@ def derive(
 ) -> Program:
     """Derive the program of a schedule.
 
-    `steps` counts updates of theta; with rounds, the program has more steps. Its `shape` is the schedule's own, where
-    not given; `lanes` is what a device does side by side. `once` are tied
-    tensors that the `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each
-    replica has in each step (rows are steps): the first so many of its m. `runtime` says what is held
+    `steps` counts updates of theta; with rounds or local steps, the program has more steps. Its `shape` is the
+    schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied tensors that the
+    `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each replica has in each
+    step (rows are steps): the first so many of its m. `runtime` says what is held
     beyond what the schedule needs.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
@@ -61,7 +61,7 @@ def derive(
         table = count_rounds(counts, schedule.order.rounds, shape, steps)
         shape = replace(shape, m=int(table.max()))
     else:
-        table = check_counts(counts, shape, steps)
+        table = check_counts(counts, shape, schedule.order.steps(steps, shape))
     passes = Passes(schedule, rule or schedule.rule, shape, table)
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.side_by_side), forward_first))
@@ -76,7 +76,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     """Derive messages, edges and buffers, and write down the columns of the program."""
     passes, schedule = tables.passes, tables.passes.schedule
     in_stream = schedule.state.updates_in_stream
-    updates = place_updates(tables, in_lanes=model.updates_in_lanes and not in_stream)
+    updates = place_updates(tables, in_lanes=_take_lanes(schedule, model) and not in_stream)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, habits, build))
@@ -114,6 +114,11 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     )
 
 
+def _take_lanes(schedule: Schedule, model: Model) -> bool:
+    """Return whether updates, or those by means, take the time of their devices."""
+    return model.updates_in_lanes or (schedule.order.local is not None and model.outer_updates_take_time)
+
+
 def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
     """Return how many devices each stage needs where a device ends one pass before the next.
 
@@ -136,10 +141,11 @@ def _check_homes(tables: Tables) -> None:
     if rounds and passes.replica_devices > 1:
         problem = "end when the communication before is through, on which a pipeline's devices would have to agree"
         raise RequestError("rounds", f"{problem}; take a pipeline of steps of a given length, and the rule alone")
-    if not rounds and len(passes.made.step) > passes.steps:
+    waits = passes.schedule.order.waits
+    if waits and len(passes.made.step) > passes.steps:
         problem = "makes more versions than one a step, which only workers do that go on beside a communication"
         raise RequestError("rule", f"{passes.rule.name!r} {problem}; take a schedule of rounds")
-    if passes.sources and not rounds and not (together and state.optimizer is Home.COPIED):
+    if passes.sources and waits and not (together and state.optimizer is Home.COPIED):
         problem = "start from one another in a line, where a stage's holders do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")
     if together and not passes.even and not tables.holders.stay:
@@ -150,10 +156,13 @@ def _check_homes(tables: Tables) -> None:
 def _sources(updates: Updates) -> dict[str, Any]:
     """Return what updates start from and take, and which versions are estimates, as fields of the program."""
     passes = updates.tables.passes
-    if passes.rule.versions.is_line:
+    if passes.versions.is_line:
         return {"base": updates.step, "first_step": updates.step}
     made, row = passes.made, updates.version - 1
-    return {"base": made.base[row], "first_step": made.first[row], "estimates": np.append(False, made.estimate)}
+    taken = {"base": made.base[row], "first_step": made.first[row]}
+    if passes.schedule.order.local:
+        return taken | {"own": np.append(0, made.own) > 0, "averaged": np.append(-1, made.averaged)}
+    return taken | {"estimates": np.append(False, made.estimate)}
 
 
 def _tasks(tables: Tables, updates: Updates) -> Tasks:
@@ -177,7 +186,7 @@ def _tasks(tables: Tables, updates: Updates) -> Tasks:
 def check_causal(schedule: Schedule, rule: Rule, shape: Shape) -> None:
     """Refuse a rule that reads parameters before they exist, naming the first (i, j) that does."""
     timing = schedule.order
-    if timing.rounds:  # which go on with what communications have brought
+    if not timing.waits:  # and goes on with what communications have brought, or with what it has
         return
     if timing.together and rule != schedule.rule:  # an option that the schedule does not take, even if it is causal
         if rule.fill(shape):

@@ -5,6 +5,7 @@ from cdpsim.model.runtime import Habits
 from cdpsim.model.stage import Tie
 from cdpsim.program.assembly.axis import Axis
 from cdpsim.program.assembly.build import Builder
+from cdpsim.program.assembly.local import LocalAxis
 from cdpsim.program.assembly.rounds import RoundsAxis
 from cdpsim.program.assembly.shares import SharedAxis
 from cdpsim.program.assembly.update import Updates
@@ -18,10 +19,10 @@ def data_axis(
 
     `once` are tied tensors that the model counts in their first stages alone.
     """
-    state = updates.tables.passes.schedule.state
-    of = updates, model, habits, build
-    if updates.tables.passes.schedule.order.rounds:
-        RoundsAxis(*of, once).derive()
+    schedule = updates.tables.passes.schedule
+    state, of = schedule.state, (updates, model, habits, build)
+    if not schedule.order.waits:
+        (LocalAxis if schedule.order.local else RoundsAxis)(*of, once).derive()
         return
     axis = SharedAxis(*of, once) if state.streams else Axis(*of)
     copied = state.parameters is Home.COPIED

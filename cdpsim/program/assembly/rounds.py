@@ -1,4 +1,4 @@
-"""What workers exchange, and hold, that go on while the gradients of their last round are summed and applied.
+"""Exchanges and buffers of workers that go on with a round while the gradients of the last one are summed and applied.
 
 A communication is a reduce-scatter, updates of shares and an all-gather, one after another in each device's stream. It
 takes what a worker has handed over, from a buffer of its own that is there always. New parameters come into the same
@@ -10,32 +10,19 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.model import Model
-from cdpsim.model.runtime import Habits
-from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_starts
 from cdpsim.program import Category, EdgeKind
-from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.build import Location, end, start
 from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.shares import SharedAxis
-from cdpsim.program.assembly.tied import unshared_gradients
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.versions import VersionsAxis
 
 
-class RoundsAxis(SharedAxis):
+class RoundsAxis(VersionsAxis):
     """The holders of all stages, on devices whose communications go beside their tasks."""
-
-    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder, once: tuple[Tie, ...]) -> None:
-        super().__init__(updates, model, habits, build, once)
-        in_step, step = self.holders.in_step, self.passes.made.step
-        # The update of each version, from theta_0 on, on each holder; nothing makes theta_0.
-        self.maker = np.append(np.full(in_step, -1), updates.node).reshape(-1, in_step)
-        # The first version of a step takes its gradients; nothing takes those of the last round.
-        self.node = np.append(self.maker[1 + group_starts(step)], np.full((1, in_step), -1), axis=0).ravel()
 
     def derive(self) -> None:
         """Derive all messages, dependencies and buffers of what data ranks exchange and hold."""
-        self.sum_gradients()
+        self.sum_gradients(np.arange(self.passes.updated))
         provider = self.bring_versions()
         self.start_from_bases()
         self.hold_sums()
@@ -43,17 +30,6 @@ class RoundsAxis(SharedAxis):
         self.hold_versions()
         self.hold_states()
         self.hold_beside_states()
-
-    def sum_gradients(self) -> None:
-        """Sum what is handed over at the end of each step before the step's updates."""
-        passes, in_step = self.passes, self.holders.in_step
-        plan = self._plan(self._units(unshared_gradients(self.tables, self.model), self.state.buckets))
-        if len(plan.row):
-            self._sum(plan, np.arange(passes.updated))
-        alone = np.setdiff1d(np.arange(in_step), plan.row)
-        row = (np.arange(passes.updated)[:, None] * in_step + alone).ravel()
-        handed_over = self.tables.lanes.step_ends[: passes.updated, self._device[alone]].ravel()
-        self.build.link(handed_over, self.node[row])
 
     def bring_versions(self) -> Ints:
         """Bring the versions that tasks read, and those of the last communication, to all holders, and so to readers.
@@ -64,9 +40,7 @@ class RoundsAxis(SharedAxis):
         once; alone, when the last of them is updated.
         """
         passes, step, build = self.passes, self.passes.made.step, self.build
-        size = np.zeros(passes.n, dtype=np.int64)
-        np.maximum.at(size, self.holders.stage, self.whole.parameters)
-        plan, provider = self._plan(self._units(size, self.state.buckets)), self.maker.copy()
+        plan, provider = self.plan_parameters(), self.maker.copy()
         final = self._final
         version = np.union1d(passes.version[passes.version > 0], final)
         if self.state.splits and len(plan.unit):
@@ -83,15 +57,9 @@ class RoundsAxis(SharedAxis):
         alone = np.setdiff1d(np.arange(self.holders.in_step), plan.row)
         read = passes.version[passes.first[:-1], 0]
         taken = self.maker[read][:, alone]
-        into = np.broadcast_to(self._first_tasks[:, self._device[alone]], taken.shape)
+        into = np.broadcast_to(self._first_tasks[:, self.device[alone]], taken.shape)
         build.link(taken[taken >= 0], into[taken >= 0])
         return provider
-
-    def start_from_bases(self) -> None:
-        """Let each update wait for the one that makes the version from which it starts."""
-        base = self.passes.made.base
-        later = np.flatnonzero(base > 0)
-        self.build.link(self.maker[base[later]].ravel(), self.maker[1 + later].ravel())
 
     @property
     def _final(self) -> Ints:
@@ -110,16 +78,6 @@ class RoundsAxis(SharedAxis):
         first[passes.step_of(head // passes.phases), passes.task_device[head]] = head
         return first
 
-    @property
-    def _device(self) -> Ints:
-        """The device of each holder in a step."""
-        return self.holders.device[: self.holders.in_step]
-
-    @property
-    def _at_the_end(self) -> Ints:
-        """The moment at which the device of each holder in a step has done all its tasks."""
-        return end(self.tables.lanes.step_ends[-1, self._device])
-
     def hold_sums(self) -> None:
         """Hold gradients from the first one of what a kept update takes until the last of it is handed over."""
         made, holders, in_step = self.passes.made, self.holders, self.holders.in_step
@@ -129,7 +87,7 @@ class RoundsAxis(SharedAxis):
             np.append(made.step[kept], self.passes.steps - 1),
         )
         rows = (first[:, None] * in_step + np.arange(in_step)).ravel()
-        until = end(self.tables.lanes.step_ends[last][:, self._device].ravel())
+        until = end(self.tables.lanes.step_ends[last][:, self.device].ravel())
         first_size = gradients_at_first(self.model, self.habits, self.passes)[holders.stage[rows]]
         where, size = holders.where.take(rows), self.whole.gradients[rows]
         hold_gradients(self.build, where, size, first_size, holders.first_task[rows], until)
@@ -137,49 +95,39 @@ class RoundsAxis(SharedAxis):
     def hold_communication(self, last: Ints) -> None:
         """Hold a buffer always for what is on its way: what was handed over, then the parameters that come.
 
-        A worker alone needs it, too: its tasks add to the sums while an update takes what was handed over. At the
-        end, a version with which nobody goes on may still be on its way, by the node `last` of each holder.
+        A worker alone needs it, too: its tasks add to the sums while an update takes what was handed over. It is there
+        until the last message has ended: that is the node `last` of each holder, which may end after all tasks.
         """
         in_step = self.holders.in_step
         size = np.maximum(self.whole.gradients, self.whole.parameters)[:in_step]
         where = self.holders.where.take(np.arange(in_step))
         buffers = self.build.hold(Category.COMMUNICATION, where, size, np.full(in_step, -1), end(last))
-        self.build.keep(buffers, self._at_the_end)
+        self.build.keep(buffers, self.at_the_end)
 
     def hold_versions(self) -> None:
         """Hold the parameters with which a worker goes on, until it goes on with others."""
-        passes, in_step, stage = self.passes, self.holders.in_step, self.holders.stage[: self.holders.in_step]
+        passes, in_step, stage = self.passes, self.holders.in_step, self.stage
         read = passes.version[passes.first[:-1], 0]
         change = group_starts(read)
-        begin = start(self._first_tasks[change][:, self._device])
+        begin = start(self._first_tasks[change][:, self.device])
         begin[0] = -1
-        until = np.append(begin[1:], self._at_the_end[None], axis=0)
-        of = np.tile(self._device, len(change)), np.tile(stage, len(change)), np.repeat(read[change], in_step)
+        until = np.append(begin[1:], self.at_the_end[None], axis=0)
+        of = np.tile(self.device, len(change)), np.tile(stage, len(change)), np.repeat(read[change], in_step)
         size = np.tile(self.sizes.parameters[:in_step], len(change))
         self.build.hold(Category.PARAMETERS, Location(*of), size, begin.ravel(), until.ravel())
-
-    def hold_states(self) -> None:
-        """Hold optimizer states always."""
-        in_step = self.holders.in_step
-        last = self.maker[-1]
-        where = Location(self._device, self.holders.stage[:in_step], np.full(in_step, self.passes.updated - 1))
-        states = self.build.hold(
-            Category.OPTIMIZER, where, self.sizes.optimizer[:in_step], np.full(in_step, -1), end(last)
-        )
-        self.build.keep(states, self._at_the_end)
 
     def hold_beside_states(self) -> None:
         """Hold what implementations cannot do without: gradients of shares in fp32, and what estimates change."""
         made, in_step, last = self.passes.made, self.holders.in_step, self.passes.updated - 1
-        stage, always = self.holders.stage[:in_step], np.full(in_step, -1)
+        stage, always = self.stage, np.full(in_step, -1)
         wide, restored, optimizer = map(self.model.size, ("wide_gradients", "restored", "optimizer"))
         if self.habits.wide_shares:
-            where = Location(self._device, stage, np.full(in_step, self.passes.steps))
-            self.build.hold(Category.GRADIENTS, where, self.share(wide)[stage], always, self._at_the_end)
+            where = Location(self.device, stage, np.full(in_step, self.passes.steps))
+            self.build.hold(Category.GRADIENTS, where, self.share(wide)[stage], always, self.at_the_end)
         if self.habits.saved_states:
             version = 1 + np.flatnonzero(made.estimate)
             size = self.share(np.where(restored > 0, restored, optimizer))[stage]
-            device, stage, size = (np.tile(column, len(version)) for column in (self._device, stage, size))
+            device, stage, size = (np.tile(column, len(version)) for column in (self.device, stage, size))
             begin, until = (self.maker[version][:, row].ravel() for row in self._ends_of_devices)
             where = Location(device, stage, np.repeat(version, in_step) + last)  # the state itself has `last`
             self.build.hold(Category.OPTIMIZER, where, size, start(begin), end(until))
@@ -189,5 +137,5 @@ class RoundsAxis(SharedAxis):
         """The first and the last holder, by its row in a step, on the device of each."""
         row = np.arange(self.holders.in_step)
         first, last = (np.zeros(self.passes.devices, dtype=np.int64) for _ in range(2))
-        first[self._device[::-1]], last[self._device] = row[::-1], row
-        return first[self._device], last[self._device]
+        first[self.device[::-1]], last[self.device] = row[::-1], row
+        return first[self.device], last[self.device]

@@ -26,7 +26,7 @@ def usual_habits(runtime: str, schedule: Schedule) -> Habits:
     """Return the habits of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
     if runtime == PAPER.like:
         return PAPER_HABITS
-    if schedule.order.rounds or runtime == HELD:
+    if not schedule.order.waits or runtime == HELD:
         return HELD_HABITS
     order, state = schedule.order, schedule.state
     is_pipeline = order.together and order.lists is not None and not order.one_place

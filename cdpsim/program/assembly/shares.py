@@ -282,13 +282,13 @@ class SharedAxis(Axis):
         backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
         self.taken[t[:, None, None], np.arange(self.rounds)[:, None], sums.row[backwards]] = mine[:, :, backwards]
 
-    def _send_inside(self, sums: Sums, t: Ints) -> Ints:
+    def _send_inside(self, sums: Sums, t: Ints, content: Content = Content.GRADIENT) -> Ints:
         """Send sums in each group, and return the messages: by step, by round, in the order of their numbers."""
         units, unit = sums.units, sums.unit
         place = np.arange(len(unit)) - (np.cumsum(self.inside.many[units.first]) - self.inside.many[units.first])[unit]
         group = self.inside.number[self.inside.first[units.first][unit] + place]
         op, size = (Op.REDUCE_SCATTER, self.share(units.size)) if self.state.splits else (Op.ALL_REDUCE, units.size)
-        return self._send_sums(op, t, unit, units, group, size[unit], Stream.REDUCE)
+        return self._send_sums(op, t, unit, units, group, size[unit], Stream.REDUCE, content)
 
     def _send_across(self, sums: Sums, t: Ints) -> Ints:
         """Send the sums of shares across groups."""
@@ -299,12 +299,22 @@ class SharedAxis(Axis):
         group = self.across.number[self.across.first[units.first][unit] + place]
         return self._send_sums(Op.ALL_REDUCE, t, unit, units, group, self.share(units.size)[unit], Stream.ACROSS)
 
-    def _send_sums(self, op: Op, t: Ints, unit: Ints, units: Units, group: Ints, size: Ints, stream: Stream) -> Ints:
+    def _send_sums(
+        self,
+        op: Op,
+        t: Ints,
+        unit: Ints,
+        units: Units,
+        group: Ints,
+        size: Ints,
+        stream: Stream,
+        content: Content = Content.GRADIENT,
+    ) -> Ints:
         shape = len(t), self.rounds, len(unit)
         step, _, k = (index.ravel() for index in np.indices(shape, dtype=np.int32))
         message = self.build.send(
             op,
-            Content.GRADIENT,
+            content,
             stage=units.first[unit][k],
             step=t[step].astype(np.int32),
             src=-1,

@@ -17,7 +17,7 @@ from cdpsim.program.assembly.build import Location
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.rounds import OverlappedRounds
-from cdpsim.schedules.rule import MadeVersions, Rule, UpdateSources
+from cdpsim.schedules.rule import MadeVersions, Rule, UpdateSources, Versions
 from cdpsim.schedules.shape import Shape
 
 
@@ -50,9 +50,15 @@ class Passes:
         return len(self.counts)
 
     @cached_property
+    def versions(self) -> Versions:
+        """The versions that updates make."""
+        local = self.schedule.order.local
+        return local.versions(self.shape) if local else self.rule.versions
+
+    @cached_property
     def sources(self) -> UpdateSources | None:
         """The version that updates start from and the steps they sum; None: the version before and their own step."""
-        return self.rule.versions.sources(self.steps)
+        return self.versions.sources(self.steps)
 
     @property
     def updated(self) -> int:
@@ -62,7 +68,7 @@ class Passes:
     @cached_property
     def made(self) -> MadeVersions:
         """The versions that the run makes of each stage."""
-        return self.rule.versions.made(self.updated)
+        return self.versions.made(self.updated)
 
     @property
     def base(self) -> Ints:
@@ -155,7 +161,7 @@ class Passes:
     def together(self) -> bool:
         """Whether all that hold a stage come to its update at one moment, so that they exchange by collectives."""
         order = self.schedule.order
-        return order.together or self.shape.replicas > 1 or order.rounds is not None
+        return order.together or self.shape.replicas > 1 or not order.waits
 
     @cached_property
     def lagging(self) -> bool:
@@ -227,7 +233,7 @@ class Passes:
 
     def _version(self, lags: Ints) -> Ints:
         newest = self.step
-        if not self.rule.versions.is_line:
+        if not self.versions.is_line:
             newest = np.searchsorted(self.made.step, self.step).astype(np.int32)
         lag = self.of_micro_batch(lags) * (self.step > self.shape.warm_up)[:, None]
         version: Ints = np.maximum(newest[:, None] - lag, 0)

@@ -75,8 +75,8 @@ class Updates:
 def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     """Let those that have optimizer states make updates, when they have all of a stage's gradients."""
     passes, state = tables.passes, tables.passes.schedule.state
-    if passes.schedule.order.rounds:
-        return _place_version_by_version(tables)
+    if not passes.schedule.order.waits:
+        return _place_version_by_version(tables, in_lanes=in_lanes)
     if passes.together:
         holders = tables.holders
         rows = holders.owners if state.optimizer is Home.OWNED else slice(None)
@@ -98,14 +98,15 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     return Updates(tables, step, stage, device, after, barrier, in_lanes)
 
 
-def _place_version_by_version(tables: Tables) -> Updates:
-    """Let all holders make each version of a run in its step."""
+def _place_version_by_version(tables: Tables, *, in_lanes: bool) -> Updates:
+    """Let all holders make each version of a run in its step; those of local steps at the end of it."""
     holders, step = tables.holders, tables.passes.made.step
     row = (step[:, None] * holders.in_step + np.arange(holders.in_step)).ravel()
     made = np.repeat(np.arange(1, len(step) + 1, dtype=np.int32), holders.in_step)
-    return Updates(
-        tables, holders.step[row], holders.stage[row], holders.device[row], holders.last_task[row], made=made
-    )
+    step, stage, device, after = (c[row] for c in (holders.step, holders.stage, holders.device, holders.last_task))
+    if tables.passes.schedule.order.local:
+        after = tables.lanes.step_ends[step, device]
+    return Updates(tables, step, stage, device, after, in_lanes=in_lanes, made=made)
 
 
 def pull(lanes: DeviceLanes, build: Builder, message: Ints, place: Ints, ahead: Ints | int) -> None:
@@ -136,11 +137,12 @@ def take_turns(updates: Updates, build: Builder, shared: Iterable[tuple[Ints, In
     some updates (the first rows of each pair) come after those that make them (the second rows).
     """
     passes, holders, turn = updates.tables.passes, updates.tables.holders, updates.order_position
-    if passes.together and passes.schedule.state.reduce is not When.END and len(holders) == len(updates):
+    at_once = passes.schedule.order.local or passes.schedule.state.reduce is When.END
+    if passes.together and not at_once and len(holders) == len(updates):
         turn = passes.position[holders.last_task]
         for again, counted in shared:
             turn[again] = np.maximum(turn[again], turn[counted])
-    order = sort_by(updates.device, turn, updates.stage)
+    order = sort_by(updates.device, turn, updates.version, updates.stage)
     same = updates.device[order[:-1]] == updates.device[order[1:]]
     build.link(updates.node[order[:-1][same]], updates.node[order[1:][same]], EdgeKind.ROOM)
 

@@ -9,12 +9,14 @@ from cdpsim.program import Kind, Program
 def stale_flags(program: Program, start: Times, end: Times) -> Ints:
     """Return 1 for each task that starts when a newer version of its stage than it reads exists anywhere, else 0."""
     tasks, update = program.tasks, slice(program.compute, len(program.tasks))
-    # When each version of each stage first exists: theta_0 from the start.
-    exists = np.full((program.n, program.versions + 1), np.inf)
-    exists[:, 0] = -np.inf
-    np.minimum.at(exists, (tasks.stage[update], tasks.version[update]), end[update])
+    # When each version of each stage first exists: theta_0 from the start. Of their own versions, workers have others.
+    where = tasks.device if program.own is not None else np.zeros_like(tasks.device)
+    exists = np.full((int(where.max(initial=0)) + 1, program.n, program.versions + 1), np.inf)
+    exists[:, :, 0] = -np.inf
+    np.minimum.at(exists, (where[update], tasks.stage[update], tasks.version[update]), end[update])
     compute, result = slice(program.compute), np.zeros(len(tasks), dtype=np.int8)
-    result[compute] = exists[tasks.stage[compute], tasks.version[compute] + 1] <= start[compute]
+    next_exists = exists[where[compute], tasks.stage[compute], tasks.version[compute] + 1]
+    result[compute] = next_exists <= start[compute]
     return result
 
 
@@ -31,7 +33,7 @@ def mean_staleness(program: Program, steps: range) -> float:
     bases = np.full(program.steps, program.versions - 1)
     np.minimum.at(bases, tasks.step[program.compute :][kept], program.base[kept])
     ends = np.unique(tasks.step[program.compute :][kept])
-    base = bases[ends[program.update_of_step[steps.start : steps.stop]]]
+    base = bases[ends[np.searchsorted(ends, np.arange(steps.start, steps.stop))]]
     forward = np.flatnonzero((tasks.kind == Kind.F) & (tasks.step >= steps.start) & (tasks.step < steps.stop))
     lag = age[base[tasks.step[forward] - steps.start]] - age[tasks.version[forward]]
     return float(lag.mean())
