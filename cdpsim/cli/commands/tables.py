@@ -18,14 +18,17 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, given_options, options_of, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
+from cdpsim.errors import RequestError, choose
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import rounds
 from cdpsim.request import Request
+from cdpsim.request.options import InapplicableOption
 from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
+from cdpsim.studies.acco_table import ACCO_PAPER, CDP_PAPER, METHOD_HEADER, TABLED_PAPERS, acco_table1
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.rounds import HEADER, in_short
 from cdpsim.studies.table1 import compute_table1
@@ -58,7 +61,14 @@ def schedules_command(args: argparse.Namespace) -> int:
 
 @command(
     "table1",
-    argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
+    argument(
+        "--paper",
+        default=CDP_PAPER,
+        choices=TABLED_PAPERS,
+        help="cdp (default); acco: memory of DDP, ZeRO-1, SlowMo, CO2 and ACCO",
+    ),
+    argument("-n", metavar="N", help="stages, and micro-batches; of acco: workers (default 64, as in the paper)"),
+    argument("--parameters", metavar="P", help="of acco: of the model (default 7.5 billion, as in the paper)"),
     option_arguments(RUN_OPTIONS, steps="3"),
     argument(
         "--shared-parameters",
@@ -71,13 +81,38 @@ def schedules_command(args: argparse.Namespace) -> int:
 )
 def table1_command(args: argparse.Namespace) -> int:
     """Print the paper's Table 1: paper | exact | simulated."""
-    form = format_of(args)
-    options = given_options(args)
+    form, options = format_of(args), given_options(args)
+    if choose("paper", args.paper, TABLED_PAPERS) == ACCO_PAPER:
+        return _print_acco_table(args, form, options)
+    for option, problem, is_wrong in (
+        ("-n", "is missing; see cdpsim table1 --help", args.n is None),
+        ("parameters", "are those of --paper acco; leave them out", args.parameters is not None),
+    ):
+        if is_wrong:
+            raise RequestError(option, problem)
     table = compute_table1(**options, shared_parameters=args.shared_parameters, formulas_alone=args.exact)
     write_stdout(table1_forms.TABLE1_FORMS[form](table))
     disagreeing = [row["schedule"] for row in table.rows if table.is_simulated and not row["agree"]]
     if disagreeing:
         explain(f"exact and simulated disagree: {', '.join(disagreeing)}")
+    return 1 if disagreeing else 0
+
+
+def _print_acco_table(args: argparse.Namespace, form: str, options: Mapping[str, Any]) -> int:
+    """Print Table 1 of the ACCO paper: printed | formula | simulated."""
+    given = [name for name in options if name != "n"]
+    given += [name for name in ("shared_parameters", "exact") if getattr(args, name)]
+    if given:
+        name = given[0].replace("_", "-")
+        raise InapplicableOption(name, "is of the CDP paper's table; leave it out, or --paper acco")
+    size = {"workers": args.n, "parameters": args.parameters}
+    rows = acco_table1(**{name: value for name, value in size.items() if value is not None})
+    records = [dict(zip(METHOD_HEADER, row.data, strict=True)) | {"agree": row.agrees} for row in rows]
+    cells = [row.data if form == "csv" else row.words for row in rows]
+    write_stdout(format_table(form, records, METHOD_HEADER, cells))
+    disagreeing = [row.method.name for row in rows if not row.agrees]
+    if disagreeing:
+        explain(f"printed, by formula and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
 
 
