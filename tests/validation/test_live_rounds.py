@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cdpsim.errors import RequestError
 from tests.validation.cases import OPTIMIZERS
 from tests.validation.known import known
 from validation.__main__ import main
@@ -19,7 +20,7 @@ from validation.ranks.member import play_live
 from validation.replay.case import Case, Outcome, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.contents import Calls
 from validation.replay.live import LiveOutcome, NumberedByWorker, with_counts_found
-from validation.report.schema import LiveReport
+from validation.report.schema import LiveReport, LiveRound, ParameterComparison, encode_report, read_report
 from validation.training.models import make_training
 
 every_schedule = pytest.mark.parametrize("schedule", ["dpu", "wp", "acco"])
@@ -107,6 +108,30 @@ def test_the_command_writes_what_came_out(tmp_path: Path, capsys: pytest.Capture
     assert len(report.rounds) == 7
     told = capsys.readouterr().out
     assert told.startswith("parameters  bit-equal, for the rounds that came out\nrounds      0: 1 1 micro-batches\n")
+    with pytest.raises(RequestError, match="is of a live run, which is compared with its equation alone"):
+        read_report(path)
+
+
+def test_all_reports_below_a_folder_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for a live one; in the table it has nothing."""
+    live = LiveReport(
+        request={"schedule": "acco"},
+        environment={},
+        rounds=[LiveRound(micro_batches=[1, 1]), LiveRound(micro_batches=[5, 2])],
+        parameters=ParameterComparison(max_abs_difference=0.0, bit_equal=True, tolerance=0.0, nearest=None),
+        ok=True,
+    )
+    (tmp_path / "report-live.json").write_bytes(encode_report(live))
+    assert main(["report", str(tmp_path)]) == 2
+    line = "acco, live: 1 to 5 micro-batches of a rank in 2 rounds; parameters bit-equal; ok"
+    assert line in capsys.readouterr().err
+    case = ["local-sgd", "-n", "1", "--replicas", "2", "--single-process", "--repeats", "0"]
+    assert main(["replay", *case, "-o", str(tmp_path / "report.json")]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert f"report-live.json: {line}" in told.err
+    assert told.out.count("local-sgd") == 1
 
 
 @pytest.mark.parametrize(

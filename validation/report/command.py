@@ -18,7 +18,7 @@ from cdpsim.files.notes import explain, say
 from .. import PROGRAM
 from ..program import harness_command
 from . import schema as reportform
-from .schema import Report
+from .schema import LiveReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +41,7 @@ class Reports(NamedTuple):
     found: list[StoredReport]
     refused: list[str]  # files that are no reports
     unmeasured: list[str]  # trials of batteries that failed or were left out, and files that another command shows
+    live: list[str]  # reports of rounds that ranks found, in a line each
 
 
 def find_reports(folder: str | Path) -> Reports:
@@ -51,7 +52,7 @@ def find_reports(folder: str | Path) -> Reports:
         problem = "is no folder" if home.exists() else "there is no such folder"
         raise RequestError(str(folder), f"{problem}; {remedy}")
     paths = sorted(path for pattern in PATTERNS for path in home.rglob(pattern))
-    reports = Reports([], [], [])
+    reports = Reports([], [], [], [])
     for path in paths:
         _add(path, str(path.relative_to(home)), reports)
     for path in sorted(home.rglob(PEER_FILES)):
@@ -60,7 +61,7 @@ def find_reports(folder: str | Path) -> Reports:
         problem = f"has no {' or '.join(PATTERNS)} below it; write one with `{PROGRAM} replay -o`"
         raise RequestError(str(folder), problem)
     if not reports.found:
-        lines = [*reports.refused, *reports.unmeasured]
+        lines = [*reports.refused, *reports.unmeasured, *reports.live]
         raise RequestError(str(folder), f"has no report that can be shown ({'; '.join(lines)}); replay again")
     return reports._replace(found=sorted(reports.found, key=_order))
 
@@ -74,6 +75,9 @@ def _add(path: Path, name: str, reports: Reports) -> None:
         return
     if isinstance(content, Report):
         reports.found.append(StoredReport(name, content))
+        return
+    if isinstance(content, LiveReport):
+        reports.live.append(f"{name}: {content}")
         return
     reports.found.extend(StoredReport(name, report) for report in content.reports)
     failed = [trial for trial in content.unmeasured if trial.state == "failed"]
@@ -295,7 +299,7 @@ def report_command(options: argparse.Namespace) -> int:
         refused.extend(reports.refused)
         for line in refused:
             explain(f"error: {line}")
-        for line in reports.unmeasured:
+        for line in (*reports.unmeasured, *reports.live):
             say(line)
 
     table = write_reports_table(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-CURVES = 28  # as many as fit
+CURVES = 40  # as many as fit
 _KEY_COLUMNS = 9
 BAND = 0.01
 # A hue for each family of the paper's schedules: pale for the simultaneous one, full for the cyclic one.
@@ -28,6 +28,7 @@ _FAMILY_HUES = {
 _OTHERS = (
     *("#e7298a", "#1b9e9e", "#b8860b", "#525252", "#8c2d04", "#3f007d", "#ff9da7", "#17becf"),
     *("#66a61e", "#a6761d", "#f781bf", "#08306b", "#bcbd22", "#99000d", "#80b1d3", "#00441b", "#fed976", "#ef3b2c"),
+    *("#4daf4a", "#6a3d9a", "#d95f02", "#fb8072", "#5e3c99"),
 )
 _MARKS = "osD^vP*Xhp"
 

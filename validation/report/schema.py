@@ -266,6 +266,13 @@ class LiveReport(_Form, frozen=True, kw_only=True):
     parameters: ParameterComparison
     ok: bool
 
+    def __str__(self) -> str:
+        counts = [count for each in self.rounds for count in each.micro_batches]
+        many = f"{min(counts, default=0)} to {max(counts, default=0)} micro-batches of a rank in {len(self.rounds)}"
+        apart = "bit-equal" if self.parameters.bit_equal else f"{self.parameters.max_abs_difference} apart"
+        result = "ok" if self.ok else "not within tolerance"
+        return f"{self.request['schedule']}, live: {many} rounds; parameters {apart}; {result}"
+
 
 class TrialResult(_Form, frozen=True, kw_only=True):
     """One trial of a battery: how it ended, and why if it failed."""
@@ -365,19 +372,25 @@ def encode_report(report: Report | Battery | LiveReport) -> bytes:
 def read_report(path: str | Path) -> list[Report]:
     """Return the reports in a file, all of a battery; refuse any other file in one line."""
     found = load_report(path)
+    if isinstance(found, LiveReport):
+        problem = "is of a live run, which is compared with its equation alone"
+        raise RequestError(str(path), f"{problem}; replay again without --live")
     return found.reports if isinstance(found, Battery) else [found]
 
 
-def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery:
+def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery | LiveReport:
     """Return a report or a battery; a file that is `rewritten` is also the output of the command."""
     return decode_report(files.read_text(path, rewritten=rewritten), str(path))
 
 
-def decode_report(text: str, subject: str) -> Report | Battery:
+def decode_report(text: str, subject: str) -> Report | Battery | LiveReport:
     """Return the report or battery in a text; a refusal begins with `subject`."""
     try:
-        if "reports" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+        names = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys()
+        if "reports" in names:
             return msgspec.json.decode(text, type=Battery)
+        if "rounds" in names:
+            return msgspec.json.decode(text, type=LiveReport)
         return msgspec.json.decode(text, type=Report)
     except msgspec.DecodeError as error:
         problem = str(error)
