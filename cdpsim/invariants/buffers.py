@@ -169,9 +169,12 @@ def buffers_end_after_they_begin(run: Recount) -> Iterator[str]:
 
 
 def _homes(run: Recount, category: Category) -> Ints:
-    """Return the buffers of a category in which values live: from the start of the run, or from an update on."""
+    """Return the buffers of a category in which values live: from the start of the run, or from an update's end on.
+
+    From its start on there are copies of what it changes.
+    """
     buffers, made = run.program.buffers, run.program.buffers.begin >> 1
-    updated = (made >= run.program.compute) & (made < len(run.program.tasks))
+    updated = (made >= run.program.compute) & (made < len(run.program.tasks)) & (run.program.buffers.begin % 2 == 1)
     return np.flatnonzero((buffers.category == category) & ((buffers.begin < 0) | updated))
 
 

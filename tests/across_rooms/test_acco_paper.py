@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import Model, Run, Stage, simulate
+from cdpsim import Cluster, Model, Run, Stage, simulate
+from cdpsim.cluster import Link
+from cdpsim.invariants import violations
 from tests.helpers import acco_paper as paper
 from tests.helpers.acco_paper import COLUMNS, NUMBER, ROWS, Assumed, Row
 
@@ -289,3 +291,23 @@ def test_the_page_has_both_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for line in (*paper.page_rows(), *paper.needed_rows()):
         assert line in page
+
+
+@pytest.mark.parametrize("runtime", ["paper", "held"])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("name", ["wp", "acco"])
+def test_an_estimate_leaves_its_base_there(name: str, mixed: bool, runtime: str) -> None:
+    """A master copy is one; else a share of the parameters is, until an update has started from it.
+
+    Of P numbers in 4 bytes: parameters, gradients and communication 12 P, moments 8 P / N, the base 4 P / N. Held is a
+    copy of the moments, too, while an estimate is made; of numbers in 2 bytes 12 P / N, and the share's wide gradient.
+    """
+    n, p = 4, 1000
+    number = 2 if mixed else 4
+    stage = Stage(forward=1, backward=2, update=1, parameters=number * p)
+    model = Model(stages=(stage,), precision="bf16" if mixed else "fp32")
+    options: dict[str, Any] = {"optimizer": "adam", "mixed_precision": mixed, "runtime": runtime}
+    run = simulate(name, model=model, replicas=n, cluster=Cluster(link=Link(bandwidth=1e3)), steps=4, **options)
+    assert not violations(run)
+    shares = {(False, "paper"): 8 + 4, (True, "paper"): 12, (False, "held"): 8 + 4 + 8, (True, "held"): 12 + 12 + 4}
+    assert set(run.peaks[:, -1].tolist()) == {3 * number * p + shares[mixed, runtime] * p // n}

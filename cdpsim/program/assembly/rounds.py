@@ -29,6 +29,7 @@ class RoundsAxis(VersionsAxis):
         self.hold_communication(provider[self._final[0]])
         self.hold_versions()
         self.hold_states()
+        self.hold_bases()
         self.hold_beside_states()
 
     def bring_versions(self) -> Ints:
@@ -116,6 +117,25 @@ class RoundsAxis(VersionsAxis):
         size = np.tile(self.sizes.parameters[:in_step], len(change))
         self.build.hold(Category.PARAMETERS, Location(*of), size, begin.ravel(), until.ravel())
 
+    @cached_property
+    def _base_sizes(self) -> Ints:
+        """The bytes of parameters that updates start from; 0 where the optimizer's state has a master copy."""
+        restored, optimizer = map(self.model.size, ("restored", "optimizer"))
+        return np.maximum(restored - optimizer, 0)
+
+    def hold_bases(self) -> None:
+        """Hold a share of the parameters from which an estimate starts until the next update has started from it.
+
+        Meanwhile the worker goes on with the estimate, in their place.
+        """
+        made, size = self.passes.made, self.share(self._base_sizes)[self.stage]
+        estimate, kept = np.flatnonzero(made.estimate), np.flatnonzero(~made.estimate)
+        after = np.searchsorted(made.base[kept], made.base[estimate])  # the kept version of the same base
+        ends = np.append(end(self.maker[1 + kept]), self.at_the_end[None], axis=0)[after]
+        device, stage, size = (np.tile(column, len(estimate)) for column in (self.device, self.stage, size))
+        where = Location(device, stage, np.repeat(made.base[estimate], self.holders.in_step))
+        self.build.hold(Category.PARAMETERS, where, size, start(self.maker[1 + estimate].ravel()), ends.ravel())
+
     def hold_beside_states(self) -> None:
         """Hold what implementations cannot do without: gradients of shares in fp32, and what estimates change."""
         made, in_step, last = self.passes.made, self.holders.in_step, self.passes.updated - 1
@@ -126,7 +146,7 @@ class RoundsAxis(VersionsAxis):
             self.build.hold(Category.GRADIENTS, where, self.share(wide)[stage], always, self.at_the_end)
         if self.habits.saved_states:
             version = 1 + np.flatnonzero(made.estimate)
-            size = self.share(np.where(restored > 0, restored, optimizer))[stage]
+            size = self.share(np.where(restored > 0, restored - self._base_sizes, optimizer))[stage]
             device, stage, size = (np.tile(column, len(version)) for column in (self.device, stage, size))
             begin, until = (self.maker[version][:, row].ravel() for row in self._ends_of_devices)
             where = Location(device, stage, np.repeat(version, in_step) + last)  # the state itself has `last`
