@@ -435,6 +435,10 @@ OPTIONS: dict[str, set[Any]] = {
     "slot_order": {"backward-first"},
     "split": {"twice"},
     "replicas": {2},
+    "warm_up": {2},
+    "local_steps": {2, 3},
+    "outer": {"nesterov:0.5:0.8"},
+    "slow": {"1:2"},
     "shard": {3},
     "zero": {2, 3},
     "buckets": {"8KiB"},
@@ -456,7 +460,8 @@ OPTIONS: dict[str, set[Any]] = {
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_option_is_replayed_and_named(device: str) -> None:
     """As a whole: in one process, and some by ranks; names of trials and the table's column have the same words."""
-    found = [(trial, trial.case) for trial in list_trials(device) if trial.case and "options" in trial.group.name]
+    trials = [trial for trial in list_trials(device) if trial.group.name in ("options", "options-ranks", "workers")]
+    found = [(trial, trial.case) for trial in trials if trial.case]
     assert {trial.alone for trial, _ in found} == {True, False}
     seen: dict[str, set[Any]] = {option: set() for option in OPTIONS}
     for trial, case in found:
@@ -466,7 +471,7 @@ def test_every_option_is_replayed_and_named(device: str) -> None:
         assert trial.name.split("+") == [f"{trial.group.name}/{case.schedule}", *words]
         assert words
         for option, values in seen.items():
-            values.add(request[option])
+            values.add(request.get(option))
     assert all(values <= seen[option] for option, values in OPTIONS.items())
 
 

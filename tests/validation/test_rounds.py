@@ -11,14 +11,12 @@ torch = pytest.importorskip("torch")
 from cdpsim.program import Category
 from tests.validation.cases import OPTIMIZERS
 from tests.validation.known import known
-from tests.validation.replayed import check_replay
+from tests.validation.replayed import check_replay, check_to_the_bit
 from validation.comparison import memory
 from validation.comparison.command import report_summary
-from validation.comparison.lifetimes import compare_lives
-from validation.comparison.needs import compare_needs
 from validation.comparison.replays import SingleProcess, compare_replay
 from validation.ranks.launcher import Ranks
-from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
+from validation.replay.case import Case, prepare
 from validation.training.optimizer import Optimizer
 
 ROUNDS = ("dpu", "wp", "acco")
@@ -45,13 +43,7 @@ def case_of(schedule: str, optimizer: str = "momentum", *, mixed: bool = False, 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("how", SHAPES.values(), ids=SHAPES)
 def test_rounds_end_where_the_equation_does(how: dict[str, Any], optimizer: str, schedule: str) -> None:
-    """To the bit in one process; memory to the byte, and lifetimes and messages as tasks need them."""
-    case = case_of(schedule, optimizer, **how)
-    prepared = prepare(case)
-    assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
-    assert not compare_lives(prepared.plan)
-    assert not compare_needs(prepared.plan, prepared.training, case.optimizer)
-    check_replay(case)
+    check_to_the_bit(case_of(schedule, optimizer, **how))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])

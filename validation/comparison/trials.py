@@ -20,7 +20,8 @@ _SHAPES = {  # micro-batches and stages on each device, where they are not those
     "dualpipe": (8, None),
 }
 _SPLIT = ("zb-h1", "zb-h2", "interleaved-zero-bubble", "zbv", "dualpipe", "dualpipev")
-LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "dp", CALIBRATION)
+WORKERS = ("rounds", "local")  # orders of workers that do not wait for each other in each step
+LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "dp", "acco", "diloco", CALIBRATION)
 
 
 class Group(NamedTuple):
@@ -69,6 +70,7 @@ _IN_PAIRS = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cd
 def _on_cpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(_SMALL, 2)
     yield from _data_ranks(_SMALL)
+    yield from _workers(_SMALL)
     for model in ("vit-b16", "resnet50"):
         group = Group(model, f"{model} at its real size, in one process: memory", 80)
         large = replace(_SMALL, model=model, dtype="float32", steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
@@ -80,6 +82,7 @@ def _on_gpu() -> Iterator[Trial]:
     small, middle = (replace(case, device="cuda") for case in (_SMALL, _MIDDLE))
     yield from _mlp_by_ranks(small, 5)
     yield from _data_ranks(small)
+    yield from _workers(small)
     sizes = {"vit-b16": (), "resnet50": (), "transformer": (("width", 1024), ("length", 512), ("heads", 16))}
     by_ranks = []
     for model, own in sizes.items():
@@ -122,6 +125,25 @@ def _data_ranks(small: Case) -> Iterator[Trial]:
         replace(pipeline, zero=1, buckets="32KiB"),
         replace(pipeline, zero=2),
         replace(pipeline, zero=3, reshard="yes"),
+    ):
+        yield Trial(group, case)
+
+
+def _workers(small: Case) -> Iterator[Trial]:
+    """Return the trials of workers that do not wait for updates, or take means, some of unlike speed."""
+    group = Group("workers", "a small model by ranks with rounds or local steps: parameters, memory, messages", 2)
+    two = replace(small, n=2, replicas=2)
+    adam = replace(two, optimizer=OPTIMIZERS["adam"], slow=("1:2",))
+    mixed = replace(two, dtype="bfloat16", optimizer=replace(OPTIMIZERS["adam"], mixed_precision=True))
+    rounds, local = ([name for name, each in SCHEDULES.items() if getattr(each.order, kind)] for kind in WORKERS)
+    for case in (
+        *_each(adam, rounds),
+        replace(adam, schedule="dpu", warm_up=2),
+        replace(two, schedule="acco", m=2, replicas=4),
+        replace(mixed, schedule="acco"),
+        *_each(replace(adam, local_steps=2), local),
+        replace(two, schedule="diloco", m=2, replicas=4, local_steps=3, outer="nesterov:0.5:0.8"),
+        replace(mixed, schedule="co2", local_steps=2),
     ):
         yield Trial(group, case)
 

@@ -19,7 +19,7 @@ from .policy import optimizer_state, parameters
 
 
 class OuterState:
-    """What a worker keeps of a stage for outer updates: the last common parameters, and their momentum.
+    """A worker's copies of a stage for outer updates: the last common parameters, and their momentum.
 
     Of late means it has two: one that has come, and one on its way.
     """
