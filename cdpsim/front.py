@@ -160,9 +160,9 @@ def with_counts(request: Request) -> Request:
     return request
 
 
-def _refuse_other_counts(given: CountRows | None, found: CountRows | None) -> None:
+def _refuse_other_counts(given: CountRows | None, found: CountRows | Ints | None) -> None:
     """Refuse counts of rounds that are not those that their times ask for."""
-    if given is None or found is None or given == found:
+    if given is None or found is None or np.array_equal(given, found):
         return
     row, device = np.argwhere(np.array(given) != np.array(found))[0].tolist()
     problem = f"say {given[row][device]} micro-batches for device {device} in round {row}, whose times ask for"
@@ -183,7 +183,9 @@ def rounds(schedule: str | Schedule | Request, n: int | None = None, **options: 
         raise RequestError("schedule", f"{request.schedule.name} has no rounds: its number of micro-batches is given")
     if request.counts_vary:
         raise RequestError("rounds", "follow from a run alone here; simulate it, and the trace's rounds.csv has them")
-    return Table(RoundRow, as_rows(_play(request)))
+    found = _play(request)
+    _refuse_other_counts(request.counts, found.counts)
+    return Table(RoundRow, as_rows(found))
 
 
 def _play(request: Request) -> RoundTimes:

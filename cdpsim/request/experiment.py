@@ -23,7 +23,7 @@ from cdpsim.files import config
 from cdpsim.request.options import OPTION_NAMES
 
 ENDINGS = (".toml", ".json")
-_MAY_NAME_A_FILE = ("model", "cluster", "rule", "schedule")
+_MAY_NAME_A_FILE = ("model", "cluster", "rule", "schedule", "counts")
 
 
 def is_experiment(name: str) -> bool:

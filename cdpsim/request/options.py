@@ -42,7 +42,7 @@ class ScheduleOptions(TypedDict, total=False):
     order: Sequence[Sequence[str]] | None
     rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
     m: int | None
-    counts: Sequence[Sequence[int]] | None
+    counts: str | Path | Sequence[Sequence[int]] | None
     chunks: int | None
     stage_replicas: str | Sequence[int] | None
     vertical_sync: bool

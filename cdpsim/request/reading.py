@@ -50,6 +50,7 @@ from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
+from cdpsim.trace import load_counts
 
 LEAST_STEPS = 3  # of a request that gives no number
 LOCAL_STEPS = 8  # of a round, where a request gives no number
@@ -146,6 +147,8 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
         options["by_layer"] = true_or_false("by_layer", options["by_layer"])
     if options["runtime"] is not None:
         options["runtime"] = read_runtime(options["runtime"])
+    if isinstance(options["counts"], str | Path):
+        options["counts"] = load_counts(options["counts"])
     if options["outer"] is not None:
         options |= _with_outer(find_schedule(options["schedule"]), options["outer"])
     if options["collective"] is not None:

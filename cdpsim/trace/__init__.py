@@ -246,6 +246,19 @@ def load(directory: str | Path) -> Trace:
     return Trace(**_by_one_clock(tables), summary=summary)
 
 
+def load_counts(path: str | Path) -> list[list[int]]:
+    """Return the micro-batches in a rounds.csv: a row for each round, a column for each device."""
+    table = _read_table(Path(path), RoundRow._fields)
+    shape = int(table["round"].max(initial=-1)) + 1, int(table["device"].max(initial=-1)) + 1
+    size = len(table["round"])
+    numbers = np.indices(shape).reshape(2, -1) if np.prod(shape) == size > 0 else None
+    if numbers is None or not np.array_equal(numbers, [table["round"], table["device"]]):
+        problem = "has not each device of each round in a row, in their order"
+        raise RequestError(str(path), f"{problem}; take the {ROUNDS} of a trace as it is")
+    counts: list[list[int]] = table["micro_batches"].reshape(shape).tolist()
+    return counts
+
+
 def _has_header(path: Path, header: str) -> bool:
     """Tell a file that this package wrote from a user's file of that name, by its first line."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as opened:

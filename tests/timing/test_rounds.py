@@ -18,6 +18,7 @@ from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
 from cdpsim.timing.rounds import counts_by_times
+from cdpsim.trace import load_counts
 from tests.conftest import Command, examples
 from tests.helpers.command_line import assert_refused
 
@@ -123,6 +124,60 @@ def test_counts_that_are_not_those_of_their_times_are_refused(jitter: str) -> No
         RequestError, match=f"say {counts[2][0]} micro-batches for device 0 in round 2, whose times ask for"
     ):
         simulate("acco", **options, counts=counts)
+
+
+RECORDED = ["acco", "-n", "1", "--replicas", "3", "--slow", "2:3"]
+
+
+@pytest.fixture
+def recorded(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a trace of four updates in it."""
+    monkeypatch.chdir(tmp_path)
+    assert command("simulate", *RECORDED, "--steps", "4", "-o", "run").code == 0
+    return tmp_path
+
+
+def test_counts_of_a_file_are_an_earlier_run(recorded: Path, command: Command) -> None:
+    """Their number says how many updates there are; an experiment names the file beside it, Python any path."""
+    assert command("simulate", *RECORDED, "--counts", "run/rounds.csv", "-o", "again").code == 0
+    (recorded / "e.toml").write_text(
+        '[run]\nschedule = "acco"\nn = 1\nreplicas = 3\nslow = ["2:3"]\ncounts = "run/rounds.csv"\n'
+    )
+    assert command("simulate", "e.toml", "-o", "third").code == 0
+    for name in ("tasks.csv", "rounds.csv", "summary.json"):
+        first, second, third = (Path(folder, name).read_bytes() for folder in ("run", "again", "third"))
+        assert first == second == third
+    loaded = load_counts(recorded / "run" / "rounds.csv")
+    found = rounds("acco", 1, replicas=3, slow={2: 3}, counts=loaded)
+    assert found.micro_batches.reshape(-1, 3).tolist() == loaded
+    uneven = simulate("gpipe", 2, m=3, replicas=3, counts=recorded / "run" / "rounds.csv")
+    assert uneven.program.counts.tolist() == [sum(row) for row in loaded]
+
+
+HEADER = "round,device,micro_batches,posted,begun,ended"
+NO_COUNTS = {
+    "run/rounds.csv --slow 2:2": "counts: say 2 micro-batches for device 0 in round 1, whose times ask for 1",
+    "run/rounds.csv -m 2 --slow 2:3": "counts: are no rounds of 4 updates",
+    "run/rounds.csv --steps 3": "counts: have shape (9, 3) instead of (7, 3)",
+    "run/tasks.csv": "its header is",
+    "run": "run: is a folder",
+    "none.csv": "none.csv: no such file",
+    "late.csv": "has not each device of each round in a row",
+    "twice.csv": "has not each device of each round in a row",
+    "far.csv": "has not each device of each round in a row",
+    "no.csv": "has not each device of each round in a row",
+    "words.csv": "line 2: micro_batches is 'x'",
+}
+
+
+@pytest.mark.parametrize(("line", "fragment"), NO_COUNTS.items())
+def test_counts_of_a_file_may_be_none(recorded: Path, command: Command, line: str, fragment: str) -> None:
+    """In one line: those that times do not ask for, and files that are no rounds."""
+    rows = {"late": "1,0,1,2,2,2\n", "twice": 2 * "0,0,1,2,2,2\n", "far": "0,999999999,1,2,2,2\n", "no": ""}
+    for name, text in (rows | {"words": "0,0,x,2,2,2\n"}).items():
+        Path(f"{name}.csv").write_text(f"{HEADER}\n{text}")
+    file, *options = line.split()
+    assert_refused(command("rounds", *["acco", "-n", "1", "--replicas", "3", "--counts"], file, *options), fragment)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zbv", "pipedream-2bw"])
